@@ -1,0 +1,45 @@
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+# Another package index for torch, e.g. TORCH_INDEX=https://host/simple
+TORCH_INDEX ?=
+STAMP  := $(VENV)/.installed
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help install demo demo-smollm2 test check protos protos-check bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || \
+		$(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[local,dev]'
+	touch $@
+
+install: $(STAMP) ## Create .venv with everything that runs on one machine
+
+PROTOS    := $(wildcard protos/paceline/v1/*.proto)
+SERVICES  := $(shell grep -l '^service ' $(PROTOS))
+protos: $(STAMP) ## Regenerate the code under shared/paceline/v1
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=shared --mypy_out=shared $(PROTOS)
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --grpc_python_out=shared --mypy_grpc_out=shared $(SERVICES)
+
+protos-check: protos
+	git diff --exit-code --stat -- shared/paceline/v1
+	@test -z "$$(git ls-files --others --exclude-standard shared/paceline/v1)" || (echo "generated files are not committed"; exit 1)
+
+check: $(STAMP) protos-check ## Format, lint, types, import rules, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+clean: ## Remove build output, caches and runs (keeps .venv)
+	rm -rf build dist runs models .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Reconciles wanted jobs with running processes or pods."""

@@ -1,0 +1,1 @@
+"""Runs episodes: environment, policy and reward, one asyncio task each."""

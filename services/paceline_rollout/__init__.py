@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: one engine, weights swapped in flight."""

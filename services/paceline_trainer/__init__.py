@@ -1,0 +1,1 @@
+"""Takes batches, steps the optimiser, checkpoints, publishes weights."""

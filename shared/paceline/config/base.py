@@ -1,0 +1,31 @@
+"""What all configuration models have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+
+class Closed(BaseModel):
+    """An immutable model that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Plugin(BaseModel):
+    """A plug-in by name (`kind`: entry-point name or `module:attribute`) and its own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything beside `kind` and the declared fields."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value

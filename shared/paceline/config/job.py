@@ -1,0 +1,204 @@
+"""The job file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.config.base import Closed, Plugin
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?$")]
+
+
+class ModelSpec(Closed):
+    """Which model to train."""
+
+    path: str
+    """Folder in Hugging Face layout, seen by gateway and trainer."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the engine and of the broadcast weights."""
+
+
+class TaskSpec(Closed):
+    """Where tasks come from."""
+
+    environment: str
+    """Name of an environment plug-in; its task source has the same name."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    seed: int = 0
+    epochs: Positive | None = None
+
+
+class EvalSpec(Closed):
+    """Held-out measurement; `options` overlay those of `tasks`."""
+
+    every: Positive = 20
+    """In trainer steps; version 0 and the last version are measured too."""
+    tasks: Positive = 100
+    options: dict[str, Any] = Field(default_factory=dict)
+    temperature: float = Field(default=0.0, ge=0.0)
+    seed: int = 1
+    timeout_s: Seconds = 120.0
+    """What is not measured by then is dropped and counted."""
+
+
+class SamplingSpec(Closed):
+    """How training episodes are sampled."""
+
+    temperature: float = Field(default=1.0, gt=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    max_tokens: Positive = 256
+    """Per turn."""
+    max_context: Positive = 2048
+    """Prompt and answer together, over all turns."""
+    stop: tuple[str, ...] = ()
+    truncated: Literal["score", "mask", "zero"] = "mask"
+    """An episode that ran out of tokens: score it as it is, train no token of it, or reward 0."""
+
+
+class RewardSpec(Plugin):
+    """One part of the reward."""
+
+    name: str = ""
+    """Of the part in metrics; `kind` if empty."""
+    weight: float = 1.0
+    timeout_s: Seconds = 5.0
+
+    @property
+    def part(self) -> str:
+        """Name of this part."""
+        return self.name or self.kind
+
+
+class AdvantageSpec(Plugin):
+    """Advantage estimator and where it runs."""
+
+    kind: str = "grpo"
+    site: Literal["experience", "trainer"] = "experience"
+
+
+class ExperienceSpec(Closed):
+    """Batches, staleness, filters, advantages."""
+
+    batch_groups: Positive = 32
+    """B: groups per optimiser step."""
+    group_size: Positive = 8
+    max_staleness: int = Field(default=4, ge=0)
+    """S, in trainer steps; 0 is synchronous."""
+    hold_s: Seconds = 60.0
+    """How long the trainer waits at the bound for stragglers before they are dropped as stale."""
+    max_in_flight: Positive | None = None
+    """Episodes at once; unlimited if null."""
+    max_attempts: Positive = 5
+    """Leases of one episode before it is dropped."""
+    lease_s: Seconds = 10.0
+    payload_bytes: Positive = 1 << 30
+    """Budget of the job's payloads in the store."""
+    keep_trajectories: Positive = 512
+    """Newest trajectories kept for the console."""
+    sampler: Plugin = Plugin(kind="shuffle")
+    filters: tuple[Plugin, ...] = (Plugin(kind="zero_variance"),)
+    advantage: AdvantageSpec = AdvantageSpec()
+
+
+class RolloutSpec(Closed):
+    """Who generates."""
+
+    engine: Plugin = Plugin(kind="torch")
+    replicas: Positive = 1
+    activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
+    max_concurrent: Positive = 512
+    """Requests at once in one engine; more wait."""
+    threads: Positive = 1
+    canary_tolerance: float = Field(default=0.05, gt=0.0)
+    """Largest difference of canary log-probs between trainer and engine."""
+
+
+class OptimizerSpec(Closed):
+    """AdamW with warm-up."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = Field(default=1e-6, gt=0.0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0.0)
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+
+
+class CheckpointSpec(Closed):
+    """Checkpoints of the trainer."""
+
+    every: Positive = 20
+    keep: Positive = 2
+
+
+class TrainerSpec(Closed):
+    """Who learns."""
+
+    objective: Plugin = Plugin(kind="decoupled_ppo")
+    optimizer: OptimizerSpec = OptimizerSpec()
+    tokens_per_micro_batch: Positive = 4096
+    mini_batches: Positive = 1
+    """Optimiser updates per batch."""
+    world_size: Positive = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward and backward pass; master weights are float32."""
+    publish_every: Positive = 1
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    threads: Positive = 1
+    gradient_checkpointing: bool = False
+
+
+class StopSpec(Closed):
+    """When the job has succeeded: whichever comes first."""
+
+    steps: Positive = 200
+    eval_reward: float | None = None
+    wall_s: Seconds | None = None
+
+
+class JobSpec(Closed):
+    """What a user submits; immutable once accepted."""
+
+    name: Name
+    tenant: Name = "default"
+    model: ModelSpec
+    tasks: TaskSpec
+    eval: EvalSpec | None = EvalSpec()
+    sampling: SamplingSpec = SamplingSpec()
+    reward: tuple[RewardSpec, ...] = Field(min_length=1)
+    experience: ExperienceSpec = ExperienceSpec()
+    rollout: RolloutSpec = RolloutSpec()
+    trainer: TrainerSpec = TrainerSpec()
+    stop: StopSpec = StopSpec()
+
+    @field_validator("reward")
+    @classmethod
+    def _distinct_parts(cls, value: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
+        names = [part.part for part in value]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"two parts are named {twice[0]!r}; give each a distinct `name`")
+        return value
+
+    @model_validator(mode="after")
+    def _groups_can_be_compared(self) -> JobSpec:
+        kind, size = self.experience.advantage.kind, self.experience.group_size
+        if kind in {"grpo", "dr_grpo", "rloo"} and size < 2:
+            raise ValueError(
+                f"experience.group_size: {size} with advantage {kind!r}, "
+                "which compares the episodes of a group; at least 2 is needed"
+            )
+        if self.sampling.max_tokens >= self.sampling.max_context:
+            raise ValueError(
+                f"sampling.max_tokens: {self.sampling.max_tokens} leaves no room for a prompt "
+                f"in max_context {self.sampling.max_context}; lower one or raise the other"
+            )
+        return self

@@ -1,0 +1,134 @@
+"""The error tree. Each class knows its gRPC and its HTTP status.
+
+PacelineError                INTERNAL             500
+├── InvalidError             INVALID_ARGUMENT     422   a value the caller sent is wrong
+│   └── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
+├── NotFoundError            NOT_FOUND            404
+├── ConflictError            ALREADY_EXISTS       409   same name, other content
+├── StateError               FAILED_PRECONDITION  409   not allowed in the present state
+│   ├── TransitionError      FAILED_PRECONDITION  409   illegal step of a state machine
+│   ├── FencedError          FAILED_PRECONDITION  409   an older incarnation or epoch spoke
+│   └── VersionGoneError     FAILED_PRECONDITION  409   a pinned policy version is not served
+├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
+├── UnavailableError         UNAVAILABLE          503   a peer cannot be reached: retry
+│   └── StoreError           UNAVAILABLE          503   the experience store cannot be reached
+├── DeadlineError            DEADLINE_EXCEEDED    504
+├── IntegrityError           DATA_LOSS            500   bytes differ from their digest
+├── AuthenticationError      UNAUTHENTICATED      401
+└── PermissionDeniedError    PERMISSION_DENIED    403
+
+To add one: subclass the nearest meaning, set `grpc` and `http`, extend the drawing.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+
+class PacelineError(Exception):
+    """Root of all errors that Paceline raises on purpose; the message says what to do."""
+
+    grpc: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    http: int = 500
+
+    @property
+    def message(self) -> str:
+        """The text without the class name."""
+        return str(self)
+
+
+class InvalidError(PacelineError):
+    """A value that the caller sent is wrong."""
+
+    grpc = grpc.StatusCode.INVALID_ARGUMENT
+    http = 422
+
+
+class ConfigError(InvalidError):
+    """A job file or a settings file is wrong."""
+
+
+class NotFoundError(PacelineError):
+    """Nothing has this name."""
+
+    grpc = grpc.StatusCode.NOT_FOUND
+    http = 404
+
+
+class ConflictError(PacelineError):
+    """The name is taken by something else."""
+
+    grpc = grpc.StatusCode.ALREADY_EXISTS
+    http = 409
+
+
+class StateError(PacelineError):
+    """Not allowed in the present state."""
+
+    grpc = grpc.StatusCode.FAILED_PRECONDITION
+    http = 409
+
+
+class TransitionError(StateError):
+    """An illegal step of a state machine; names both states."""
+
+
+class FencedError(StateError):
+    """The caller has been replaced by a newer incarnation or owner."""
+
+
+class VersionGoneError(StateError):
+    """A pinned policy version is no longer served."""
+
+
+class BusyError(PacelineError):
+    """Full at the moment: back off and retry."""
+
+    grpc = grpc.StatusCode.RESOURCE_EXHAUSTED
+    http = 429
+
+
+class UnavailableError(PacelineError):
+    """A peer cannot be reached: retry."""
+
+    grpc = grpc.StatusCode.UNAVAILABLE
+    http = 503
+
+
+class StoreError(UnavailableError):
+    """The experience store cannot be reached."""
+
+
+class DeadlineError(PacelineError):
+    """The deadline of the call has passed."""
+
+    grpc = grpc.StatusCode.DEADLINE_EXCEEDED
+    http = 504
+
+
+class IntegrityError(PacelineError):
+    """Bytes differ from the digest that was announced for them."""
+
+    grpc = grpc.StatusCode.DATA_LOSS
+
+
+class AuthenticationError(PacelineError):
+    """No credentials, or unknown ones."""
+
+    grpc = grpc.StatusCode.UNAUTHENTICATED
+    http = 401
+
+
+class PermissionDeniedError(PacelineError):
+    """The credentials do not allow this."""
+
+    grpc = grpc.StatusCode.PERMISSION_DENIED
+    http = 403
+
+
+def every_class() -> list[type[PacelineError]]:
+    """All classes of the tree, parents before children."""
+    found: list[type[PacelineError]] = [PacelineError]
+    for cls in found:
+        found.extend(cls.__subclasses__())
+    return found

@@ -1,0 +1,86 @@
+"""Every Prometheus name in one place. Labels: `job` and bounded enumerations only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
+_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0)
+
+NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    # every service: how busy am I, whom do I wait for, what did I drop
+    "busy": ("paceline_busy_seconds", ("job",)),
+    "wait": ("paceline_wait_seconds", ("job", "on")),
+    "dropped": ("paceline_dropped", ("job", "reason")),
+    "rpc": ("paceline_rpc_seconds", ("method", "code")),
+    "up": ("paceline_up", ("kind",)),
+    # ledger
+    "episodes": ("paceline_episodes", ("job", "state")),
+    "step": ("paceline_step", ("job",)),
+    "version": ("paceline_version", ("job",)),
+    "staleness": ("paceline_staleness_steps", ("job",)),
+    "reward": ("paceline_reward", ("job", "purpose")),
+    # environment, reward
+    "open": ("paceline_open_episodes", ("job",)),
+    "scored": ("paceline_scores", ("job", "status")),
+    # rollout
+    "tokens": ("paceline_generated_tokens", ("job",)),
+    "prompt_tokens": ("paceline_prompt_tokens", ("job",)),
+    "requests": ("paceline_requests", ("job", "state")),
+    # weights
+    "weight_bytes": ("paceline_weight_bytes", ("job", "direction")),
+    "weight_seconds": ("paceline_weight_seconds", ("job", "stage")),
+    # trainer
+    "trained_tokens": ("paceline_trained_tokens", ("job",)),
+    "loss": ("paceline_loss", ("job",)),
+}
+
+_HELP = {
+    "busy": "Seconds of work.",
+    "wait": "Seconds of waiting, by what for.",
+    "dropped": "Episodes dropped, by reason.",
+}
+
+disable_created_metrics()
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The metrics of one process; each is made when it is first used."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    _made: dict[str, Counter | Gauge | Histogram] = field(
+        default_factory=dict[str, Counter | Gauge | Histogram]
+    )
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Raise a counter."""
+        self._get(name, Counter).labels(**labels).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._get(name, Gauge).labels(**labels).set(value)
+
+    def observe(self, name: str, values: float | Iterable[float], **labels: str) -> None:
+        """Put values into a histogram."""
+        child = self._get(name, Histogram).labels(**labels)
+        for value in [values] if isinstance(values, (int, float)) else values:
+            child.observe(value)
+
+    def _get(self, name: str, cls: type[Metric]) -> Metric:
+        if name not in self._made:
+            full, labels = NAMES[name]
+            text = _HELP.get(name, full.removeprefix("paceline_").replace("_", " "))
+            if cls is Histogram:
+                made = Histogram(full, text, labels, registry=self.registry, buckets=_SECONDS)
+            else:
+                made = cls(full, text, labels, registry=self.registry)
+            self._made[name] = made
+        found = self._made[name]
+        if not isinstance(found, cls):
+            raise TypeError(f"{name} is a {type(found).__name__}, not a {cls.__name__}")
+        return found

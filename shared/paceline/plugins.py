@@ -1,0 +1,58 @@
+"""Finds a plug-in by entry-point name or by `module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from paceline.errors import InvalidError
+
+KINDS = (
+    "environments",
+    "tasks",
+    "topologies",
+    "transforms",
+    "rewards",
+    "filters",
+    "samplers",
+    "replays",
+    "advantages",
+    "objectives",
+    "engines",
+    "sinks",
+)
+
+
+@cache
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of one plural kind (`rewards`, `filters`, ...), by name."""
+    return {point.name: point for point in entry_points(group=f"paceline.{kind}")}
+
+
+def find(kind: str, name: str) -> Any:
+    """Import the plug-in `name` of a kind.
+
+    Raises:
+        InvalidError: nothing of this name is installed, or the module lacks the attribute.
+    """
+    check(kind, name)
+    if ":" not in name:
+        return installed(kind)[name].load()
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidError(f"{kind}: cannot import {name!r}: {error}") from None
+
+
+def check(kind: str, name: str) -> None:
+    """Raise `InvalidError` if `name` cannot be a plug-in of this kind; imports nothing."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        if module and attribute:
+            return
+    if name not in installed(kind):
+        known = ", ".join(sorted(installed(kind))) or "none"
+        raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}")

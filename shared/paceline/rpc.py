@@ -1,0 +1,275 @@
+"""gRPC both ways: channels with deadlines, back-off on idempotent calls, errors as statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import grpc
+from grpc import aio
+
+from paceline import errors
+from paceline.config.service import ServiceSettings, TlsSettings
+from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
+from paceline.logs import Log
+from paceline.metrics import Metrics
+
+MAX_MESSAGE_BYTES = 16 << 20
+ERROR_KEY = "paceline-error"
+
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
+RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Reply_co = TypeVar("Reply_co", covariant=True)
+Reply = TypeVar("Reply")
+Request = TypeVar("Request")
+log = Log("rpc")
+
+
+class Unary(Protocol[Request_contra, Reply_co]):
+    """A unary method of a generated stub."""
+
+    def __call__(
+        self, request: Request_contra, /, *, timeout: float | None = None
+    ) -> Awaitable[Reply_co]:
+        """Send one message, get one."""
+        ...
+
+
+class ServerStream(Protocol[Request_contra, Reply_co]):
+    """A server-streaming method of a generated stub."""
+
+    def __call__(
+        self, request: Request_contra, /, *, timeout: float | None = None
+    ) -> AsyncIterable[Reply_co]:
+        """Send one message, get many."""
+        ...
+
+
+class BidiStream(Protocol[Request_contra, Reply_co]):
+    """A method with streams both ways."""
+
+    def __call__(
+        self, requests: AsyncIterable[Request_contra], /, *, timeout: float | None = None
+    ) -> AsyncIterable[Reply_co]:
+        """Send many messages, get many."""
+        ...
+
+
+def connect(address: str, *, tls: TlsSettings | None = None, token: str = "") -> aio.Channel:
+    """A channel to `host:port`; the token goes along with every call."""
+    interceptors = _token_interceptors(token) if token else []
+    if tls is None:
+        return aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
+    credentials = grpc.ssl_channel_credentials(
+        tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
+    )
+    return aio.secure_channel(address, credentials, options=OPTIONS, interceptors=interceptors)
+
+
+def connect_as(settings: ServiceSettings, address: str) -> aio.Channel:
+    """A channel with the credentials of this process."""
+    return connect(address, tls=settings.tls, token=settings.token)
+
+
+async def call(
+    method: Unary[Request, Reply],
+    request: Request,
+    *,
+    timeout_s: float = 10.0,
+    idempotent: bool = False,
+) -> Reply:
+    """Call once, or (idempotent) again with back-off until the deadline.
+
+    Raises:
+        PacelineError: the class that the server raised, or the one of its status.
+    """
+    deadline = time.monotonic() + timeout_s
+    attempt = 0
+    while True:
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            return await method(request, timeout=left)
+        except aio.AioRpcError as error:
+            pause = backoff_s(attempt)
+            if not idempotent or error.code() not in RETRIED or pause >= left:
+                raise translate(error) from None
+        await asyncio.sleep(pause)
+        attempt += 1
+
+
+async def stream(
+    method: ServerStream[Request, Reply], request: Request, *, timeout_s: float
+) -> AsyncIterator[Reply]:
+    """The replies of a server stream, errors translated."""
+    with translated():
+        async for reply in method(request, timeout=timeout_s):
+            yield reply
+
+
+async def exchange(
+    method: BidiStream[Request, Reply], requests: AsyncIterable[Request], *, timeout_s: float
+) -> AsyncIterator[Reply]:
+    """The replies of a stream both ways, errors translated."""
+    with translated():
+        async for reply in method(requests, timeout=timeout_s):
+            yield reply
+
+
+@contextmanager
+def translated() -> Any:
+    """Turn gRPC errors into those of the tree."""
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise translate(error) from None
+
+
+def translate(error: aio.AioRpcError) -> PacelineError:
+    """The error of the tree that a gRPC error stands for."""
+    metadata = dict(error.trailing_metadata() or ())
+    named = {cls.__name__: cls for cls in errors.every_class()}
+    cls = named.get(str(metadata.get(ERROR_KEY, "")))
+    if cls is None:
+        cls = _BY_STATUS.get(error.code(), PacelineError)
+    return cls(error.details() or error.code().name.lower())
+
+
+_BY_STATUS: dict[grpc.StatusCode, type[PacelineError]] = {
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidError,
+    grpc.StatusCode.NOT_FOUND: errors.NotFoundError,
+    grpc.StatusCode.ALREADY_EXISTS: errors.ConflictError,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.StateError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.BusyError,
+    grpc.StatusCode.DATA_LOSS: errors.IntegrityError,
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDeniedError,
+}
+
+
+def backoff_s(
+    attempt: int,
+    *,
+    base_s: float = 0.05,
+    most_s: float = 2.0,
+    chance: Callable[[], float] = random.random,
+) -> float:
+    """Exponential back-off with full jitter; `attempt` counts from 0."""
+    return min(most_s, base_s * 2.0 ** min(attempt, 16)) * (0.5 + 0.5 * chance())
+
+
+class _AddsToken:
+    """Adds the bearer token to the metadata of a call."""
+
+    def __init__(self, token: str) -> None:
+        self._pair = ("authorization", f"Bearer {token}")
+
+    async def _go(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        metadata = aio.Metadata(*(client_call_details.metadata or ()), self._pair)
+        return await continuation(client_call_details._replace(metadata=metadata), request)
+
+
+def _token_interceptors(token: str) -> list[Any]:
+    """One interceptor for each shape of call: grpc.aio takes the first shape a class has."""
+    shapes = {
+        "unary_unary": aio.UnaryUnaryClientInterceptor,
+        "unary_stream": aio.UnaryStreamClientInterceptor,
+        "stream_unary": aio.StreamUnaryClientInterceptor,
+        "stream_stream": aio.StreamStreamClientInterceptor,
+    }
+    made: list[Any] = []
+    for shape, base in shapes.items():
+        methods = {f"intercept_{shape}": _AddsToken.__dict__["_go"]}
+        made.append(type(f"Token_{shape}", (_AddsToken, base), methods)(token))
+    return made
+
+
+class ErrorInterceptor(aio.ServerInterceptor):
+    """Statuses from the error tree; what is not in the tree is logged and becomes INTERNAL."""
+
+    def __init__(self, *, metrics: Metrics, tokens: Iterable[str] = ()) -> None:
+        self._metrics = metrics
+        self._tokens = frozenset(f"Bearer {token}" for token in tokens)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of one method."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method: str = handler_call_details.method
+        if self._tokens and not method.startswith("/grpc.health"):
+            self._check(dict(handler_call_details.invocation_metadata or ()))
+        if handler.response_streaming:
+            kind = "stream_stream" if handler.request_streaming else "unary_stream"
+            wrapped = self._streaming(getattr(handler, kind), method)
+        else:
+            kind = "stream_unary" if handler.request_streaming else "unary_unary"
+            wrapped = self._unary(getattr(handler, kind), method)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            wrapped,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _check(self, metadata: dict[str, Any]) -> None:
+        if metadata.get("authorization") not in self._tokens:
+            raise AuthenticationError("a valid bearer token is needed")
+
+    def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+        async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+            started = time.perf_counter()
+            code = "OK"
+            try:
+                return await inner(request, context)
+            except Exception as error:  # the boundary of one call
+                code = await _abort(error, context, method)
+            finally:
+                took = time.perf_counter() - started
+                self._metrics.observe("rpc", took, method=method, code=code)
+
+        return run
+
+    def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+        async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async for reply in inner(request, context):
+                    yield reply
+            except Exception as error:  # the boundary of one call
+                await _abort(error, context, method)
+
+        return run
+
+
+async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> str:
+    if isinstance(error, PacelineError):
+        status, text = error.grpc, error.message
+    elif isinstance(error, aio.AbortError):
+        raise error
+    else:
+        log.exception("call failed", method=method)
+        status, text = grpc.StatusCode.INTERNAL, "internal error; see the log of the service"
+    await context.abort(status, text, ((ERROR_KEY, type(error).__name__),))
+    return status.name

@@ -1,0 +1,380 @@
+"""The nouns that all services share, and their state machines as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from paceline.errors import TransitionError
+
+
+class Source(StrEnum):
+    """Who produced a token."""
+
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    TEMPLATE = "template"
+    EXPERT = "expert"
+
+
+class Purpose(StrEnum):
+    """What an episode is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class VerifierStatus(StrEnum):
+    """How scoring went; only `infra_error` says that the score means nothing."""
+
+    OK = "ok"
+    PARSE_ERROR = "parse_error"
+    TIMEOUT = "timeout"
+    INFRA_ERROR = "infra_error"
+
+
+class JobState(StrEnum):
+    """Life of a job."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """Nothing follows."""
+        return not JOB_STEPS[self]
+
+
+JOB_STEPS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.FAILED}),
+    JobState.STARTING: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
+    JobState.RUNNING: frozenset(
+        {JobState.PAUSED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
+    ),
+    JobState.PAUSED: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
+    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class EpisodeState(StrEnum):
+    """Life of an episode in the ledger."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    FINISHED = "finished"
+    READY = "ready"
+    TAKEN = "taken"
+    TRAINED = "trained"
+    DURABLE = "durable"
+    MEASURED = "measured"
+    DROPPED = "dropped"
+
+
+_DROP = EpisodeState.DROPPED
+EPISODE_STEPS: dict[EpisodeState, frozenset[EpisodeState]] = {
+    EpisodeState.QUEUED: frozenset({EpisodeState.LEASED, _DROP}),
+    EpisodeState.LEASED: frozenset(
+        {EpisodeState.QUEUED, EpisodeState.FINISHED, EpisodeState.MEASURED, _DROP}
+    ),
+    EpisodeState.FINISHED: frozenset({EpisodeState.READY, _DROP}),
+    EpisodeState.READY: frozenset({EpisodeState.TAKEN, _DROP}),
+    EpisodeState.TAKEN: frozenset({EpisodeState.TRAINED, _DROP}),
+    # A rewound step hands its batch out again as it was fixed.
+    EpisodeState.TRAINED: frozenset({EpisodeState.DURABLE, EpisodeState.TAKEN, _DROP}),
+    EpisodeState.DURABLE: frozenset(),
+    EpisodeState.MEASURED: frozenset(),
+    EpisodeState.DROPPED: frozenset(),
+}
+
+
+class DropReason(StrEnum):
+    """Why an episode left the ledger untrained."""
+
+    STALE = "stale"
+    FILTERED = "filtered"
+    SURPLUS = "surplus"
+    PRUNED = "pruned"
+    GROUP_FAILED = "group_failed"
+    INVALID = "invalid"
+    CANCELLED = "cancelled"
+    EXHAUSTED = "exhausted_attempts"
+
+
+class WorkerKind(StrEnum):
+    """The seven kinds of process."""
+
+    GATEWAY = "gateway"
+    CONTROLLER = "controller"
+    EXPERIENCE = "experience"
+    ENVIRONMENT = "environment"
+    REWARD = "reward"
+    ROLLOUT = "rollout"
+    TRAINER = "trainer"
+
+
+def check_job_step(now: JobState, to: JobState) -> None:
+    """Raise `TransitionError` unless a job may go from `now` to `to`."""
+    if to not in JOB_STEPS[now]:
+        raise TransitionError(f"job: {now} -> {to} is not allowed")
+
+
+def check_episode_step(now: EpisodeState, to: EpisodeState) -> None:
+    """Raise `TransitionError` unless an episode may go from `now` to `to`."""
+    if to not in EPISODE_STEPS[now]:
+        raise TransitionError(f"episode: {now} -> {to} is not allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem instance; `task_id` is the digest of environment, payload and seed."""
+
+    task_id: str
+    environment: str
+    payload: str  # JSON
+    seed: int = 0
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled. `seed` makes a request reproducible wherever it runs."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[start, end)` of a transcript and who produced them."""
+
+    start: int
+    end: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRun:
+    """`count` consecutive policy tokens that one policy version sampled."""
+
+    version: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepMark:
+    """One turn of a multi-turn episode: tokens `[start, end)` and what the environment said."""
+
+    start: int
+    end: int
+    reward: float = 0.0
+    matched_expert: bool = False
+    patched: bool = False
+    first_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """Tokens as they were emitted; text is never tokenised again.
+
+    `spans` cover `tokens` without gaps. `logprobs` and `versions` speak of the policy tokens
+    only, in order: `len(logprobs) == sum(v.count for v in versions)`.
+    """
+
+    tokens: tuple[int, ...]
+    spans: tuple[Span, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[VersionRun, ...]
+    steps: tuple[StepMark, ...] = ()
+    parent: int = -1  # index of the transcript it branched from
+    branch_token: int = 0
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return len(self.logprobs)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version in it; -1 without policy tokens."""
+        return min((v.version for v in self.versions), default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the reward service says of one episode."""
+
+    reward: float
+    parts: dict[str, float]
+    status: VerifierStatus = VerifierStatus.OK
+    raw_answer: str = ""
+    normalised_answer: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds an episode spent by stage."""
+
+    generate_s: float = 0.0
+    environment_s: float = 0.0
+    reward_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a trajectory came from."""
+
+    environment_worker: str = ""
+    rollout_workers: tuple[str, ...] = ()
+    engine: str = ""
+    precision: str = ""
+    weight_digest: str = ""
+    prompt_variant: str = ""
+    variant_meta: str = ""  # JSON
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """An attempt at a task, whole: transcripts, reward, timing and provenance."""
+
+    group_id: str
+    index: int  # sibling rank inside the group
+    attempt: int
+    task_id: str
+    purpose: Purpose
+    transcripts: tuple[Transcript, ...]
+    score: Score
+    sampling: Sampling
+    truncated: bool = False
+    topology: str = "linear"
+    agent_id: str = ""
+    environment_reward: float = 0.0
+    response_text: str = ""
+    timing: Timing = field(default_factory=Timing)
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def episode_id(self) -> str:
+        """Name of the episode in the ledger."""
+        return episode_id(self.group_id, self.index)
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """Policy tokens over all transcripts."""
+        return sum(t.num_policy_tokens for t in self.transcripts)
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens over all transcripts."""
+        return sum(len(t.tokens) for t in self.transcripts)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version among its tokens; -1 without policy tokens."""
+        found = [t.oldest_version for t in self.transcripts if t.num_policy_tokens]
+        return min(found, default=-1)
+
+
+def episode_id(group_id: str, index: int) -> str:
+    """Name of the `index`-th episode of a group."""
+    return f"{group_id}/{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a leased episode has so far, kept when its worker dies."""
+
+    group_id: str
+    index: int
+    attempt: int
+    transcripts: tuple[Transcript, ...]
+    actions: tuple[str, ...] = ()  # replayable environments are rebuilt from seed and actions
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The unit of lease: episodes `indices` of one group, all attempts at one task."""
+
+    job_id: str
+    group_id: str
+    indices: tuple[int, ...]
+    attempts: tuple[int, ...]
+    task: Task
+    purpose: Purpose
+    lease_s: float
+    seed: int
+    pinned_version: int = -1  # eval: the version that must answer
+    progress: tuple[Progress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A live process in the roster."""
+
+    worker_id: str
+    kind: WorkerKind
+    endpoint: str  # host:port of its gRPC server; empty if it serves none
+    site: str = "local"
+    job_id: str = ""  # empty: a shared pool
+    active_version: int = -1
+    weights_endpoint: str = ""  # http://host:port of its chunk server
+    load: dict[str, float] = field(default_factory=dict[str, float])
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One publication of a job's weights."""
+
+    version: int
+    step: int
+    parent: int = -1
+    incarnation: int = 0
+    digest: str = ""
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a job is doing, as the ledger knows it."""
+
+    job_id: str
+    name: str
+    tenant: str
+    state: JobState
+    reason: str = ""
+    step: int = 0
+    version: int = -1
+    incarnation: int = 0
+    eval_reward: float | None = None
+    eval_step: int | None = None
+    summary: dict[str, object] = field(default_factory=dict[str, object])
+    created_s: float = 0.0  # seconds since it was submitted
+    running_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job: its immutable spec (JSON of `JobSpec`) and its status."""
+
+    status: JobStatus
+    spec: str
+    artefacts: dict[str, str] = field(default_factory=dict[str, str])  # file name -> sha256
