@@ -63,7 +63,7 @@ class Store:
 
     async def now(self) -> float:
         """Ledger time: seconds by the clock of Redis."""
-        seconds, micros = cast("tuple[int, int]", await self.redis.time())
+        seconds, micros = await self.redis.time()
         return seconds + micros / 1e6
 
     async def close(self) -> None:
@@ -71,12 +71,11 @@ class Store:
         await self.redis.aclose()
 
     async def _load(self, script: str) -> None:
-        text = (files(__package__) / "lua" / f"{script}.lua").read_text()
+        text = (files("paceline_experience") / "lua" / f"{script}.lua").read_text()
         self._digests[script] = str(await self.redis.script_load(text))
 
     async def _evalsha(self, script: str, keys: list[str], args: tuple[Any, ...]) -> Any:
-        reply = self.redis.evalsha(self._digests[script], len(keys), *keys, *args)
-        return await cast("Awaitable[Any]", reply)
+        return await self.redis.evalsha(self._digests[script], len(keys), *keys, *args)
 
 
 def translate(error: RedisError) -> Exception:
