@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -42,7 +41,7 @@ class Store:
         """
         redis = Redis.from_url(url, socket_connect_timeout=5.0, health_check_interval=15)
         try:
-            await cast("Awaitable[bool]", redis.ping())
+            await redis.ping()
         except (RedisError, OSError) as error:
             await redis.aclose()
             raise StoreError(f"store_url {_without_password(url)}: {error}") from None
