@@ -1,0 +1,1 @@
+"""Rewards that come with Paceline."""

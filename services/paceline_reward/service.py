@@ -1,0 +1,85 @@
+"""The reward process: its scorer behind gRPC, its place in the roster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+from grpc import aio
+
+from paceline.chassis import Chassis, Service
+from paceline.config.load import validate
+from paceline.config.service import RewardOptions
+from paceline.membership import Membership
+from paceline.rpc import connect_as
+from paceline.types import Worker, WorkerKind
+from paceline.v1 import reward_pb2_grpc
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_reward.pool import Pool
+from paceline_reward.scorer import Scorer
+from paceline_reward.servicer import RewardServicer
+
+if TYPE_CHECKING:
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+
+async def build(chassis: Chassis) -> RewardService:
+    """Make the service from the settings of this process."""
+    options = validate(RewardOptions, chassis.settings.options)
+    pool = Pool(processes=options.processes)
+    return RewardService(chassis=chassis, pool=pool, scorer=Scorer(pool=pool))
+
+
+class RewardService(Service):
+    """Scores for every job of its pool until it is told to stop."""
+
+    def __init__(self, *, chassis: Chassis, pool: Pool, scorer: Scorer) -> None:
+        self._chassis = chassis
+        self._pool = pool
+        self._scorer = scorer
+        self._channel: aio.Channel | None = None
+        self._membership: Membership | None = None
+
+    async def start(self) -> None:
+        """Register the servicer and prepare the way to the roster."""
+        servicer = RewardServicer(scorer=self._scorer, metrics=self._chassis.metrics)
+        reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._chassis.server)
+        settings = self._chassis.settings
+        if settings.experience:
+            self._channel = connect_as(settings, settings.experience)
+            roster: RosterAsyncStub = RosterStub(self._channel)
+            self._membership = Membership(roster=roster, report=self.report)
+
+    async def run(self) -> None:
+        """Stay in the roster."""
+        if self._membership is None:
+            await asyncio.Event().wait()
+        else:
+            await self._membership.run()
+
+    def report(self) -> Worker:
+        """This worker as the roster should know it."""
+        settings = self._chassis.settings
+        return Worker(
+            worker_id=settings.worker_id,
+            kind=WorkerKind.REWARD,
+            endpoint=self._chassis.address,
+            site=settings.site,
+            job_id=settings.job_id,
+            load=self._scorer.load() | {"cpu_s": time.process_time()},
+            pid=os.getpid(),
+        )
+
+    async def drain(self) -> None:
+        """Leave the roster, then finish what is open."""
+        if self._membership is not None:
+            await self._membership.leave()
+        await self._scorer.idle()
+
+    async def close(self) -> None:
+        """Stop the children."""
+        await self._pool.close()
+        if self._channel is not None:
+            await self._channel.close()

@@ -1,0 +1,39 @@
+"""The reward service on the wire."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from paceline import wire
+from paceline.interfaces import RewardInput
+from paceline.metrics import Metrics
+from paceline.v1 import reward_pb2 as pb
+from paceline.v1 import reward_pb2_grpc
+from paceline_reward.scorer import Scorer
+
+
+class RewardServicer(reward_pb2_grpc.RewardServicer):
+    """Maps messages to `RewardInput` and `Score`."""
+
+    def __init__(self, *, scorer: Scorer, metrics: Metrics) -> None:
+        self._scorer = scorer
+        self._metrics = metrics
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
+        """Score all items with the parts of the job."""
+        items = [_item(message) for message in request.items]
+        scores = await self._scorer.score(request.rewards_json, items)
+        for status, count in Counter(score.status for score in scores).items():
+            self._metrics.add("scored", count, job=request.job_id, status=status)
+        return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
+
+
+def _item(message: pb.ScoreItem) -> RewardInput:
+    return RewardInput(
+        episode_id=message.episode_id,
+        task=wire.task_from(message.task),
+        response=message.response_text,
+        environment_reward=message.environment_reward,
+        truncated=message.truncated,
+    )

@@ -1,0 +1,44 @@
+"""Rewards as a user may write them; imported by child processes only."""
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+from paceline.interfaces import RewardInput
+from paceline.types import Score, VerifierStatus
+
+
+def by_response(item: RewardInput) -> Any:
+    """Do what the response says."""
+    deeds = {
+        "crash": lambda: os._exit(3),
+        "exit": lambda: sys.exit(4),
+        "hang": lambda: time.sleep(600),
+        "raise": lambda: 1 / 0,
+        "nan": lambda: float("nan"),
+        "text": lambda: "one",
+        "none": lambda: None,
+        "bad score": lambda: Score(reward="x", parts={}),  # type: ignore[arg-type]
+        "inf part": lambda: Score(reward=1.0, parts={"a": float("inf")}),
+        "print": lambda: os.write(1, b"garbage") * 0.5 / 7,
+    }
+    return deeds[item.response]() if item.response in deeds else float(item.response)
+
+
+async def later(item: RewardInput, *, bonus: float = 0.0) -> Score:
+    """An asynchronous one with parts and a status."""
+    await asyncio.sleep(0)
+    return Score(
+        reward=float(item.response) + bonus,
+        parts={"bonus": bonus},
+        status=VerifierStatus.PARSE_ERROR,
+        raw_answer=item.response,
+    )
+
+
+def pid(item: RewardInput) -> float:
+    """Which process this is."""
+    time.sleep(0.01)
+    return float(os.getpid())
