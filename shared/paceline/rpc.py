@@ -219,14 +219,14 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         method: str = handler_call_details.method
-        if self._tokens and not method.startswith("/grpc.health"):
-            self._check(dict(handler_call_details.invocation_metadata or ()))
+        guarded = not method.startswith("/grpc.health")
+        metadata = dict(handler_call_details.invocation_metadata or ()) if guarded else None
         if handler.response_streaming:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            wrapped = self._streaming(getattr(handler, kind), method)
+            wrapped = self._streaming(getattr(handler, kind), method, metadata)
         else:
             kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            wrapped = self._unary(getattr(handler, kind), method)
+            wrapped = self._unary(getattr(handler, kind), method, metadata)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
             wrapped,
@@ -234,15 +234,20 @@ class ErrorInterceptor(aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
-    def _check(self, metadata: dict[str, Any]) -> None:
+    def _check(self, metadata: dict[str, Any] | None) -> None:
+        if not self._tokens or metadata is None:
+            return
         if metadata.get("authorization") not in self._tokens:
             raise AuthenticationError("a valid bearer token is needed")
 
-    def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _unary(
+        self, inner: Callable[..., Any], method: str, metadata: dict[str, Any] | None
+    ) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             code = "OK"
             try:
+                self._check(metadata)
                 return await inner(request, context)
             except Exception as error:  # the boundary of one call
                 code = await _abort(error, context, method)
@@ -252,9 +257,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
         return run
 
-    def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _streaming(
+        self, inner: Callable[..., Any], method: str, metadata: dict[str, Any] | None
+    ) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
+                self._check(metadata)
                 async for reply in inner(request, context):
                     yield reply
             except Exception as error:  # the boundary of one call

@@ -1,0 +1,119 @@
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from paceline import rpc
+from paceline.errors import (
+    AuthenticationError,
+    DeadlineError,
+    FencedError,
+    NotFoundError,
+    PacelineError,
+    UnavailableError,
+    every_class,
+)
+from paceline.metrics import Metrics
+from paceline.v1 import reward_pb2 as pb
+from paceline.v1 import reward_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from paceline.v1.reward_pb2_grpc import RewardAsyncStub
+
+
+class Flaky(pb_grpc.RewardServicer):
+    """Raises what it is told, for the first `times` calls."""
+
+    def __init__(self, error: Exception | None, times: int = 10**9) -> None:
+        self.error = error
+        self.times = times
+        self.calls = 0
+
+    async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
+        self.calls += 1
+        if self.error is not None and self.calls <= self.times:
+            raise self.error
+        return pb.ScoreReply()
+
+
+@asynccontextmanager
+async def served(servicer: Flaky, tokens: tuple[str, ...] = ()) -> AsyncIterator[str]:
+    interceptor = rpc.ErrorInterceptor(metrics=Metrics(), tokens=tokens)
+    server = aio.server(interceptors=[interceptor])
+    pb_grpc.add_RewardServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+async def score(address: str, *, idempotent: bool = False, token: str = "") -> pb.ScoreReply:
+    async with rpc.connect(address, token=token) as channel:
+        stub: RewardAsyncStub = pb_grpc.RewardStub(channel)
+        return await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=3, idempotent=idempotent)
+
+
+@pytest.mark.parametrize("cls", every_class())
+async def test_every_error_arrives_as_itself(cls: type[PacelineError]) -> None:
+    async with served(Flaky(cls("what to do"))) as address:
+        with pytest.raises(PacelineError) as caught:
+            await score(address)
+        assert type(caught.value) is cls
+        assert str(caught.value) == "what to do"
+
+
+async def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
+    async with served(Flaky(KeyError("secret"))) as address:
+        with pytest.raises(PacelineError, match="see the log") as caught:
+            await score(address)
+        assert "secret" not in str(caught.value)
+
+
+async def test_idempotent_calls_are_repeated_others_not() -> None:
+    flaky = Flaky(UnavailableError("away"), times=2)
+    async with served(flaky) as address:
+        with pytest.raises(UnavailableError):
+            await score(address)
+        await score(address, idempotent=True)
+        assert flaky.calls == 3
+
+
+async def test_a_refusal_is_not_repeated() -> None:
+    flaky = Flaky(FencedError("older"))
+    async with served(flaky) as address:
+        with pytest.raises(FencedError):
+            await score(address, idempotent=True)
+        assert flaky.calls == 1
+
+
+async def test_nobody_there_is_unavailable_within_the_deadline() -> None:
+    async with rpc.connect("127.0.0.1:1") as channel:
+        stub: RewardAsyncStub = pb_grpc.RewardStub(channel)
+        with pytest.raises((UnavailableError, DeadlineError)):
+            await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=0.5, idempotent=True)
+
+
+async def test_tokens_are_asked_for_and_sent() -> None:
+    async with served(Flaky(None), tokens=("right",)) as address:
+        with pytest.raises(AuthenticationError):
+            await score(address)
+        with pytest.raises(AuthenticationError):
+            await score(address, token="wrong")
+        assert await score(address, token="right") == pb.ScoreReply()
+
+
+def test_statuses_without_our_name_map_to_the_nearest_class() -> None:
+    error = aio.AioRpcError(grpc.StatusCode.NOT_FOUND, aio.Metadata(), aio.Metadata(), "gone")
+    assert type(rpc.translate(error)) is NotFoundError
+
+
+def test_back_off_grows_to_its_bound() -> None:
+    pauses = [rpc.backoff_s(n, chance=lambda: 1.0) for n in range(12)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(0.05)
+    assert pauses[-1] == pytest.approx(2.0)
