@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -76,7 +77,7 @@ def test_health_and_metrics_answer(tmp_path: Path) -> None:
     try:
         with grpc.insecure_channel(first_line(process)) as channel:
             grpc.channel_ready_future(channel).result(timeout=10)
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text

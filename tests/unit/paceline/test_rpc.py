@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class Flaky(pb_grpc.RewardServicer):
 
 
 @asynccontextmanager
-async def served(servicer: Flaky, tokens: tuple[str, ...] = ()) -> AsyncIterator[str]:
+async def served(servicer: Flaky, tokens: tuple[str, ...] = ()) -> AsyncGenerator[str]:
     interceptor = rpc.ErrorInterceptor(metrics=Metrics(), tokens=tokens)
     server = aio.server(interceptors=[interceptor])
     pb_grpc.add_RewardServicer_to_server(servicer, server)
