@@ -1,0 +1,1 @@
+"""Task sources: collections of problem instances, addressed by position."""

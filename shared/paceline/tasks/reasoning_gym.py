@@ -1,0 +1,95 @@
+"""Any data set of reasoning_gym as a task source."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from paceline.errors import InvalidError
+from paceline.tasks.digest import number, task_id
+from paceline.types import Task
+
+_ENVIRONMENT = "reasoning_gym"
+_MOST_INDEX = 1 << 30
+_MOST_TRIES = 256
+_HELDOUT_SHARE = 4  # one question in so many is held out
+
+
+def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> Any:
+    """A data set by name.
+
+    Raises:
+        InvalidError: reasoning_gym is missing, or has no such data set or option.
+    """
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise InvalidError(
+            "reasoning_gym is not installed; pip install 'paceline[reasoning-gym]'"
+        ) from None
+    try:
+        return reasoning_gym.create_dataset(name, seed=seed, size=size, **config)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InvalidError(f"tasks.options: reasoning_gym data set {name!r}: {error}") from None
+
+
+class ReasoningGymTasks:
+    """`size` questions of one data set; options that are not named here go to the data set.
+
+    `system_prompt` and `extract` are for the environment, which gets the same options.
+
+    A question belongs to the split that its digest says, so that nothing held out is ever
+    trained on, even where a data set repeats itself.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        dataset: str = "chain_sum",
+        size: int = 100_000,
+        split: Literal["train", "heldout"] = "train",
+        system_prompt: str = "",
+        extract: str = "",
+        **config: Any,
+    ) -> None:
+        if split not in ("train", "heldout"):
+            raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
+        del system_prompt, extract
+        if size < 0:
+            raise InvalidError(f"tasks.options.size: {size}; at least 0 is needed")
+        self._seed, self._size, self._heldout = seed, size, split == "heldout"
+        self._name = dataset
+        # A data set adds index to seed, so neighbouring seeds would share their questions.
+        base = number(seed, dataset) % _MOST_INDEX
+        self._dataset = make_dataset(dataset, seed=base, size=_MOST_INDEX, config=config)
+
+    def __len__(self) -> int:
+        """Tasks of one epoch."""
+        return self._size
+
+    def __getitem__(self, position: int, /) -> Task:
+        """The task at a position."""
+        if not 0 <= position < self._size:
+            raise IndexError(position)
+        entry = self._entry(position)
+        payload = json.dumps({**entry, "dataset": self._name})
+        identity = task_id(_ENVIRONMENT, payload, 0)
+        return Task(identity, _ENVIRONMENT, payload, domain=f"reasoning_gym/{self._name}")
+
+    def _entry(self, position: int) -> dict[str, Any]:
+        for attempt in range(_MOST_TRIES):
+            index = number(self._seed, position, attempt) % _MOST_INDEX
+            entry: dict[str, Any] = self._dataset[index]
+            if is_heldout(entry["question"]) == self._heldout:
+                return entry
+        split = "heldout" if self._heldout else "train"
+        raise InvalidError(
+            f"tasks.options.dataset: {self._name!r} has too few different questions "
+            f"to find one for the split {split!r}"
+        )
+
+
+def is_heldout(question: str) -> bool:
+    """Whether a question is kept for measuring."""
+    return number("heldout", question) % _HELDOUT_SHARE == 0
