@@ -1,0 +1,59 @@
+"""The experience service as the controller sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.config import JobSpec, parse_job
+from paceline.rpc import call
+from paceline.types import Job, JobState
+from paceline.v1 import experience_pb2, jobs_pb2
+from paceline_controller.plan import LiveJob
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+
+LIVE = [state.value for state in JobState if not state.terminal]
+TIMEOUT_S = 5.0
+
+
+class RemoteLedger:
+    """Jobs and incarnations over gRPC."""
+
+    def __init__(self, *, jobs: JobsAsyncStub, experience: ExperienceAsyncStub) -> None:
+        self._jobs = jobs
+        self._experience = experience
+        self._specs: dict[str, JobSpec] = {}  # immutable once accepted
+
+    async def live_jobs(self) -> list[LiveJob]:
+        """All jobs that are not over."""
+        found: list[LiveJob] = []
+        token = ""
+        while True:
+            request = jobs_pb2.ListJobsRequest(states=LIVE, page_size=1000, page_token=token)
+            reply = await call(self._jobs.ListJobs, request, timeout_s=TIMEOUT_S)
+            found += [self._live(wire.job_from(job)) for job in reply.jobs]
+            token = reply.next_page_token
+            if not token:
+                break
+        self._specs = {job.job_id: job.spec for job in found}
+        return found
+
+    async def grant_incarnation(self, job_id: str) -> int:
+        """The number of the next start of a trainer."""
+        request = experience_pb2.GrantIncarnationRequest(job_id=job_id)
+        reply = await call(self._experience.GrantIncarnation, request, timeout_s=TIMEOUT_S)
+        return reply.incarnation
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        """Move a job on."""
+        request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state, reason=reason)
+        await call(self._experience.SetJobState, request, timeout_s=TIMEOUT_S)
+
+    def _live(self, job: Job) -> LiveJob:
+        status = job.status
+        spec = self._specs.get(status.job_id) or parse_job(json.loads(job.spec))
+        return LiveJob(status.job_id, status.state, status.step, spec)

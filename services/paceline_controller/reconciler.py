@@ -1,0 +1,219 @@
+"""Wanted against observed: one pass after another until both agree."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
+
+from paceline.config.service import ControllerOptions
+from paceline.errors import PacelineError, StateError
+from paceline.logs import Log
+from paceline.types import JobState, WorkerKind
+from paceline_controller.plan import LiveJob, Wanted, plan
+from paceline_controller.runtimes.base import Observed, Runtime
+from paceline_controller.slots import Slot
+
+MOST_REASON_CHARS = 4000
+log = Log("reconciler")
+
+
+class Ledger(Protocol):
+    """What the reconciler asks of the experience service."""
+
+    async def live_jobs(self) -> list[LiveJob]:
+        """All jobs that are not over."""
+        ...
+
+    async def grant_incarnation(self, job_id: str) -> int:
+        """The number of the next start of a trainer."""
+        ...
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        """Move a job on."""
+        ...
+
+
+class Reconciler:
+    """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        runtime: Runtime,
+        options: ControllerOptions,
+        child_grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._runtime = runtime
+        self._options = options
+        self._child_grace_s = child_grace_s
+        self._clock = clock
+        self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
+        self._slots: dict[str, Slot] = {}
+        self._acts: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Pass after pass; what goes wrong in one is logged and met again in the next."""
+        while True:
+            try:
+                await self.once()
+            except Exception:  # the supervisor boundary of this task
+                log.exception("pass failed")
+            await asyncio.sleep(self._options.period_s)
+
+    async def once(self) -> None:
+        """One pass."""
+        await self._look_at_jobs()
+        jobs = self._jobs or {}
+        wanted = plan(jobs.values(), self._options)
+        observed = {found.name: found for found in await self._runtime.list()}
+        self._stop_unwanted(wanted, observed)
+        self._keep_slots(wanted, observed)
+        await self._note_deaths(observed)
+        await self._check_health()
+        self._start_missing()
+        await self._move_jobs_on(observed)
+
+    async def settle(self) -> None:
+        """Wait for the starts and stops that are under way."""
+        while self._acts:
+            await asyncio.wait(self._acts.values())
+            await asyncio.sleep(0)
+
+    async def stop_all(self) -> None:
+        """Stop every process; nothing is started afterwards."""
+        await self.settle()
+        names = [found.name for found in await self._runtime.list()]
+        stops = [self._runtime.stop(name, grace_s=self._child_grace_s) for name in names]
+        await asyncio.gather(*stops)
+
+    async def _look_at_jobs(self) -> None:
+        try:
+            found = await self._ledger.live_jobs()
+        except PacelineError as error:
+            log.warning("cannot list jobs; going on with those known", error=error)
+            return
+        self._jobs = {job.job_id: job for job in found}
+
+    def _stop_unwanted(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
+        for found in observed.values():
+            unknown = bool(found.job_id) and self._jobs is None
+            if found.outdated or (found.name not in wanted and not unknown):
+                self._act(found.name, partial(self._stop, found.name))
+
+    def _keep_slots(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
+        """One slot for each wanted process; what already runs is adopted."""
+        self._slots = {
+            name: self._slots.get(name) or Slot.of(process, self._options)
+            for name, process in wanted.items()
+        }
+        for name, slot in self._slots.items():
+            found = observed.get(name)
+            if found and found.alive and not slot.running and name not in self._acts:
+                slot.began(self._clock())
+                log.info("adopted", process=name)
+            if job := (self._jobs or {}).get(slot.wanted.job_id):
+                slot.stepped(job.step)
+
+    async def _note_deaths(self, observed: dict[str, Observed]) -> None:
+        for name, slot in self._slots.items():
+            found = observed.get(name)
+            alive = found is not None and found.alive
+            if slot.running and not alive and name not in self._acts:
+                slot.ended(self._clock())
+                log.warning("process died", process=name, lives=slot.fruitless)
+                await self._give_up_if_hopeless(slot)
+
+    async def _check_health(self) -> None:
+        now_s = self._clock()
+        due = [
+            slot
+            for slot in self._slots.values()
+            if slot.running and slot.due_for_check(now_s) and slot.wanted.name not in self._acts
+        ]
+        answers = await asyncio.gather(*(self._runtime.ready(s.wanted.name) for s in due))
+        for slot, ready in zip(due, answers, strict=True):
+            if ready and slot.ready_since_s is None:
+                log.info("ready", process=slot.wanted.name)
+            slot.checked(self._clock(), ready=ready)
+            if slot.hangs(self._clock(), self._options.start_timeout_s):
+                log.warning("does not answer; restarting", process=slot.wanted.name)
+                slot.ended(self._clock())
+                self._act(slot.wanted.name, partial(self._stop, slot.wanted.name))
+                await self._give_up_if_hopeless(slot)
+
+    def _start_missing(self) -> None:
+        for name, slot in self._slots.items():
+            if slot.may_start(self._clock()) and name not in self._acts:
+                self._act(name, partial(self._start, slot))
+
+    async def _move_jobs_on(self, observed: dict[str, Observed]) -> None:
+        for job in (self._jobs or {}).values():
+            if job.state is JobState.QUEUED:
+                await self._set_state(job.job_id, JobState.STARTING)
+            elif job.state is JobState.CANCELLING and not self._has_any(job, observed):
+                await self._set_state(job.job_id, JobState.CANCELLED)
+
+    def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
+        """Something of the job runs, starts or stops."""
+        acting = any(job.job_id in name for name in self._acts)
+        return acting or any(found.job_id == job.job_id for found in observed.values())
+
+    async def _give_up_if_hopeless(self, slot: Slot) -> None:
+        if slot.fruitless < self._options.give_up_after:
+            return
+        name, lives = slot.wanted.name, slot.fruitless
+        slot.fruitless = 0
+        words = await self._runtime.last_words(name)
+        reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
+        # A broken pool stops every job that waits for it.
+        for job_id in [slot.wanted.job_id] if slot.wanted.job_id else list(self._jobs or {}):
+            log.error("gives up", job=job_id, process=name)
+            await self._set_state(job_id, JobState.FAILED, reason=reason)
+
+    async def _set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        try:
+            await self._ledger.set_state(job_id, state, reason=reason)
+        except PacelineError as error:
+            log.warning("cannot move the job on", job=job_id, state=state, error=error)
+
+    async def _start(self, slot: Slot) -> None:
+        wanted, incarnation = slot.wanted, 0
+        try:
+            if wanted.kind is WorkerKind.TRAINER:
+                incarnation = await self._ledger.grant_incarnation(wanted.job_id)
+            await self._runtime.start(wanted, incarnation=incarnation)
+        except StateError as error:
+            log.info("not started", process=wanted.name, error=error)
+        except PacelineError as error:
+            log.warning("cannot start", process=wanted.name, error=error)
+        except OSError:
+            log.exception("cannot start", process=wanted.name)
+            slot.ended(self._clock())
+        else:
+            slot.began(self._clock())
+
+    async def _stop(self, name: str) -> None:
+        await self._runtime.stop(name, grace_s=self._child_grace_s)
+        if slot := self._slots.get(name):
+            slot.running = False
+
+    def _act(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do one thing at a time with a process, beside the passes."""
+        if name in self._acts:
+            return
+        task = asyncio.create_task(_guarded(name, work), name=f"act {name}")
+        self._acts[name] = task
+        task.add_done_callback(lambda _: self._acts.pop(name, None))
+
+
+async def _guarded(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except Exception:  # the supervisor boundary of this task
+        log.exception("action failed", process=name)

@@ -1,0 +1,140 @@
+"""Runs everything as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.config.service import HeartbeatSettings, LogSettings, ServiceSettings
+from paceline.errors import PacelineError
+from paceline.files import write_settings
+from paceline.ports import PortSlots
+from paceline.processes import Processes, Record
+from paceline.rpc import call, connect_as
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.runtimes.base import Observed
+
+HEALTH_TIMEOUT_S = 1.0
+STALE_S = 60.0
+_HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
+Command = Callable[[Wanted, Path], Sequence[str]]
+
+
+class ProcessRuntime:
+    """A `Runtime` of local processes; `settings` are those of the controller itself."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        *,
+        ports: PortSlots,
+        beat: Path,
+        child_grace_s: float,
+        command: Command | None = None,
+    ) -> None:
+        self._settings = settings
+        self._run_dir = settings.run_dir.resolve()
+        self._ports = ports
+        self._beat = beat.resolve()
+        self._child_grace_s = child_grace_s
+        self._command = command or self._service_command
+        self._processes = Processes(folder=self._run_dir / "processes", logs=self._run_dir / "logs")
+
+    async def list(self) -> list[Observed]:
+        """Everything that was started and not stopped since."""
+        return [self._observed(record) for record in self._processes.records()]
+
+    async def start(self, wanted: Wanted, *, incarnation: int) -> None:
+        """Write its settings and start it."""
+        await asyncio.to_thread(self._start, wanted, incarnation)
+
+    async def stop(self, name: str, *, grace_s: float) -> None:
+        """SIGTERM, the grace, SIGKILL to the whole family."""
+        await asyncio.to_thread(self._processes.stop, name, grace_s=grace_s)
+        self._processes.forget(name)
+
+    async def ready(self, name: str) -> bool:
+        """Ask for its gRPC health."""
+        record = self._processes.find(name)
+        if record is None:
+            return False
+        async with connect_as(self._settings, record.labels["address"]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            check: Any = stub.Check  # pyright: ignore[reportAttributeAccessIssue]
+            request = health_pb2.HealthCheckRequest()
+            try:
+                reply = await call(check, request, timeout_s=HEALTH_TIMEOUT_S)
+            except PacelineError:
+                return False
+        return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+    async def last_words(self, name: str) -> str:
+        """Its last error and the last lines of its output."""
+        return await asyncio.to_thread(self._processes.last_words, name)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _observed(self, record: Record) -> Observed:
+        return Observed(
+            name=record.name,
+            job_id=record.labels.get("job", ""),
+            alive=self._processes.alive(record.name),
+            outdated=record.labels.get("experience") != self._settings.experience,
+        )
+
+    def _start(self, wanted: Wanted, incarnation: int) -> None:
+        settings = self._settings_of(wanted, incarnation)
+        path = self._run_dir / "settings" / f"{wanted.name}.yaml"
+        write_settings(path, settings)
+        labels = {
+            "job": wanted.job_id,
+            "address": f"{settings.host}:{settings.port}",
+            "experience": settings.experience,
+        }
+        command = self._command(wanted, path)
+        self._processes.start(wanted.name, command, mark=str(path), labels=labels)
+
+    def _settings_of(self, wanted: Wanted, incarnation: int) -> ServiceSettings:
+        mine, name = self._settings, wanted.name
+        options: dict[str, object] = {}
+        if wanted.kind is WorkerKind.TRAINER:
+            options["incarnation"] = incarnation
+        if wanted.kind in _HAVE_WEIGHTS:
+            options["weights_port"] = self._ports.take(f"{name}:weights")
+        return ServiceSettings(
+            kind=wanted.kind,
+            worker_id=name,
+            host=mine.host,
+            port=self._ports.take(name),
+            metrics_port=self._ports.take(f"{name}:metrics"),
+            site=mine.site,
+            run_dir=self._run_dir,
+            experience=mine.experience,
+            job_id=wanted.job_id,
+            grace_s=self._child_grace_s,
+            token=mine.token,
+            tls=mine.tls,
+            logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
+            supervisor=HeartbeatSettings(path=self._beat, stale_s=STALE_S),
+            options=options,
+        )
+
+    def _service_command(self, wanted: Wanted, path: Path) -> list[str]:
+        module = ["-m", f"paceline_{wanted.kind}", str(path)]
+        if wanted.kind is not WorkerKind.TRAINER:
+            return [sys.executable, *module]
+        port = self._ports.take(f"{wanted.name}:master")
+        torchrun = [
+            *("-m", "torch.distributed.run"),
+            *("--nproc-per-node", str(wanted.world_size)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(port)),
+            *("--max-restarts", "0"),
+        ]
+        return [sys.executable, *torchrun, *module]

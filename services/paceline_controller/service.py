@@ -1,0 +1,98 @@
+"""The controller as a process: reconciles, beats for its children, drains them at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from paceline.chassis import Chassis, Service
+from paceline.config.load import validate
+from paceline.config.service import ControllerOptions
+from paceline.files import lock_for_life
+from paceline.membership import Membership
+from paceline.ports import PortSlots
+from paceline.rpc import connect_as
+from paceline.types import Worker, WorkerKind
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_controller.ledger import RemoteLedger
+from paceline_controller.reconciler import Reconciler
+from paceline_controller.runtimes.process import ProcessRuntime
+
+BEAT_S = 1.0
+
+
+class ControllerService(Service):
+    """One controller per run directory."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        settings = chassis.settings
+        run_dir = settings.run_dir.resolve()
+        self._lock = lock_for_life(run_dir / "controller.lock", what="a controller")
+        self._chassis = chassis
+        self._beat = run_dir / "controller.beat"
+        # The rest is for the kills and for this process's own end.
+        child_grace_s = settings.grace_s / 2
+        self._channel = connect_as(settings, settings.experience)
+        self._runtime = ProcessRuntime(
+            settings,
+            ports=PortSlots(run_dir / "ports.json"),
+            beat=self._beat,
+            child_grace_s=child_grace_s,
+        )
+        self._reconciler = Reconciler(
+            ledger=RemoteLedger(
+                jobs=JobsStub(self._channel), experience=ExperienceStub(self._channel)
+            ),
+            runtime=self._runtime,
+            options=validate(ControllerOptions, settings.options),
+            child_grace_s=child_grace_s,
+        )
+        self._membership = Membership(roster=RosterStub(self._channel), report=self._report)
+        self._beats: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Children look at the beat from their first second on."""
+        self._beats = asyncio.create_task(_touch_forever(self._beat), name="beat")
+
+    async def run(self) -> None:
+        """Reconcile until told to stop."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._membership.run(), name="membership")
+            tasks.create_task(self._reconciler.run(), name="reconciler")
+
+    async def drain(self) -> None:
+        """Local children end with their controller."""
+        await self._reconciler.stop_all()
+        await self._membership.leave()
+
+    async def close(self) -> None:
+        """Let go of the run directory."""
+        if self._beats is not None:
+            self._beats.cancel()
+        await self._runtime.close()
+        await self._channel.close()
+        self._lock.close()
+
+    def _report(self) -> Worker:
+        settings = self._chassis.settings
+        return Worker(
+            worker_id=settings.worker_id,
+            kind=WorkerKind.CONTROLLER,
+            endpoint=self._chassis.address,
+            site=settings.site,
+            load={"cpu_s": time.process_time()},
+        )
+
+
+async def build(chassis: Chassis) -> Service:
+    """What the chassis runs."""
+    return ControllerService(chassis)
+
+
+async def _touch_forever(path: Path) -> None:
+    while True:
+        path.touch()
+        await asyncio.sleep(BEAT_S)

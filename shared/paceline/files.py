@@ -1,0 +1,78 @@
+"""Small files that several processes share: locks, JSON replaced whole, tails of logs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from paceline.config.service import ServiceSettings
+from paceline.errors import StateError
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Hold an exclusive lock on a file; waits for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def lock_for_life(path: Path, *, what: str) -> IO[str]:
+    """Take a lock that the system lets go when this process ends, however it ends.
+
+    Raises:
+        StateError: another process holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = path.open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.seek(0)
+        holder = handle.read().strip() or "unknown"
+        handle.close()
+        raise StateError(f"{what} already runs for {path.parent} (pid {holder})") from None
+    handle.truncate(0)
+    handle.write(str(os.getpid()))
+    handle.flush()
+    return handle
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replace a file whole: a reader sees the old or the new content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(content, indent=1))
+    draft.replace(path)
+
+
+def write_settings(path: Path, settings: ServiceSettings) -> str:
+    """Write what `load_settings` reads, for the owner alone: it may hold a token."""
+    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return text
+
+
+def tail(path: Path, *, num_bytes: int) -> str:
+    """The last bytes of a file as text."""
+    with path.open("rb") as handle:
+        handle.seek(max(0, path.stat().st_size - num_bytes))
+        return handle.read().decode(errors="replace")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The content of a JSON file; None if it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None

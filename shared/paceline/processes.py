@@ -1,0 +1,253 @@
+"""Processes by name on this machine: own group, identity on disk, restart pauses.
+
+What runs is remembered in files, so that whoever comes after a dead supervisor adopts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from paceline.files import read_json, tail, write_json
+from paceline.logs import Log
+
+log = Log("processes")
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+_CLOCK_SLACK_S = 2.0
+_MOST_OUT_BYTES = 1 << 20
+_ERROR_LINE = re.compile(r"^(\[rank\d+\]: ?)?([A-Za-z_][\w.]*(Error|Exception|Exit)): ")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A started process. Pid and time of creation together are its identity."""
+
+    name: str
+    pid: int
+    created: float
+    mark: str  # an argument that nothing else on this machine is started with
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(slots=True)
+class Restarts:
+    """When a failed process may start again: pauses double, a stable life forgets them."""
+
+    base_s: float = 0.25
+    most_s: float = 15.0
+    stable_s: float = 10.0
+    failures: int = 0
+    due_s: float = 0.0
+
+    def failed(self, now_s: float, *, lived_s: float) -> None:
+        """It ended at `now_s` after being healthy for `lived_s`."""
+        if lived_s >= self.stable_s:
+            self.failures = 0
+        pause_s = self.base_s * 2.0 ** min(self.failures, 30)
+        self.due_s = now_s + min(self.most_s, pause_s)
+        self.failures += 1
+
+
+class Processes:
+    """Starts, finds and ends named processes; one folder of state files belongs to it."""
+
+    def __init__(self, *, folder: Path, logs: Path) -> None:
+        self._folder = folder
+        self._logs = logs
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(parents=True, exist_ok=True)
+        self._records = {record.name: record for record in _read_records(folder)}
+
+    def records(self) -> list[Record]:
+        """Everything started and not yet forgotten, dead or alive."""
+        return list(self._records.values())
+
+    def find(self, name: str) -> Record | None:
+        """What was started under this name."""
+        return self._records.get(name)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        mark: str,
+        labels: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Record:
+        """Start in an own session; leftovers of an earlier life are killed first."""
+        self.kill(name, mark=mark)
+        with self._open_out(name) as out:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, **ENVIRONMENT, **(environment or {})},
+            )
+        record = Record(name, child.pid, _created(child.pid), mark, dict(labels or {}))
+        self._children[name] = child
+        self._records[name] = record
+        write_json(self._folder / f"{name}.json", asdict(record))
+        log.info("started", process=name, pid=child.pid)
+        return record
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of this name runs."""
+        if (child := self._children.get(name)) is not None:
+            return child.poll() is None
+        record = self._records.get(name)
+        return record is not None and _is_running(record)
+
+    def exit_code(self, name: str) -> int | None:
+        """Of a child that ended; None while it runs, or when an earlier supervisor started it."""
+        child = self._children.get(name)
+        return None if child is None else child.poll()
+
+    def stop(self, name: str, *, grace_s: float) -> None:
+        """SIGTERM, wait, then SIGKILL to it and all it has started; returns when all are gone."""
+        record = self._records.get(name)
+        if record is None:
+            return
+        below: list[psutil.Process] = []
+        if self.alive(name):
+            below = _descendants(record.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGTERM)
+            if not self._wait(name, timeout_s=grace_s):
+                log.warning("killed after its grace", process=name, grace_s=grace_s)
+        self.kill(name)
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        log.info("stopped", process=name, pid=record.pid, code=self.exit_code(name))
+
+    def kill(self, name: str, *, mark: str = "", timeout_s: float = 5.0) -> None:
+        """SIGKILL to it, its group, what these have started, and all that carries its mark."""
+        record = self._records.get(name)
+        marks = {mark, record.mark if record else ""} - {""}
+        deadline = time.monotonic() + timeout_s
+        while left := _family(record, marks):
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            if (child := self._children.get(name)) is not None:
+                child.poll()
+            if time.monotonic() > deadline:
+                log.error("cannot be killed", process=name, pids=[p.pid for p in left])
+                return
+            time.sleep(0.01)
+
+    def forget(self, name: str) -> None:
+        """Drop the state file of a process that is gone for good."""
+        self._records.pop(name, None)
+        self._children.pop(name, None)
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
+
+    def last_words(self, name: str, *, lines: int = 20) -> str:
+        """The newest of its output and its log, the error first."""
+        paths = [self._logs / f"{name}.out", self._logs / f"{name}.log"]
+        found = [path for path in paths if path.exists() and path.stat().st_size]
+        if not found:
+            return ""
+        newest = max(found, key=lambda path: path.stat().st_mtime)
+        return summarise(tail(newest, num_bytes=32_768), lines=lines)
+
+    def _wait(self, name: str, *, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self.alive(name):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _open_out(self, name: str) -> IO[bytes]:
+        path = self._logs / f"{name}.out"
+        if path.exists() and path.stat().st_size > _MOST_OUT_BYTES:
+            path.replace(path.with_suffix(".out.1"))
+        return path.open("ab")
+
+
+def summarise(text: str, *, lines: int) -> str:
+    """The last error line of an output, then its last lines."""
+    rows = [row.rstrip() for row in text.splitlines() if row.strip()]
+    errors = [row for row in rows if _ERROR_LINE.match(row) and "ChildFailedError" not in row]
+    return "\n".join([*errors[-1:], *rows[-lines:]])
+
+
+def _created(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return time.time()
+
+
+def _is_running(record: Record) -> bool:
+    try:
+        process = psutil.Process(record.pid)
+        same = abs(process.create_time() - record.created) < _CLOCK_SLACK_S
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _family(record: Record | None, marks: set[str]) -> list[psutil.Process]:
+    """Running members; trainer ranks have sessions of their own, hence the mark."""
+    group = -1
+    if record is not None and (not psutil.pid_exists(record.pid) or _same_or_zombie(record)):
+        group = record.pid
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            belongs = os.getpgid(process.pid) == group or _carries(process, marks)
+            if belongs and process.status() != psutil.STATUS_ZOMBIE:
+                below = process.children(recursive=True)
+                found.update({p.pid: p for p in [process, *below]})
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def _carries(process: psutil.Process, marks: set[str]) -> bool:
+    """An editor that shows the marked file is none of ours."""
+    command = process.cmdline()
+    return not marks.isdisjoint(command) and "python" in Path(command[0]).name
+
+
+def _same_or_zombie(record: Record) -> bool:
+    try:
+        created = psutil.Process(record.pid).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    return abs(created - record.created) < _CLOCK_SLACK_S
+
+
+def _read_records(folder: Path) -> Iterator[Record]:
+    for path in sorted(folder.glob("*.json")):
+        content = read_json(path)
+        if content is not None:
+            yield Record(**content)
