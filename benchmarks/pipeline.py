@@ -1,0 +1,216 @@
+"""End-to-end throughput of the whole platform on this machine.
+
+Runs jobs through `paceline up`, REST and all seven services, and reads what the services say of
+themselves (roster loads) over the steady part of the run: tokens/s, episodes/s, busy shares, wait
+reasons, staleness, CPU seconds by process.
+
+    .venv/bin/python benchmarks/pipeline.py --json benchmarks/results/pipeline.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.client import Client
+from paceline.config import load_job
+from paceline.rpc import call, connect
+from paceline.v1 import roster_pb2 as pb
+from paceline.v1.roster_pb2_grpc import RosterStub
+
+if TYPE_CHECKING:
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+ROOT = Path(__file__).resolve().parent.parent
+LIGHT = ("gateway", "controller", "experience", "environment", "reward")
+
+# Throughput: nothing filtered (every generated episode is trained), evaluation rare.
+DEMO: dict[str, Any] = {
+    "experience.filters": [],
+    "experience.batch_groups": 64,
+    "eval.every": 1000,
+    "eval.tasks": 8,
+    "trainer.checkpoint.every": 50,
+}
+SIMULATED: dict[str, Any] = {
+    **DEMO,
+    "rollout.engine": {"kind": "simulated", "decode_tokens_per_s": 20000.0},
+}
+
+
+@dataclass(slots=True)
+class Sample:
+    """What the platform said of itself at one moment."""
+
+    at_s: float
+    step: int
+    load: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+
+def main() -> int:
+    """Run the scenarios and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--job", type=Path, default=ROOT / "examples" / "arithmetic.yaml")
+    parser.add_argument("--only", choices=["demo", "simulated"])
+    arguments = parser.parse_args()
+    scenarios = {"demo": DEMO, "simulated": SIMULATED}
+    rows: list[dict[str, Any]] = []
+    for name, overrides in scenarios.items():
+        if arguments.only in (None, name):
+            rows.append(run(name, arguments.job, {**overrides, "stop.steps": arguments.steps}))
+            print(json.dumps(rows[-1], indent=1))
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def machine() -> dict[str, Any]:
+    """Where and under which load this ran."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """One scenario on a fresh platform."""
+    folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
+    spec = load_job(job, overrides).model_dump(mode="json")
+    spec["model"]["path"] = str((ROOT / spec["model"]["path"]).resolve())
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(folder), "--port", "0"]
+    up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        addresses = wait_for(folder / "gateway.json")
+        with Client(addresses["http"]) as client:
+            job_id = client.submit(spec)["status"]["job_id"]
+            samples = asyncio.run(watch(client, job_id, folder))
+            summary = client.get(job_id)["status"]["summary"]
+        return table(name, spec, samples, summary)
+    finally:
+        up.send_signal(signal.SIGTERM)
+        up.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait_for(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that a service is about to write."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} did not appear")
+        time.sleep(0.2)
+    return json.loads(path.read_text())
+
+
+async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
+    """One sample each half second until the job has ended."""
+    samples: list[Sample] = []
+    experience = experience_address(folder)
+    async with connect(experience) as channel:
+        roster: RosterAsyncStub = RosterStub(channel)
+        while True:
+            status = (await asyncio.to_thread(client.get, job_id))["status"]
+            if status["state"] in {"succeeded", "failed", "cancelled"}:
+                if status["state"] != "succeeded":
+                    raise RuntimeError(f"{status['state']}: {status['reason']}")
+                return samples
+            reply = await call(roster.ListWorkers, pb.ListWorkersRequest(), timeout_s=5)
+            sample = Sample(time.monotonic(), int(status["step"]))
+            for worker in reply.workers:
+                sample.load[f"{worker.kind}:{worker.worker_id}"] = dict(worker.load)
+            samples.append(sample)
+            await asyncio.sleep(0.5)
+
+
+def experience_address(folder: Path) -> str:
+    """host:port of the experience service of a run."""
+    ports = json.loads((folder / "ports.json").read_text())
+    return f"127.0.0.1:{ports['experience']}"
+
+
+def table(
+    name: str, spec: dict[str, Any], samples: list[Sample], summary: dict[str, Any]
+) -> dict[str, Any]:
+    """Figures over the steady part: from the first step after a tenth of the run to the last."""
+    steady = [s for s in samples if s.step >= spec["stop"]["steps"] // 10]
+    moving = [s for s in steady if s.step < spec["stop"]["steps"]]
+    first, last = moving[0], moving[-1]
+    seconds = last.at_s - first.at_s
+    per_step = spec["experience"]["batch_groups"] * spec["experience"]["group_size"]
+    episodes = (last.step - first.step) * per_step
+    cpu = {kind: difference(first, last, kind, "cpu_s") for kind in (*LIGHT, "rollout", "trainer")}
+    tokens = difference(first, last, "rollout", "tokens_generated")
+    light = sum(cpu[kind] for kind in LIGHT)
+    return {
+        "scenario": name,
+        "seconds": round(seconds, 2),
+        "steps": last.step - first.step,
+        "episodes": episodes,
+        "episodes_per_s": round(episodes / seconds, 1),
+        "tokens_per_s": round(tokens / seconds, 1),
+        "busy_share": {
+            "trainer": share(first, last, "trainer", "step_s"),
+            "rollout": share(first, last, "rollout", "busy_s"),
+            "environment": round(cpu["environment"] / seconds, 3),
+        },
+        "wait_share": {
+            "trainer_for_batch": share(first, last, "trainer", "wait_s"),
+            "trainer_publishing": share(first, last, "trainer", "publish_s"),
+            "rollout_for_requests": share(first, last, "rollout", "idle_s"),
+            "rollout_swapping": share(first, last, "rollout", "swap_s"),
+        },
+        "open_episodes_waiting_for": {
+            key.removeprefix("waiting_"): mean_of(moving, "environment", key)
+            for key in ("waiting_generate", "waiting_step", "waiting_score", "waiting_submit")
+        },
+        "cpu_seconds": {kind: round(value, 2) for kind, value in cpu.items()},
+        "light_cpu_seconds_per_1000_episodes": round(1000 * light / max(episodes, 1), 3),
+        "staleness_histogram": summary.get("staleness_histogram"),
+        "staleness_max": summary.get("staleness_max"),
+        "audit_ok": summary.get("audit_ok"),
+    }
+
+
+def difference(first: Sample, last: Sample, kind: str, key: str) -> float:
+    """How much a counter grew, over all workers of a kind."""
+    grown = 0.0
+    for worker, load in last.load.items():
+        if worker.startswith(f"{kind}:"):
+            before = first.load.get(worker, {}).get(key, 0.0)
+            grown += load.get(key, 0.0) - before
+    return grown
+
+
+def share(first: Sample, last: Sample, kind: str, key: str) -> float:
+    """Growth of a counter of seconds, per second."""
+    return round(difference(first, last, kind, key) / (last.at_s - first.at_s), 3)
+
+
+def mean_of(samples: list[Sample], kind: str, key: str) -> float:
+    """Mean of a gauge over time, summed over the workers of a kind."""
+    totals = [
+        sum(load.get(key, 0.0) for worker, load in s.load.items() if worker.startswith(f"{kind}:"))
+        for s in samples
+    ]
+    return round(statistics.fmean(totals), 1) if totals else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
