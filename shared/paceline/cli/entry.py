@@ -1,0 +1,168 @@
+"""Parses the command line, calls the handler, turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+EPILOG = """\
+exit codes:
+  0    ok
+  1    the job failed or was cancelled
+  2    bad input
+  3    cannot reach something that is needed, or a port is in use
+  4    the audit found problems
+  130  interrupted
+"""
+
+
+class Exit(IntEnum):
+    """What the exit code says."""
+
+    OK = 0
+    JOB = 1
+    INPUT = 2
+    REACH = 3
+    AUDIT = 4
+    INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The `paceline` command; its exit code."""
+    arguments = parser().parse_args(argv)
+    # A terminated command cleans up as an interrupted one does.
+    signal.signal(signal.SIGTERM, _interrupt)
+    module, _, name = arguments.handler.partition(":")
+    from paceline.errors import DeadlineError, InvalidError, PacelineError, UnavailableError
+
+    try:
+        handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
+        return int(handler(arguments))
+    except KeyboardInterrupt:
+        return _fail("interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        return Exit.OK
+    except (UnavailableError, DeadlineError) as error:
+        return _fail(error.message, Exit.REACH)
+    except InvalidError as error:
+        return _fail(error.message.replace("; ", "\n       "), Exit.INPUT)
+    except PacelineError as error:
+        return _fail(error.message, Exit.INPUT)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error.name} is not installed; pip install 'paceline[local]'", Exit.INPUT)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="paceline",
+        description="Asynchronous RL post-training for LLM agents.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=_version())
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_local(commands)
+    _add_remote(commands)
+    _add_offline(commands)
+    return top
+
+
+def _add_local(commands: Any) -> None:
+    run = _command(commands, "run", "local:run", "run a job on this machine, from start to end")
+    _add_job_file(run)
+    _add_run_dir(run, "default: runs/NAME of the job")
+    _add_base(run)
+    run.add_argument("--quiet", action="store_true", help="say only how it ended")
+    up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
+    _add_run_dir(up, "default: runs/local")
+    _add_base(up)
+
+
+def _add_remote(commands: Any) -> None:
+    submit = _command(commands, "submit", "remote:submit", "submit a job; prints its id")
+    _add_job_file(submit)
+    submit.add_argument("--watch", action="store_true", help="and follow it to its end")
+    listing = _command(commands, "list", "remote:list_jobs", "list jobs")
+    listing.add_argument("--all", action="store_true", help="also those that are over")
+    watch = _command(commands, "watch", "remote:watch", "follow a job to its end")
+    watch.add_argument("--quiet", action="store_true", help="say only how it ended")
+    cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
+    cancel.add_argument("--reason", default="", help="kept with the job")
+    audit = _command(commands, "audit", "remote:audit", "check the ledger of a job")
+    for command in (watch, cancel, audit):
+        command.add_argument("job", metavar="ID")
+    for command in (submit, listing, watch, cancel, audit):
+        command.add_argument("--url", default="", help="of the gateway (default: as below)")
+        _add_run_dir(command, "whose gateway is meant without --url (default: runs/local)")
+    logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
+    logs.add_argument("name", nargs="?", default="", help="of a process; without it: list them")
+    logs.add_argument("-n", "--lines", type=int, default=50, help="last lines (default: 50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="and go on")
+    _add_run_dir(logs, "default: runs/local")
+
+
+def _add_offline(commands: Any) -> None:
+    validate = _command(commands, "validate", "check:validate", "check a job file")
+    _add_job_file(validate)
+    _command(commands, "plugins", "check:plugins", "list the installed plug-ins")
+
+
+def _command(commands: Any, name: str, handler: str, text: str) -> argparse.ArgumentParser:
+    made: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.set_defaults(handler=handler)
+    return made
+
+
+def _add_job_file(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job_file", metavar="JOB.yaml", type=Path)
+    command.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="override a field, e.g. trainer.optimizer.lr=1e-4; repeatable",
+    )
+
+
+def _add_run_dir(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--run-dir", type=Path, default=None, help=text)
+
+
+def _add_base(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--port", type=int, default=8300, help="of REST (default: 8300; 0: any free one)"
+    )
+    command.add_argument(
+        "--store",
+        default="",
+        metavar="URL",
+        help="redis:// or rediss:// URL (default: an embedded store in the run directory)",
+    )
+
+
+def _fail(message: str, code: Exit) -> int:
+    print(f"paceline: {message}", file=sys.stderr)
+    return code
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _version() -> str:
+    from paceline import __version__
+
+    return f"paceline {__version__}"

@@ -1,0 +1,106 @@
+"""Commands that run everything on this machine: `up`, `run`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Generator
+from pathlib import Path
+
+from paceline.cli.check import check, read_job
+from paceline.cli.entry import Exit
+from paceline.cli.progress import follow
+from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
+from paceline.client import Client
+from paceline.config import JobSpec, parse_job
+from paceline.errors import PacelineError
+from paceline.local import Local
+from paceline.rest import JobView
+from paceline.types import JobState
+
+CANCEL_TIMEOUT_S = 20.0
+RESULTS = ("summary.json", "metrics.jsonl")
+LIVE = [state.value for state in JobState if not state.terminal]
+
+
+def up(arguments: Namespace) -> int:
+    """`paceline up`: serve until interrupted."""
+    run_dir = arguments.run_dir or DEFAULT_RUN_DIR
+    with _running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
+        print(f"serving at {local.url} (docs at {local.url}/docs), files in {run_dir}")
+        print("stop with Ctrl-C", flush=True)
+        threading.Event().wait()
+    return Exit.OK
+
+
+def run(arguments: Namespace) -> int:
+    """`paceline run JOB.yaml`: from everything up to everything down."""
+    spec = read_job(arguments.job_file, arguments.overrides)
+    check(spec)
+    run_dir = arguments.run_dir or Path("runs") / spec.name
+    with _running(run_dir, arguments) as local, Client(local.url) as client:
+        job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
+        try:
+            job = follow(client, job_id, quiet=arguments.quiet)
+        except KeyboardInterrupt:
+            _cancel(client, job_id)
+            raise
+    collect(run_dir, job)
+    code = verdict(job)
+    if code == Exit.OK:
+        print(f"{job_id} succeeded; results in {run_dir}")
+    return code
+
+
+def collect(run_dir: Path, job: JobView) -> None:
+    """Copy the results of a job to the top of the run directory and draw its rewards."""
+    folder = run_dir / "jobs" / job.status.job_id
+    for name in RESULTS:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, run_dir / name)
+    if not (folder / "summary.json").exists():
+        (run_dir / "summary.json").write_text(json.dumps(job.status.summary, indent=1))
+    if (run_dir / "metrics.jsonl").exists():
+        from paceline.report import draw_rewards, read_metrics
+
+        rows = read_metrics(run_dir / "metrics.jsonl")
+        draw_rewards(rows, run_dir / "reward.png", title=job.status.name)
+
+
+@contextlib.contextmanager
+def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
+    """Everything up; at the end, interrupted or not, everything down."""
+    local = Local(run_dir, http_port=arguments.port, store_url=arguments.store)
+    local.start()
+    try:
+        yield local
+    finally:
+        # A second Ctrl-C would leave processes behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("stopping", file=sys.stderr, flush=True)
+        local.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _same_live_job(client: Client, spec: JobSpec) -> str:
+    """A job that a killed `run` left behind: it goes on instead of starting again."""
+    for job in all_jobs(client, LIVE):
+        with contextlib.suppress(PacelineError):
+            if parse_job(job.spec) == spec and job.status.state is not JobState.CANCELLING:
+                print(f"going on with {job.status.job_id}", file=sys.stderr)
+                return job.status.job_id
+    return ""
+
+
+def _cancel(client: Client, job_id: str) -> None:
+    """Otherwise the next start in this run directory would go on with it."""
+    print("cancelling", file=sys.stderr, flush=True)
+    with contextlib.suppress(PacelineError):
+        client.cancel(job_id, reason="interrupted")
+        client.wait(job_id, timeout_s=CANCEL_TIMEOUT_S)

@@ -1,0 +1,129 @@
+"""What a running job looks like in a terminal, or as plain lines where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from paceline.client import Client
+from paceline.rest import JobEvent, JobView
+
+WINDOW_S = 15.0
+LINE_EVERY_S = 5.0
+_DONE = ("trained", "durable")
+
+
+@dataclass(slots=True)
+class Rate:
+    """Growth of a counter per second over the last `WINDOW_S`."""
+
+    points: deque[tuple[float, float]] = field(default_factory=deque[tuple[float, float]])
+
+    def add(self, now_s: float, value: float) -> None:
+        """The counter stands at `value`."""
+        if self.points and value < self.points[-1][1]:
+            self.points.clear()
+        self.points.append((now_s, value))
+        while len(self.points) > 2 and now_s - self.points[0][0] > WINDOW_S:
+            self.points.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        """None until two points are known."""
+        if len(self.points) < 2 or self.points[-1][0] == self.points[0][0]:
+            return None
+        (first_s, first), (last_s, last) = self.points[0], self.points[-1]
+        return (last - first) / (last_s - first_s)
+
+
+@dataclass(slots=True)
+class Progress:
+    """The newest known value of everything worth showing; fed with events."""
+
+    target_steps: int = 0
+    status: dict[str, str] = field(default_factory=dict[str, str])
+    tokens: Rate = field(default_factory=Rate)
+    episodes: Rate = field(default_factory=Rate)
+
+    def update(self, event: JobEvent, now_s: float) -> None:
+        """Take in one event."""
+        status, live = event.status, event.live
+        steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
+        self.status |= {"state": status.state, "step": steps}
+        if status.eval_reward is not None:
+            self.status["held-out reward"] = f"{status.eval_reward:.3f} (step {status.eval_step})"
+        for row in event.metrics:
+            if row.kind == "train":
+                self._note_step(row.values)
+        if "tokens_generated" in live:
+            self.tokens.add(now_s, float(live["tokens_generated"]))
+        if counts := live.get("counts"):
+            self.episodes.add(now_s, float(sum(counts.get(name, 0) for name in _DONE)))
+        self._put("tokens/s", self.tokens.per_s, "{:,.0f}")
+        self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
+        if live:
+            self.status["waiting"] = waiting(live)
+
+    def line(self) -> str:
+        """Everything on one line."""
+        return "  ".join(f"{name} {value}" for name, value in self.status.items())
+
+    def table(self, title: str) -> Table:
+        """Everything, one row each."""
+        made = Table.grid(padding=(0, 2))
+        made.add_row("[bold]job[/]", title)
+        for name, value in self.status.items():
+            made.add_row(f"[bold]{name}[/]", value)
+        return made
+
+    def _note_step(self, values: Mapping[str, Any]) -> None:
+        self._put("reward", values.get("reward"), "{:.3f}")
+        self._put("staleness", values.get("staleness"), "{:.2f}")
+
+    def _put(self, name: str, value: Any, pattern: str) -> None:
+        if isinstance(value, (int, float)):
+            self.status[name] = pattern.format(value)
+
+
+def waiting(live: Mapping[str, Any]) -> str:
+    """Who waits for whom at this moment."""
+    found: list[str] = []
+    if float(live.get("trainer_wait_s", 0.0)) > 0.5:
+        found.append(f"trainer for episodes ({live['trainer_wait_s']:.1f} s)")
+    if live.get("headroom_groups", 1) <= 0:
+        found.append("rollout for trainer (staleness bound)")
+    return ", ".join(found) or "nobody"
+
+
+def follow(
+    client: Client,
+    job_id: str,
+    *,
+    quiet: bool,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> JobView:
+    """Show a job until it has ended; the job."""
+    job = client.get(job_id)
+    if quiet:
+        return client.wait(job_id)
+    console = console or Console()
+    progress = Progress(target_steps=int(job.spec.get("stop", {}).get("steps", 0)))
+    shown_s = float("-inf")
+    with Live(console=console) if console.is_terminal else nullcontext() as live:
+        for event in client.watch(job_id):
+            progress.update(event, clock())
+            if live is not None:
+                live.update(progress.table(job_id))
+            elif event.status.state.terminal or clock() - shown_s >= LINE_EVERY_S:
+                shown_s = clock()
+                console.print(progress.line(), soft_wrap=True, highlight=False)
+    return client.get(job_id)

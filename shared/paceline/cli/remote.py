@@ -1,0 +1,143 @@
+"""Commands that talk to a gateway, and `logs`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.check import read_job
+from paceline.cli.entry import Exit
+from paceline.cli.progress import follow
+from paceline.client import Client
+from paceline.errors import NotFoundError
+from paceline.files import read_json, tail
+from paceline.rest import JobView
+from paceline.types import JobState
+
+DEFAULT_URL = "http://127.0.0.1:8300"
+DEFAULT_RUN_DIR = Path("runs/local")
+
+
+def submit(arguments: Namespace) -> int:
+    """`paceline submit JOB.yaml`."""
+    spec = read_job(arguments.job_file, arguments.overrides)
+    with client_of(arguments) as client:
+        job = client.submit(spec)
+        print(job.status.job_id, flush=True)
+        if not arguments.watch:
+            return Exit.OK
+        return verdict(follow(client, job.status.job_id, quiet=False))
+
+
+def list_jobs(arguments: Namespace) -> int:
+    """`paceline list`."""
+    live = [state.value for state in JobState if not state.terminal]
+    table = Table("id", "name", "state", "step", "eval reward", "age", box=None)
+    with client_of(arguments) as client:
+        for job in all_jobs(client, [] if arguments.all else live):
+            status = job.status
+            reward = "" if status.eval_reward is None else f"{status.eval_reward:.3f}"
+            table.add_row(
+                status.job_id,
+                status.name,
+                status.state,
+                str(status.step),
+                reward,
+                f"{status.created_s:.0f} s",
+            )
+    Console().print(table)
+    return Exit.OK
+
+
+def watch(arguments: Namespace) -> int:
+    """`paceline watch ID`."""
+    with client_of(arguments) as client:
+        return verdict(follow(client, arguments.job, quiet=arguments.quiet))
+
+
+def cancel(arguments: Namespace) -> int:
+    """`paceline cancel ID`."""
+    with client_of(arguments) as client:
+        job = client.cancel(arguments.job, reason=arguments.reason)
+    print(f"{job.status.job_id}: {job.status.state}")
+    return Exit.OK
+
+
+def audit(arguments: Namespace) -> int:
+    """`paceline audit ID`."""
+    with client_of(arguments) as client:
+        report = client.audit(arguments.job)
+    counts = [*report.counts.items(), *((f"dropped: {k}", n) for k, n in report.dropped.items())]
+    for name, number in counts:
+        print(f"{name:<28} {number}")
+    for problem in report.problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print("ok" if report.ok else "not ok")
+    return Exit.OK if report.ok else Exit.AUDIT
+
+
+def logs(arguments: Namespace) -> int:
+    """`paceline logs [NAME]`."""
+    folder = (arguments.run_dir or DEFAULT_RUN_DIR) / "logs"
+    if not arguments.name:
+        for path in sorted(folder.glob("*.log")):
+            print(path.stem)
+        return Exit.OK
+    found = [folder / f"{arguments.name}{end}" for end in (".log", ".out")]
+    found = [path for path in found if path.exists()]
+    if not found:
+        raise NotFoundError(f"no logs of {arguments.name!r} in {folder}")
+    for path in found:
+        rows = tail(path, num_bytes=256 * arguments.lines + 1024).splitlines()
+        print("\n".join(rows[-arguments.lines :]), flush=True)
+    if arguments.follow:
+        _follow_file(found[0])
+    return Exit.OK
+
+
+def client_of(arguments: Namespace) -> Client:
+    """The gateway that is meant: `--url`, else that of the run directory, else the default."""
+    if arguments.url:
+        return Client(arguments.url)
+    note = read_json((arguments.run_dir or DEFAULT_RUN_DIR) / "gateway.json") or {}
+    return Client(note.get("http", DEFAULT_URL))
+
+
+def all_jobs(client: Client, states: list[str]) -> list[JobView]:
+    """All jobs in these states, over all pages; newest first."""
+    found: list[JobView] = []
+    token = ""
+    while True:
+        page = client.list(state=states, page_token=token, page_size=1000)
+        found += page.jobs
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+def verdict(job: JobView) -> int:
+    """The exit code for a job that has ended."""
+    status = job.status
+    if status.state is not JobState.SUCCEEDED:
+        print(f"{status.job_id} {status.state}: {status.reason}", file=sys.stderr)
+        return Exit.JOB
+    return Exit.AUDIT if status.summary.get("audit_ok") is False else Exit.OK
+
+
+def _follow_file(path: Path) -> None:
+    handle = path.open()
+    handle.seek(0, os.SEEK_END)
+    while True:
+        if text := handle.read():
+            print(text, end="", flush=True)
+        elif path.exists() and path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
+            handle.close()  # rotated
+            handle = path.open()
+        else:
+            time.sleep(0.25)

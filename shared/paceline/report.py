@@ -1,0 +1,63 @@
+"""Pictures and numbers from the metric rows of a job. Drawing needs matplotlib (`local` extra)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+Curve = tuple[list[int], list[float]]
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a `metrics.jsonl`; a last line cut short is left out."""
+    rows: list[Row] = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def curve(rows: Iterable[Row], *, kind: str, name: str) -> Curve:
+    """One metric over steps; a step that was trained again counts once, the last time."""
+    points: dict[int, float] = {}
+    for row in rows:
+        value = row.get("values", row).get(name)
+        if row.get("kind") == kind and isinstance(value, (int, float)):
+            points[int(row["step"])] = float(value)
+    steps = sorted(points)
+    return steps, [points[step] for step in steps]
+
+
+def smooth(values: list[float], *, width: int) -> list[float]:
+    """Mean over the last `width` values."""
+    windows = (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
+
+
+def draw_rewards(rows: list[Row], path: Path, *, title: str = "") -> None:
+    """Training reward and held-out reward over steps, as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    steps, rewards = curve(rows, kind="train", name="reward")
+    if steps:
+        axes.plot(steps, rewards, color="#9ecae1", linewidth=0.8)
+        axes.plot(steps, smooth(rewards, width=10), color="#3182bd", label="training (mean of 10)")
+    steps, rewards = curve(rows, kind="eval", name="reward")
+    if steps:
+        axes.plot(steps, rewards, "o-", color="#e6550d", markersize=4, label="held out")
+    axes.set_xlabel("trainer step")
+    axes.set_ylabel("mean reward")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    figure.savefig(path, dpi=120)

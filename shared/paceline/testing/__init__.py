@@ -1,0 +1,1 @@
+"""Parts for tests of Paceline and of plug-ins."""

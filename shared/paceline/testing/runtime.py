@@ -1,0 +1,121 @@
+"""A controller's surroundings in memory: a clock to turn, a runtime, a ledger of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from paceline.errors import StateError, UnavailableError
+from paceline.types import JobState, check_job_step
+
+
+@dataclass(slots=True)
+class FakeClock:
+    """Seconds that pass only when told to."""
+
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time go by."""
+        self.now_s += seconds
+
+
+class _Wanted(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def job_id(self) -> str: ...
+
+
+@dataclass(slots=True)
+class FakeObserved:
+    """What a runtime says of a process."""
+
+    name: str
+    job_id: str = ""
+    alive: bool = True
+    outdated: bool = False
+
+
+@dataclass(slots=True)
+class MemoryRuntime:
+    """Processes that live and die as a test says."""
+
+    running: dict[str, FakeObserved] = field(default_factory=dict[str, FakeObserved])
+    starts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    stops: list[str] = field(default_factory=list[str])
+    silent: set[str] = field(default_factory=set[str])
+    broken: set[str] = field(default_factory=set[str])
+
+    async def list(self) -> Any:
+        """Everything that was started and not stopped since."""
+        return [FakeObserved(o.name, o.job_id, o.alive, o.outdated) for o in self.running.values()]
+
+    async def start(self, wanted: _Wanted, *, incarnation: int) -> None:
+        """Start it, unless it is said to be broken."""
+        self.starts.append((wanted.name, incarnation))
+        if wanted.name in self.broken:
+            raise OSError("no such file")
+        self.running[wanted.name] = FakeObserved(wanted.name, wanted.job_id)
+
+    async def stop(self, name: str, *, grace_s: float) -> None:
+        """End it at once."""
+        self.stops.append(name)
+        self.running.pop(name, None)
+
+    async def ready(self, name: str) -> bool:
+        """It lives and is not said to be silent."""
+        return name in self.running and self.running[name].alive and name not in self.silent
+
+    async def last_words(self, name: str) -> str:
+        """A fixed text."""
+        return f"ValueError: the end of {name}"
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def die(self, name: str) -> None:
+        """Let a process die."""
+        self.running[name].alive = False
+
+
+@dataclass(slots=True)
+class MemoryLedger:
+    """Jobs by id, as any object with `job_id`, `state`, `step`; moved by the table of states."""
+
+    jobs: dict[str, Any] = field(default_factory=dict[str, Any])
+    incarnations: dict[str, int] = field(default_factory=dict[str, int])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    away: bool = False
+
+    async def live_jobs(self) -> list[Any]:
+        """All jobs that are not over."""
+        self._answer()
+        return [job for job in self.jobs.values() if not job.state.terminal]
+
+    async def grant_incarnation(self, job_id: str) -> int:
+        """One more than the last."""
+        self._answer()
+        if self.jobs[job_id].state.terminal:
+            raise StateError(f"job {job_id} is over")
+        self.incarnations[job_id] = self.incarnations.get(job_id, 0) + 1
+        return self.incarnations[job_id]
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        """Move a job on."""
+        self._answer()
+        check_job_step(self.jobs[job_id].state, state)
+        self.put(job_id, state=state)
+        self.reasons[job_id] = reason
+
+    def put(self, job_id: str, **changes: Any) -> None:
+        """Change fields of a job."""
+        self.jobs[job_id] = replace(self.jobs[job_id], **changes)
+
+    def _answer(self) -> None:
+        if self.away:
+            raise UnavailableError("experience cannot be reached")

@@ -1,0 +1,255 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.config import parse_job
+from paceline.config.service import ControllerOptions
+from paceline.testing.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
+from paceline.types import JobState
+from paceline_controller.plan import LiveJob
+from paceline_controller.reconciler import Reconciler
+
+OPTIONS = ControllerOptions(start_timeout_s=30, restart_most_s=4, give_up_after=3)
+SPEC = parse_job(
+    {
+        "name": "a",
+        "model": {"path": "models/tiny"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": ["exact"],
+    }
+)
+
+
+class World:
+    def __init__(self, options: ControllerOptions = OPTIONS) -> None:
+        self.options = options
+        self.clock = FakeClock()
+        self.runtime = MemoryRuntime()
+        self.ledger = MemoryLedger()
+        self.reconciler = self.controller()
+
+    def controller(self) -> Reconciler:
+        return Reconciler(
+            ledger=self.ledger,
+            runtime=self.runtime,
+            options=self.options,
+            child_grace_s=1.0,
+            clock=self.clock,
+        )
+
+    def submit(self, state: JobState = JobState.QUEUED) -> None:
+        self.ledger.jobs["a-1"] = LiveJob("a-1", state, 0, SPEC)
+
+    async def passes(self, number: int = 1, *, every_s: float = 0.5) -> None:
+        for _ in range(number):
+            await self.reconciler.once()
+            await self.reconciler.settle()
+            self.clock.pass_s(every_s)
+
+    @property
+    def state(self) -> JobState:
+        return self.ledger.jobs["a-1"].state
+
+    def alive(self) -> set[str]:
+        return {name for name, found in self.runtime.running.items() if found.alive}
+
+    def starts_of(self, name: str) -> list[int]:
+        return [incarnation for found, incarnation in self.runtime.starts if found == name]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+POOLS = {"environment-0", "reward-0"}
+OWN = {"trainer-a-1", "rollout-a-1-0"}
+
+
+async def test_pools_start_before_any_job(world: World) -> None:
+    await world.passes()
+    assert world.alive() == POOLS
+
+
+async def test_a_queued_job_gets_its_processes_and_moves_on(world: World) -> None:
+    world.submit()
+    await world.passes(2)
+    assert world.alive() == POOLS | OWN
+    assert world.state is JobState.STARTING
+    assert world.starts_of("trainer-a-1") == [1]
+    assert world.starts_of("rollout-a-1-0") == [0]
+
+
+async def test_every_start_of_a_trainer_has_a_new_incarnation(world: World) -> None:
+    world.submit()
+    await world.passes()
+    world.runtime.die("trainer-a-1")
+    await world.passes(3)
+    assert world.starts_of("trainer-a-1") == [1, 2]
+
+
+async def test_pauses_between_restarts_grow(world: World) -> None:
+    await world.passes()
+    started: list[float] = []
+    for _ in range(4):
+        world.runtime.die("reward-0")
+        before = len(world.starts_of("reward-0"))
+        began = world.clock()
+        while len(world.starts_of("reward-0")) == before:
+            await world.passes(every_s=0.25)
+        started.append(world.clock() - began)
+    assert started == sorted(started)
+    assert started[-1] >= 2 * started[0]
+
+
+async def test_a_stable_life_resets_the_pause(world: World) -> None:
+    await world.passes()
+    for _ in range(2):
+        world.runtime.die("reward-0")
+        await world.passes(4)
+    await world.passes(30)
+    world.runtime.die("reward-0")
+    before = len(world.starts_of("reward-0"))
+    await world.passes(2)
+    assert len(world.starts_of("reward-0")) == before + 1
+
+
+async def test_a_job_fails_when_its_process_never_gets_on(world: World) -> None:
+    world.submit()
+    for _ in range(60):
+        await world.passes()
+        if "rollout-a-1-0" in world.alive():
+            world.runtime.die("rollout-a-1-0")
+    assert world.state is JobState.FAILED
+    assert "rollout-a-1-0 failed 3 times without progress" in world.ledger.reasons["a-1"]
+    assert "ValueError: the end of rollout-a-1-0" in world.ledger.reasons["a-1"]
+    assert world.alive() == POOLS
+
+
+async def test_a_trainer_that_gets_on_is_restarted_for_ever(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    for step in range(1, 60):
+        world.ledger.put("a-1", step=step)
+        await world.passes(2)
+        if "trainer-a-1" in world.alive():
+            world.runtime.die("trainer-a-1")
+    assert world.state is JobState.RUNNING
+    assert len(world.starts_of("trainer-a-1")) > 2 * OPTIONS.give_up_after
+
+
+async def test_a_broken_pool_fails_the_jobs_that_wait_for_it(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    for _ in range(60):
+        await world.passes()
+        if "environment-0" in world.alive():
+            world.runtime.die("environment-0")
+    assert world.state is JobState.FAILED
+
+
+async def test_what_cannot_be_started_at_all_is_tried_with_pauses(world: World) -> None:
+    world.runtime.broken.add("reward-0")
+    await world.passes(20)
+    assert 2 < len(world.starts_of("reward-0")) < 10
+
+
+async def test_one_that_never_answers_is_replaced(world: World) -> None:
+    world.runtime.silent.add("reward-0")
+    await world.passes(80)
+    assert "reward-0" in world.runtime.stops
+    assert len(world.starts_of("reward-0")) == 2
+
+
+async def test_cancelling_ends_when_its_processes_are_gone(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.ledger.put("a-1", state=JobState.CANCELLING)
+    await world.reconciler.once()
+    assert world.state is JobState.CANCELLING
+    await world.passes(3)
+    assert world.state is JobState.CANCELLED
+    assert world.alive() == POOLS
+
+
+@pytest.mark.parametrize("state", [s for s in JobState if s.terminal])
+async def test_a_job_that_is_over_keeps_no_process(world: World, state: JobState) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.ledger.put("a-1", state=state)
+    await world.passes(2)
+    assert world.alive() == POOLS
+
+
+async def test_what_runs_is_adopted_and_not_started_again(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    starts = list(world.runtime.starts)
+    world.reconciler = world.controller()
+    await world.passes(3)
+    assert world.runtime.starts == starts
+    world.runtime.die("trainer-a-1")
+    await world.passes(3)
+    assert world.starts_of("trainer-a-1") == [1, 2]
+
+
+async def test_processes_of_jobs_it_cannot_ask_about_are_left_alone(world: World) -> None:
+    world.runtime.running["trainer-b-1"] = FakeObserved("trainer-b-1", "b-1")
+    world.ledger.away = True
+    await world.passes(3)
+    assert world.alive() == POOLS | {"trainer-b-1"}
+    world.ledger.away = False
+    await world.passes(2)
+    assert world.alive() == POOLS
+
+
+async def test_restarts_go_on_while_experience_is_away(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.ledger.away = True
+    for name in OWN:
+        world.runtime.die(name)
+    await world.passes(4)
+    assert "rollout-a-1-0" in world.alive()
+    assert "trainer-a-1" not in world.alive()
+    world.ledger.away = False
+    await world.passes(2)
+    assert world.alive() == POOLS | OWN
+
+
+async def test_outdated_processes_are_replaced(world: World) -> None:
+    await world.passes()
+    world.runtime.running["reward-0"].outdated = True
+    await world.passes(3)
+    assert world.runtime.stops == ["reward-0"]
+    assert world.alive() == POOLS
+
+
+async def test_stop_all(world: World) -> None:
+    world.submit()
+    await world.passes(2)
+    await world.reconciler.stop_all()
+    assert world.alive() == set()
+
+
+def faults(world: World) -> list[Callable[[], Any]]:
+    return [
+        lambda: world.runtime.running.clear(),
+        lambda: setattr(world.ledger, "away", True),
+        lambda: setattr(world.ledger, "away", False),
+        lambda: [world.runtime.die(name) for name in world.runtime.running],
+        lambda: world.clock.pass_s(100),
+    ]
+
+
+async def test_it_comes_back_from_any_sequence_of_faults() -> None:
+    world = World(OPTIONS.model_copy(update={"give_up_after": 1000}))
+    world.submit(JobState.RUNNING)
+    for first in range(5):
+        for second in range(5):
+            await world.passes()
+            faults(world)[first]()
+            await world.passes(2)
+            faults(world)[second]()
+    world.ledger.away = False
+    await world.passes(20)
+    assert world.alive() == POOLS | OWN
