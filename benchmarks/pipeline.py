@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.client import Client
 from paceline.config import load_job
 from paceline.rpc import call, connect
+from paceline.types import JobState
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
 
@@ -99,9 +100,9 @@ def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     try:
         addresses = wait_for(folder / "gateway.json")
         with Client(addresses["http"]) as client:
-            job_id = client.submit(spec)["status"]["job_id"]
+            job_id = client.submit(spec).status.job_id
             samples = asyncio.run(watch(client, job_id, folder))
-            summary = client.get(job_id)["status"]["summary"]
+            summary = client.get(job_id).status.summary
         return table(name, spec, samples, summary)
     finally:
         up.send_signal(signal.SIGTERM)
@@ -126,13 +127,13 @@ async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
     async with connect(experience) as channel:
         roster: RosterAsyncStub = RosterStub(channel)
         while True:
-            status = (await asyncio.to_thread(client.get, job_id))["status"]
-            if status["state"] in {"succeeded", "failed", "cancelled"}:
-                if status["state"] != "succeeded":
-                    raise RuntimeError(f"{status['state']}: {status['reason']}")
+            status = (await asyncio.to_thread(client.get, job_id)).status
+            if status.state.terminal:
+                if status.state != JobState.SUCCEEDED:
+                    raise RuntimeError(f"{status.state}: {status.reason}")
                 return samples
             reply = await call(roster.ListWorkers, pb.ListWorkersRequest(), timeout_s=5)
-            sample = Sample(time.monotonic(), int(status["step"]))
+            sample = Sample(time.monotonic(), status.step)
             for worker in reply.workers:
                 sample.load[f"{worker.kind}:{worker.worker_id}"] = dict(worker.load)
             samples.append(sample)

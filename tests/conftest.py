@@ -1,0 +1,154 @@
+"""What several kinds of test share: a tiny model, a whole platform on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.client import Client
+
+TINY = """
+import sys
+from pathlib import Path
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+import json, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+folder = Path(sys.argv[1])
+folder.mkdir(parents=True)
+names = ["<pad>", "<bos>", "<eos>", *"0123456789+-*=", " "]
+tokenizer = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<pad>"))
+tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+tokenizer.decoder = decoders.Fuse()
+tokenizer.add_special_tokens(["<pad>", "<bos>", "<eos>"])
+tokenizer.save(str(folder / "tokenizer.json"))
+settings = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+(folder / "tokenizer_config.json").write_text(json.dumps(settings))
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=len(names), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True,
+)
+LlamaForCausalLM(config).save_pretrained(folder)
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of some thousand parameters with a character tokenizer."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", TINY, str(folder)], check=True, env=environment)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_job(tiny_model: Path) -> Callable[..., dict[str, Any]]:
+    """A small job as a dictionary; keyword arguments replace whole sections."""
+
+    def make(**sections: Any) -> dict[str, Any]:
+        job: dict[str, Any] = {
+            "name": "tiny",
+            "model": {"path": str(tiny_model)},
+            "tasks": {"environment": "arithmetic", "options": {"digits": 1}},
+            "eval": {"every": 10, "tasks": 16, "options": {"split": "heldout"}},
+            "sampling": {"max_tokens": 4, "max_context": 32},
+            "reward": [{"kind": "exact"}],
+            "experience": {"batch_groups": 4, "group_size": 4, "filters": [], "lease_s": 3.0},
+            "trainer": {"optimizer": {"lr": 1e-4}, "checkpoint": {"every": 5}},
+            "stop": {"steps": 20},
+        }
+        job.update(sections)
+        return job
+
+    return make
+
+
+@dataclass(slots=True)
+class Platform:
+    """`paceline up` in a process of its own."""
+
+    run_dir: Path
+    http: str
+    grpc: str
+    up: "subprocess.Popen[bytes]"
+
+    def client(self) -> Client:
+        """An SDK client of its gateway."""
+        return Client(self.http)
+
+    def pid_of(self, name: str) -> int:
+        """Process id of a started process by its name, or by the beginning of it."""
+        records = sorted((self.run_dir / "processes").glob(f"{name}*.json"))
+        assert records, f"no process {name}"
+        return int(json.loads(records[-1].read_text())["pid"])
+
+    def names(self) -> list[str]:
+        """Names of all started processes."""
+        return sorted(path.stem for path in (self.run_dir / "processes").glob("*.json"))
+
+    def stop(self) -> None:
+        """SIGTERM; everything goes down."""
+        self.up.send_signal(signal.SIGTERM)
+        self.up.wait(60)
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failed test."""
+        tails = [f"{p.name}:\n{p.read_text()[-2000:]}" for p in (self.run_dir / "logs").iterdir()]
+        return "\n".join(tails)
+
+
+@pytest.fixture(scope="session")
+def start_platform() -> Iterator[Callable[..., Platform]]:
+    """Starts platforms; ends them all at the end."""
+    started: list[Platform] = []
+
+    def start(run_dir: Path, *more: str) -> Platform:
+        command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir)]
+        up = subprocess.Popen([*command, "--port", "0", *more])
+        addresses = run_dir / "gateway.json"
+        deadline = time.monotonic() + 60
+        while not addresses.exists():
+            assert up.poll() is None, "paceline up ended"
+            assert time.monotonic() < deadline, "gateway did not come up"
+            time.sleep(0.1)
+        content = json.loads(addresses.read_text())
+        started.append(Platform(run_dir, content["http"], content["grpc"], up))
+        return started[-1]
+
+    yield start
+    for platform in started:
+        if platform.up.poll() is None:
+            platform.stop()
+
+
+@pytest.fixture(scope="module")
+def platform(
+    tmp_path_factory: pytest.TempPathFactory, start_platform: Callable[..., Platform]
+) -> Iterator[Platform]:
+    """One platform for the tests of a module."""
+    made = start_platform(tmp_path_factory.mktemp("run"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    """Waits for a condition; fails with `what` when it does not come true."""
+
+    def wait(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, what
+            time.sleep(0.1)
+
+    return wait
