@@ -1,0 +1,74 @@
+"""A job by hand: REST with nothing but HTTP, gRPC with nothing but the checked-in stubs."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import jobs_pb2_grpc as pb_grpc
+
+pytestmark = pytest.mark.slow
+
+
+def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., Any]) -> None:
+    job = tiny_job(name="rest", stop={"steps": 6})
+    with httpx.Client(base_url=platform.http, timeout=120) as http:
+        made = http.post("/v1/jobs", json=job, headers={"idempotency-key": "one"})
+        assert made.status_code == 201, made.text
+        job_id = made.json()["status"]["job_id"]
+        again = http.post("/v1/jobs", json=job, headers={"idempotency-key": "one"})
+        assert again.json()["status"]["job_id"] == job_id
+        with http.stream("GET", f"/v1/jobs/{job_id}/events") as events:
+            lines = [line for line in events.iter_lines() if line.startswith("data:")]
+        assert json.loads(lines[-1][5:])["status"]["state"] == "succeeded"
+        rows = http.get(f"/v1/jobs/{job_id}/metrics").json()["rows"]
+        assert [r["step"] for r in rows if r["kind"] == "eval"] == [0, 6]
+        assert len([r for r in rows if r["kind"] == "train"]) == 6
+        page = http.get(f"/v1/jobs/{job_id}/trajectories", params={"page_size": 5}).json()
+        assert len(page["trajectories"]) == 5
+        assert page["next_page_token"]
+        first = page["trajectories"][0]["transcripts"][0]
+        assert first["spans"][0]["start"] == 0
+        assert first["spans"][-1]["end"] == len(first["tokens"])
+        over = http.post(f"/v1/jobs/{job_id}/cancel")
+        assert over.status_code == 409
+        assert "succeeded" in over.json()["error"]["message"]
+        assert http.get("/v1/jobs/nope").status_code == 404
+
+
+def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None:
+    with grpc.insecure_channel(platform.grpc) as channel:
+        jobs = pb_grpc.JobsStub(channel)
+        spec = json.dumps(tiny_job(name="grpc", stop={"steps": 500}))
+        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=30)
+        job_id = job.status.job_id
+        for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120):
+            if event.status.step >= 2:
+                break
+        jobs.CancelJob(pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=30)
+        states = [
+            event.status.state
+            for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120)
+        ]
+        assert states[-1] == "cancelled"
+        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=30)
+        assert report.ok, list(report.problems)
+        assert report.dropped["cancelled"] > 0
+        with pytest.raises(grpc.RpcError) as caught:
+            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=30)
+        assert "nope" in str(caught.value)
+
+
+def test_an_overlong_prompt_fails_the_job_and_says_so(
+    platform: Any, tiny_job: Callable[..., Any]
+) -> None:
+    job = tiny_job(name="long", sampling={"max_tokens": 2, "max_context": 3})
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        status = client.wait(job_id, timeout_s=120).status
+    assert status.state == "failed"
+    assert "does not fit max_context 3" in status.reason
