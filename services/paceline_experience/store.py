@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -10,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from paceline.errors import FencedError, NotFoundError, StateError, StoreError, TransitionError
+from paceline.types import EPISODE_STEPS, EpisodeState
 
 # A Lua script fails with `redis.error_reply("FENCED text")`; the first word picks the class.
 _SCRIPT_ERRORS = {
@@ -17,6 +20,19 @@ _SCRIPT_ERRORS = {
     "MISSING": NotFoundError,
     "STATE": StateError,
     "TRANSITION": TransitionError,
+}
+
+# One letter per state in the records that scripts read and write.
+LETTERS: dict[EpisodeState, str] = {
+    EpisodeState.QUEUED: "q",
+    EpisodeState.LEASED: "l",
+    EpisodeState.FINISHED: "f",
+    EpisodeState.READY: "r",
+    EpisodeState.TAKEN: "t",
+    EpisodeState.TRAINED: "n",
+    EpisodeState.DURABLE: "d",
+    EpisodeState.MEASURED: "m",
+    EpisodeState.DROPPED: "x",
 }
 
 
@@ -51,18 +67,30 @@ class Store:
         """Run `lua/<script>.lua` atomically."""
         if script not in self._digests:
             await self._load(script)
-        try:
+        with translated():
             try:
                 return await self._evalsha(script, keys, args)
             except NoScriptError:
                 await self._load(script)
                 return await self._evalsha(script, keys, args)
-        except RedisError as error:
-            raise translate(error) from None
+
+    async def command(self, *args: str | int | float | bytes) -> Any:
+        """One plain command."""
+        with translated():
+            return await self.redis.execute_command(*args)
+
+    async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
+        """Several whole hashes, as of one moment."""
+        with translated():
+            async with self.redis.pipeline(transaction=True) as pipe:
+                for key in keys:
+                    pipe.hgetall(key)
+                return await pipe.execute()
 
     async def now(self) -> float:
         """Ledger time: seconds by the clock of Redis."""
-        seconds, micros = await self.redis.time()
+        with translated():
+            seconds, micros = await self.redis.time()
         return seconds + micros / 1e6
 
     async def close(self) -> None:
@@ -70,18 +98,40 @@ class Store:
         await self.redis.aclose()
 
     async def _load(self, script: str) -> None:
-        text = (files("paceline_experience") / "lua" / f"{script}.lua").read_text()
-        self._digests[script] = str(await self.redis.script_load(text))
+        folder = files("paceline_experience") / "lua"
+        parts = [_state_table(), *((folder / f"{n}.lua").read_text() for n in ("common", script))]
+        with translated():
+            self._digests[script] = str(await self.redis.script_load("\n".join(parts)))
 
     async def _evalsha(self, script: str, keys: list[str], args: tuple[Any, ...]) -> Any:
         return await self.redis.evalsha(self._digests[script], len(keys), *keys, *args)
+
+
+def _state_table() -> str:
+    """The nouns' state table as Lua, so that there is one of it."""
+    steps = {LETTERS[a]: "".join(LETTERS[b] for b in after) for a, after in EPISODE_STEPS.items()}
+    names = {letter: str(state) for state, letter in LETTERS.items()}
+    return f"local STEPS = {_lua_table(steps)}\nlocal NAMES = {_lua_table(names)}"
+
+
+def _lua_table(values: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{key} = '{value}'" for key, value in values.items()) + "}"
+
+
+@contextmanager
+def translated() -> Generator[None]:
+    """Errors of Redis inside leave as errors of our tree."""
+    try:
+        yield
+    except RedisError as error:
+        raise translate(error) from None
 
 
 def translate(error: RedisError) -> Exception:
     """The error of our tree that a Redis error stands for."""
     word, _, text = str(error).partition(" ")
     if word in _SCRIPT_ERRORS:
-        return _SCRIPT_ERRORS[word](text)
+        return _SCRIPT_ERRORS[word](text.partition(" script: ")[0])
     if isinstance(error, RedisConnectionError):
         return StoreError(f"the store cannot be reached: {error}")
     return StoreError(f"the store refused: {error}")

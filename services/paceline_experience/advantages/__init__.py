@@ -1,0 +1,1 @@
+"""Advantage estimators, in numpy, over a whole batch."""

@@ -1,0 +1,218 @@
+"""Fixes the batch of each step, hands it out, and follows the trainer's steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from paceline import plugins
+from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
+from paceline.types import DropReason
+from paceline_experience import shares
+from paceline_experience.book import Book, Group
+from paceline_experience.core import Core
+from paceline_experience.feed import Feed
+from paceline_experience.groups import Groups
+from paceline_experience.payloads import PayloadStore
+from paceline_experience.shares import Batch, BatchShare
+
+_POLL_S = 1.0
+_YIELD_EVERY = 64
+
+
+class Batches:
+    """The side of the ledger that the trainer sees."""
+
+    def __init__(self, *, core: Core, feed: Feed, groups: Groups, payloads: PayloadStore) -> None:
+        self._core = core
+        self._feed = feed
+        self._groups = groups
+        self._payloads = payloads
+        spec = core.spec.experience.advantage
+        self._advantage = None
+        if spec.site == "experience":
+            self._advantage = plugins.find("advantages", spec.kind)
+        self._options = spec.options
+        self._built: Batch | None = None
+        self._building = asyncio.Lock()
+        self._since: float | None = None
+        self._waited_s = 0.0
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the trainer has been waiting for its present batch."""
+        return 0.0 if self._since is None else self._core.clock.now() - self._since
+
+    @property
+    def waited_s(self) -> float:
+        """All waits so far, with the present one."""
+        return self._waited_s + self.waiting_s
+
+    async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
+        """One rank's part of the batch of `step`; waits until there is one."""
+        if not 0 <= rank < world:
+            raise InvalidError(f"rank {rank} of a world of {world}: ranks go from 0 to world - 1")
+        while True:
+            event = self._core.ready.event()
+            async with self._core.transaction() as book:
+                fence(book, incarnation)
+                if book.stop:
+                    self._since = None
+                    return BatchShare(step=step, stop=book.stop)
+                fixed = await self._fix(book, incarnation, step)
+                names: list[str] = fixed["groups"] if fixed else []
+                groups = [book.groups[name] for name in names]
+            if fixed is not None:
+                return await self._share(fixed, groups, rank, world)
+            await _wait(event)
+
+    async def _share(
+        self, fixed: dict[str, Any], groups: Sequence[Group], rank: int, world: int
+    ) -> BatchShare:
+        try:
+            async with self._building:
+                if self._built is None or self._built.batch_id != fixed["id"]:
+                    self._built = await self._assemble(fixed, groups)
+                return self._built.share(rank, world)
+        except IntegrityError:
+            if self._core.book.stop:  # cancelled in between: its payloads are gone
+                return BatchShare(step=fixed["step"], stop=self._core.book.stop)
+            raise
+
+    async def _fix(self, book: Book, incarnation: int, step: int) -> dict[str, Any] | None:
+        if step != book.step:
+            raise StateError(f"TakeBatch of step {step}, but the ledger is at step {book.step}")
+        if step in book.batches:
+            return book.batches[step]
+        chosen = await self._choose(book, step)
+        if len(chosen) < self._core.spec.experience.batch_groups:
+            if self._since is None:
+                self._since = self._core.clock.now()
+            return None
+        wait_s = self.waiting_s
+        batch: dict[str, Any] = {
+            "id": f"{step}-{chosen[0].group_id}",
+            "step": step,
+            "groups": [g.group_id for g in chosen],
+            "stats": {**shares.batch_stats(chosen, book, step), "trainer_wait_s": wait_s},
+            "committed": 0,
+        }
+        await self._core.change("take", incarnation, step, json.dumps(batch))
+        self._waited_s, self._since = self._waited_s + wait_s, None
+        book.batches[step] = batch
+        return batch
+
+    async def _choose(self, book: Book, step: int) -> list[Group]:
+        """The ready groups that are oldest and not too old; those too old are dropped."""
+        spec = self._core.spec.experience
+        aged = [(book.staleness(book.groups[name], step), name) for name in book.ready]
+        late = [name for age, name in aged if age > spec.max_staleness]
+        await self._groups.drop(late, DropReason.STALE)
+        usable = [(-age, book.groups[n].order, n) for age, n in aged if n in book.groups]
+        if len(usable) < spec.batch_groups:
+            return []
+        return [book.groups[name] for _, _, name in sorted(usable)[: spec.batch_groups]]
+
+    async def _assemble(self, fixed: dict[str, Any], groups: Sequence[Group]) -> Batch:
+        blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
+        values: Sequence[float | None] = [None] * len(blobs)
+        if self._advantage is not None:
+            values = shares.advantages(groups, self._advantage, self._options)
+        mask = self._core.spec.sampling.truncated == "mask"
+        samples: list[tuple[bytes, int, int]] = []
+        for number, (blob, value) in enumerate(zip(blobs, values, strict=True)):
+            samples.extend(shares.train_samples(blob, value, mask_truncated=mask))
+            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+        return Batch(
+            batch_id=fixed["id"],
+            step=fixed["step"],
+            samples=tuple(data for data, _, _ in samples),
+            costs=tuple(tokens for _, tokens, _ in samples),
+            total_sequences=sum(trainable > 0 for _, _, trainable in samples),
+            total_tokens=sum(trainable for _, _, trainable in samples),
+            stats=fixed["stats"],
+        )
+
+    async def commit(
+        self, *, incarnation: int, step: int, batch_id: str
+    ) -> tuple[int, dict[str, Any] | None]:
+        """The step is trained: the ledger's step, and the batch's statistics.
+
+        None instead of statistics if it was committed before or the job was cancelled.
+        """
+        async with self._core.transaction() as book:
+            fence(book, incarnation)
+            if book.stop == "cancelled":
+                return book.step, None
+            batch = book.batches.get(step, {})
+            names = [book.groups[n] for n in batch.get("groups", ()) if n in book.groups]
+            ring = [p for g in names for p in g.payloads()]
+            answer = await self._core.change(
+                "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(_tally(batch))
+            )
+            if answer["again"]:
+                return book.step, None
+            batch["committed"] = batch["counted"] = 1
+        self._core.work.fire()
+        return book.step, batch["stats"]
+
+    async def checkpointed(self, *, incarnation: int, step: int, path: str) -> None:
+        """Steps below are durable: their payloads may go."""
+        async with self._core.transaction() as book:
+            await self._core.change("checkpointed", incarnation, step, path)
+            for done in [k for k in book.batches if k < step]:
+                del book.batches[done]
+            await self.trim(self._core.spec.experience.keep_trajectories)
+        self._core.work.fire()
+
+    async def trim(self, keep: int) -> None:
+        """Inside a transaction: of durable trajectories keep only the newest ones."""
+        store, ring = self._core.store, self._core.keys.ring
+        names: list[bytes] = await store.command("ZRANGE", ring, 0, -keep - 1)
+        live = self._core.book.groups
+        gone = [n for n in (b.decode() for b in names) if n.rsplit("/", 2)[0] not in live]
+        if gone:
+            await store.command("ZREM", ring, *gone)
+            await self._groups.free(gone)
+
+    async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
+        """Back to a checkpoint: the ledger's step and the newest version."""
+        async with self._core.transaction() as book:
+            fence(book, incarnation)
+            fed = await self._fed_at(step)
+            await self._core.change("rewind", incarnation, step)
+            if fed:
+                self._feed.rewind(fed)
+            self._core.invalidate()
+            self._built, self._since = None, None
+        self._core.ready.fire()
+        return step, book.version
+
+    async def _fed_at(self, step: int) -> str:
+        key = self._core.keys.samplers
+        found: bytes | None = await self._core.store.command("HGET", key, step)
+        return found.decode() if found else ""
+
+
+def fence(book: Book, incarnation: int) -> None:
+    """Refuse an incarnation that is not the newest."""
+    newest = book.number("incarnation")
+    if incarnation != newest:
+        raise FencedError(f"incarnation {incarnation} is not the newest, which is {newest}")
+
+
+def _tally(batch: dict[str, Any]) -> dict[str, int]:
+    stats = batch.get("stats", {})
+    found = {f"stale:{age}": int(n) for age, n in stats.get("staleness", {}).items()}
+    return {**found, "trained_tokens": int(stats.get("batch_tokens", 0))}
+
+
+async def _wait(event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_POLL_S):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,144 @@
+"""What all verbs of the ledger share: the job's keys, its book, its lock and its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from paceline.config import JobSpec
+from paceline_experience.book import Book
+from paceline_experience.keys import JobKeys
+from paceline_experience.store import Store
+
+
+class Hooks(Protocol):
+    """What the ledger tells its surroundings."""
+
+    async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
+        """A row for the history of the job; kind `train` or `eval`."""
+        ...
+
+    async def finished(self, *, state: str, reason: str) -> None:
+        """The job is over: `succeeded` or `failed`. May be told again after a restart."""
+        ...
+
+    async def running(self) -> None:
+        """The first version was announced."""
+        ...
+
+
+class Clock(Protocol):
+    """Ledger time in seconds."""
+
+    async def sync(self) -> None:
+        """Compare with the store's clock."""
+        ...
+
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+
+class StoreClock:
+    """Redis TIME, carried forward by the monotonic clock between comparisons."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._offset = 0.0
+
+    async def sync(self) -> None:
+        """Ask Redis."""
+        self._offset = await self._store.now() - time.monotonic()
+
+    def now(self) -> float:
+        """Redis TIME, as of the last comparison."""
+        return time.monotonic() + self._offset
+
+
+class Signal:
+    """Wakes everybody who waits; take the event first, then look, then wait."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def event(self) -> asyncio.Event:
+        """Set at the next `fire`."""
+        return self._event
+
+    def fire(self) -> None:
+        """Wake all who hold the present event."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+
+class Core:
+    """Runs scripts one at a time and keeps the book equal to what Redis holds."""
+
+    def __init__(
+        self, *, store: Store, keys: JobKeys, job_id: str, spec: JobSpec, clock: Clock
+    ) -> None:
+        self.store = store
+        self.keys = keys
+        self.job_id = job_id
+        self.spec = spec
+        self.clock = clock
+        self.book = Book()
+        self.work = Signal()  # something may be leased
+        self.ready = Signal()  # a batch may be taken
+        self._lock = asyncio.Lock()
+        self._stale = True
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Book]:
+        """One writer at a time, with a book that is true."""
+        async with self._lock:
+            if self._stale:
+                await self._load()
+            yield self.book
+
+    async def change(self, script: str, *args: str | int | bytes) -> Any:
+        """Run a script inside a transaction; what it answers.
+
+        The book is read again before the next transaction if it is unknown what was written.
+        """
+        self._stale = True
+        reply = await self.store.run(script, self.keys.scripts, *args)
+        head: dict[str, Any] = json.loads(reply[0])
+        self.book.apply(head, reply[1], deadline=self.lease_end())
+        self._stale = False
+        return head["answer"]
+
+    def lease_end(self) -> float:
+        """When a lease that is granted or renewed at this moment runs out."""
+        return self.clock.now() + self.spec.experience.lease_s
+
+    def invalidate(self) -> None:
+        """Read the book again before the next transaction."""
+        self._stale = True
+
+    async def _load(self) -> None:
+        keys = self.keys
+        names = (keys.counts, keys.meta, keys.groups, keys.batches, keys.versions)
+        counts, meta, groups, batches, versions = await self.store.hashes(*names)
+        old, book = self.book, Book()
+        book.counts.update({k.decode(): int(v) for k, v in counts.items()})
+        book.meta.update({k.decode(): v.decode() for k, v in meta.items()})
+        book.batches.update({int(k): json.loads(v) for k, v in batches.items()})
+        for text in versions.values():
+            self.add_version(book, json.loads(text))
+        for key, text in groups.items():
+            name = key.decode()
+            book.enter(name, text, before=old.groups.get(name), deadline=self.lease_end())
+        self.book = book
+        self._stale = False
+
+    @staticmethod
+    def add_version(book: Book, version: dict[str, Any]) -> None:
+        """Enter a publication into the book."""
+        number = int(version["version"])
+        book.versions[number] = {key: int(value) for key, value in version.items()}
+        book.ages[number] = int(version["age_step"])

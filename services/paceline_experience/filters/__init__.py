@@ -1,0 +1,1 @@
+"""Filters: whether a finished group is worth training on."""

@@ -1,0 +1,185 @@
+"""Takes in finished episodes, completes groups and passes them through the filters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline import plugins, wire
+from paceline.interfaces import GroupFilter
+from paceline.types import DropReason, Trajectory, VerifierStatus
+from paceline.v1 import types_pb2 as pb
+from paceline_experience.book import Facts, Group, payload_name
+from paceline_experience.core import Core
+from paceline_experience.feed import Feed
+from paceline_experience.payloads import PayloadStore, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one attempt: verdict `ok`, `again`, `invalid` or `gone`."""
+
+    group_id: str
+    index: int
+    attempt: int
+    verdict: str
+    detail: str = ""  # facts of a finished one
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A submitted trajectory, ready to be kept."""
+
+    report: Report
+    payload: bytes
+
+    @property
+    def name(self) -> str:
+        """Of its payload."""
+        return payload_name(self.report.group_id, self.report.index, self.report.attempt)
+
+
+class Groups:
+    """Finished episodes and what becomes of their groups."""
+
+    def __init__(
+        self, *, core: Core, feed: Feed, payloads: PayloadStore, compress_over_bytes: int
+    ) -> None:
+        self._core = core
+        self._feed = feed
+        self._payloads = payloads
+        self._compress_over = compress_over_bytes
+        self._sizes: dict[str, int] = {}
+        self.payload_bytes = 0
+        self._submitted, self._submitted_bytes = 0, 0
+        self._filters: list[tuple[GroupFilter, dict[str, Any]]] = [
+            (plugins.find("filters", f.kind), f.options) for f in core.spec.experience.filters
+        ]
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of the payloads of episodes seen so far."""
+        return self._submitted_bytes / self._submitted if self._submitted else 0.0
+
+    async def open(self, kept: Callable[[str], bool]) -> None:
+        """Count what is kept; let go of what a crash left without an owner."""
+        self._sizes = await self._payloads.sizes()
+        owned = {name for g in self._core.book.groups.values() for name in g.payloads()}
+        await self.free([name for name in self._sizes if name not in owned and not kept(name)])
+        self.payload_bytes = sum(self._sizes.values())
+
+    async def submit(self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]) -> list[str]:
+        """Keep trajectories; the outcome of each."""
+        entries = [self._entry(item) for item in trajectories]
+        async with self._core.transaction() as book:
+            new: dict[str, bytes] = {}
+            for entry in entries:
+                if entry.payload and self._wanted(book.groups, entry):
+                    new.setdefault(entry.name, entry.payload)
+            await self._payloads.put(new)
+            self._sizes.update((name, len(data)) for name, data in new.items())
+            self.payload_bytes += sum(map(len, new.values()))
+            outcomes = await self.report([e.report for e in entries])
+            kept = {e.name for e, o in zip(entries, outcomes, strict=True) if o == "accepted"}
+            self._submitted += len(kept)
+            self._submitted_bytes += sum(len(new[name]) for name in kept)
+            await self.free([name for name in new if name not in kept])
+        return outcomes
+
+    def _wanted(self, groups: dict[str, Group], entry: Entry) -> bool:
+        group = groups.get(entry.report.group_id)
+        index = entry.report.index
+        return group is not None and 0 <= index < len(group.states) and group.states[index] in "ql"
+
+    def _entry(self, item: Trajectory | pb.Trajectory | bytes) -> Entry:
+        if isinstance(item, Trajectory):
+            message = wire.trajectory_to(item)
+        elif isinstance(item, bytes):
+            message = pb.Trajectory.FromString(item)
+        else:
+            message = item
+        key = (message.group_id, message.index, message.attempt)
+        score = message.score
+        if score.status == VerifierStatus.INFRA_ERROR or not math.isfinite(score.reward):
+            return Entry(Report(*key, "again", score.detail), b"")
+        data = item if isinstance(item, bytes) else message.SerializeToString()
+        payload = pack(data, self._compress_over)
+        transcripts = message.transcripts
+        oldest = [run.version for t in transcripts for run in t.versions]
+        facts = Facts(
+            attempt=message.attempt,
+            reward=score.reward,
+            truncated=message.truncated,
+            policy_tokens=sum(len(t.logprobs) for t in transcripts),
+            tokens=sum(len(t.tokens) for t in transcripts),
+            oldest_version=min(oldest, default=-1),
+            num_bytes=len(payload),
+        )
+        return Entry(Report(*key, "ok", facts.encode()), payload)
+
+    async def report(self, reports: Sequence[Report]) -> list[str]:
+        """Inside a transaction: enter what became of episodes, and of their groups."""
+        book = self._core.book
+        before = {r.group_id: book.groups.get(r.group_id) for r in reports}
+        items = [[r.group_id, r.index, r.attempt, r.verdict, r.detail] for r in reports]
+        most = self._core.spec.experience.max_attempts
+        argument = json.dumps({"most": most, "items": items})
+        outcomes: list[str] = await self._core.change("report", argument)
+        gone = {name: g for name, g in before.items() if g and name not in book.groups}
+        self._redo(reports, gone)
+        await self.free([name for g in gone.values() for name in g.payloads()])
+        await self.settle([name for name in before if name in book.open])
+        if gone or any(outcome == "requeued" for outcome in outcomes):
+            self._core.work.fire()
+        return outcomes
+
+    def _redo(self, reports: Sequence[Report], gone: dict[str, Group]) -> None:
+        """A task that only infrastructure failed on is not consumed; it gets one more group."""
+        invalid = {r.group_id for r in reports if r.verdict == "invalid"}
+        for name, group in gone.items():
+            if name not in invalid and not group.is_eval and not group.again:
+                self._feed.redo(group.position)
+
+    async def settle(self, names: Sequence[str]) -> None:
+        """Inside a transaction: decide on those groups that are complete."""
+        book = self._core.book
+        complete = [book.groups[name] for name in names if book.groups[name].complete]
+        if not complete:
+            return
+        order = book.number("ready_order")
+        verdicts: list[list[str | int]] = []
+        for offset, group in enumerate(complete):
+            verdicts.append([group.group_id, self._verdict(group), order + offset])
+        payloads = {g.group_id: g.payloads() for g in complete}
+        await self._core.change("decide", json.dumps(verdicts), order + len(complete))
+        dropped = [name for name in payloads if name not in book.groups]
+        await self.free([p for name in dropped for p in payloads[name]])
+        if dropped:
+            self._core.work.fire()
+        if len(dropped) < len(complete):
+            self._core.ready.fire()
+
+    def _verdict(self, group: Group) -> str:
+        rewards = [f.reward for f in group.decoded()]
+        if any(check(rewards, **options) for check, options in self._filters):
+            return DropReason.FILTERED
+        return "ready"
+
+    async def drop(self, names: Sequence[str], reason: DropReason) -> None:
+        """Inside a transaction: drop whole groups."""
+        if not names:
+            return
+        book = self._core.book
+        payloads = [p for n in names if n in book.groups for p in book.groups[n].payloads()]
+        await self._core.change("decide", json.dumps([[n, reason, 0] for n in names]), "")
+        await self.free(payloads)
+        self._core.work.fire()
+
+    async def free(self, names: Sequence[str]) -> None:
+        """Let payloads go."""
+        if names:
+            await self._payloads.drop(names)
+            self.payload_bytes -= sum(self._sizes.pop(name, 0) for name in names)

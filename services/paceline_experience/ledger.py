@@ -1,0 +1,265 @@
+"""The ledger of one job: a thin front over leases, groups, batches, evals and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from paceline import plugins, wire
+from paceline.config import JobSpec
+from paceline.config.service import ExperienceOptions
+from paceline.interfaces import TaskSource
+from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
+from paceline.v1 import types_pb2 as pb
+from paceline_experience.audit import AuditReport, audit, by_reason, by_state
+from paceline_experience.batches import Batches, fence
+from paceline_experience.core import Clock, Core, Hooks, StoreClock
+from paceline_experience.ending import Ending
+from paceline_experience.evals import Evals
+from paceline_experience.feed import Feed
+from paceline_experience.groups import Groups
+from paceline_experience.keys import JobKeys
+from paceline_experience.leases import EpisodeKey, Leases
+from paceline_experience.payloads import PayloadStore, unpack
+from paceline_experience.shares import BatchShare
+from paceline_experience.store import Store
+
+__all__ = ["AuditReport", "BatchShare", "EpisodeKey", "Hooks", "JobLedger"]
+
+
+class JobLedger:
+    """One job; all state in Redis, rebuilt by `open`; one object per job and process."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        job_id: str,
+        tenant: str,
+        spec: JobSpec,
+        tasks: TaskSource,
+        eval_tasks: TaskSource | None,
+        payloads: PayloadStore,
+        hooks: Hooks,
+        options: ExperienceOptions,
+        clock: Clock | None = None,
+    ) -> None:
+        experience = spec.experience
+        sampler = plugins.find("samplers", experience.sampler.kind)
+        feed = Feed(
+            sampler(
+                len(tasks),
+                seed=spec.tasks.seed,
+                epochs=spec.tasks.epochs,
+                **experience.sampler.options,
+            )
+        )
+        core = Core(
+            store=store,
+            keys=JobKeys(tenant, job_id),
+            job_id=job_id,
+            spec=spec,
+            clock=clock or StoreClock(store),
+        )
+        over = options.compress_over_bytes
+        groups = Groups(core=core, feed=feed, payloads=payloads, compress_over_bytes=over)
+        self._core, self._feed, self._groups, self._payloads = core, feed, groups, payloads
+        self._hooks = hooks
+        self._leases = Leases(
+            core=core, feed=feed, groups=groups, tasks=tasks, eval_tasks=eval_tasks
+        )
+        self._batches = Batches(core=core, feed=feed, groups=groups, payloads=payloads)
+        self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks, hooks=hooks)
+        self._ending = Ending(
+            core=core,
+            feed=feed,
+            groups=groups,
+            leases=self._leases,
+            batches=self._batches,
+            evals=self._evals,
+            hooks=hooks,
+        )
+
+    async def open(self) -> None:
+        """Read what Redis holds; leases get their full time again."""
+        await self._core.clock.sync()
+        rings = await self._rings()
+        async with self._core.transaction() as book:
+            if book.meta.get("feed"):
+                self._feed.load(book.meta["feed"])
+            await self._groups.open(rings.__contains__)
+            await self._groups.settle(list(book.open))
+
+    async def _rings(self) -> set[str]:
+        keys, names = self._core.keys, set[str]()
+        for ring in (keys.ring, keys.eval_ring):
+            found: list[bytes] = await self._core.store.command("ZRANGE", ring, 0, -1)
+            names.update(name.decode() for name in found)
+        return names
+
+    # environment workers
+
+    async def lease(self, *, worker_id: str, train: int, evals: int) -> list[Assignment]:
+        """Up to so many episodes, admitted as needed; empty when nothing is due."""
+        return await self._leases.lease(worker_id=worker_id, train=train, evals=evals)
+
+    def wakeup(self) -> asyncio.Event:
+        """Set when leasable work may exist: take it before `lease`, wait for it after."""
+        return self._core.work.event()
+
+    async def renew(
+        self, *, worker_id: str, keys: Sequence[EpisodeKey], progress: Sequence[Progress]
+    ) -> list[EpisodeKey]:
+        """Prolong leases and keep progress; what the worker must abort."""
+        del worker_id  # the attempt says who holds the lease
+        return await self._leases.renew(keys=keys, progress=progress)
+
+    async def give_back(self, *, worker_id: str, keys: Sequence[EpisodeKey]) -> None:
+        """Take episodes back for the reason that each key names."""
+        del worker_id
+        await self._leases.give_back(keys)
+        await self._ending.check()
+
+    async def submit(self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]) -> list[str]:
+        """Accepted, duplicate, superseded, requeued or dropped, for each trajectory."""
+        return await self._groups.submit(trajectories)
+
+    # trainer
+
+    async def grant_incarnation(self) -> int:
+        """The number of the next start of the trainer; older ones are refused from then on."""
+        async with self._core.transaction() as book:
+            number = book.number("incarnation") + 1
+            await self._core.change("note", json.dumps({"incarnation": number}))
+        self._core.ready.fire()
+        return number
+
+    async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
+        """Start from the checkpoint of `step`; that step and the newest version."""
+        return await self._batches.rewind(incarnation=incarnation, step=step)
+
+    async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
+        """This rank's part of the batch of `step`; waits until there is one."""
+        share = await self._batches.take(incarnation=incarnation, step=step, rank=rank, world=world)
+        await self._ending.told(share.stop)
+        return share
+
+    async def commit(
+        self, *, incarnation: int, step: int, batch_id: str, metrics: dict[str, Any]
+    ) -> tuple[int, str]:
+        """The step is trained; the ledger's step, and why no further batch will come."""
+        done, stats = await self._batches.commit(
+            incarnation=incarnation, step=step, batch_id=batch_id
+        )
+        if stats is not None:
+            values = {**metrics, **stats, **self._totals()}
+            await self._hooks.metric(step=step + 1, kind="train", values=values)
+        await self._ending.check()
+        await self._ending.told(self._core.book.stop)
+        return done, self._core.book.stop
+
+    async def checkpointed(self, *, incarnation: int, step: int, path: str) -> None:
+        """The checkpoint of `step` is durable."""
+        await self._batches.checkpointed(incarnation=incarnation, step=step, path=path)
+
+    async def announce(
+        self, *, incarnation: int, step: int, parent: int, num_bytes: int
+    ) -> PolicyVersion:
+        """Number a publication; the same announcement again gets the same number."""
+        core = self._core
+        async with core.transaction() as book:
+            fence(book, incarnation)
+            made = await core.change("announce", incarnation, step, parent, num_bytes)
+            core.add_version(book, made)
+            first = not book.meta.get("started")
+            if first:
+                await core.change("note", json.dumps({"started": repr(core.clock.now())}))
+        if first:
+            await self._hooks.running()
+        await self._evals.announced(step)
+        core.work.fire()
+        return PolicyVersion(
+            version=int(made["version"]),
+            step=step,
+            parent=parent,
+            incarnation=incarnation,
+            num_bytes=num_bytes,
+        )
+
+    # the job
+
+    async def hold(self) -> int:
+        """The version at which eval workers are to be held; -1: none."""
+        return self._evals.held()
+
+    async def stop(self, reason: str) -> None:
+        """`cancelled` drops what is untrained, `paused` only stops admission, empty resumes."""
+        await self._ending.stop(reason)
+
+    async def sweep(self) -> None:
+        """Look after expired leases, stragglers, evals and the end; call it every `sweep_s`."""
+        await self._core.clock.sync()
+        await self._leases.expire()
+        await self._leases.release_stragglers(self._batches.waiting_s)
+        await self._evals.sweep()
+        await self._ending.check()
+        await self._ending.advance()
+
+    async def audit(self) -> AuditReport:
+        """Count everything again."""
+        return await audit(self._core, self._payloads)
+
+    async def live(self) -> dict[str, Any]:
+        """Counts, waits and rates at this moment, without asking Redis."""
+        book, load = self._core.book, self._leases.load()
+        reward = book.meta.get("eval_reward")
+        last = book.batches.get(book.step - 1, {}).get("stats", {})
+        return {
+            **self._totals(),
+            "step": book.step,
+            "version": book.version,
+            "stop": book.stop,
+            "open_groups": load.open_groups,
+            "ready_groups": len(book.ready),
+            "headroom_groups": self._leases.headroom(),
+            "payload_bytes": load.payload_bytes,
+            "waiting_s": self._batches.waiting_s,
+            "reward_mean": last.get("reward_mean"),
+            "eval": self._evals.progress(),
+            "eval_reward": float(reward) if reward else None,
+            "eval_step": book.number("eval_step") if reward else None,
+            "eval_reward_start": float(book.meta["eval_start"]) if reward else None,
+        }
+
+    def _totals(self) -> dict[str, Any]:
+        counts = self._core.book.counts
+        ages = {k.removeprefix("stale:"): n for k, n in counts.items() if k.startswith("stale:")}
+        return {
+            "counts": by_state(counts),
+            "dropped": by_reason(counts),
+            "tokens_generated": counts["tokens"],
+            "eval_tokens": counts["eval:tokens"],
+            "trained_tokens": counts["trained_tokens"],
+            "staleness_histogram": ages,
+            "trainer_wait_total_s": self._batches.waited_s,
+        }
+
+    async def trajectories(
+        self, *, purpose: str, page_size: int, page_token: str
+    ) -> tuple[list[Trajectory], str]:
+        """Trained (or measured, for purpose `eval`) trajectories that are kept, newest first."""
+        keys = self._core.keys
+        ring = keys.eval_ring if purpose == "eval" else keys.ring
+        most = f"({page_token}" if page_token else "+inf"
+        found: list[bytes] = await self._core.store.command(
+            "ZREVRANGEBYSCORE", ring, most, "-inf", "LIMIT", 0, page_size
+        )
+        names = [name.decode() for name in found]
+        blobs = await self._payloads.get(names)
+        items = [wire.trajectory_from(pb.Trajectory.FromString(unpack(b))) for b in blobs]
+        if len(names) < page_size:
+            return items, ""
+        last = await self._core.store.command("ZSCORE", ring, names[-1])
+        return items, repr(float(last))

@@ -1,0 +1,135 @@
+-- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
+-- A script loads records, moves episodes, and calls finish(); nothing is written before that,
+-- so that a refused transition leaves no trace.
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING = unpack(KEYS)
+local records, touched, removed, delta, meta = {}, {}, {}, {}, {}
+
+local function fail(word, text)
+  error({err = word .. ' ' .. text})
+end
+
+local function bump(name, by)
+  delta[name] = (delta[name] or 0) + by
+end
+
+local function get(field, default)
+  local value = meta[field] or redis.call('HGET', META, field)
+  return value or default
+end
+
+local function number(field)
+  return tonumber(get(field, '0'))
+end
+
+local function set(field, value)
+  meta[field] = tostring(value)
+end
+
+local function fence(incarnation)
+  local now = number('incarnation')
+  if incarnation < now then
+    fail('FENCED', 'incarnation ' .. incarnation .. ' has been replaced by ' .. now)
+  elseif incarnation > now then
+    fail('FENCED', 'incarnation ' .. incarnation .. ' was never granted, the newest is ' .. now)
+  end
+end
+
+local function record(gid)
+  if removed[gid] then return nil end
+  local found = records[gid]
+  if not found then
+    local text = redis.call('HGET', GROUPS, gid)
+    if not text then return nil end
+    found = cjson.decode(text)
+    found.id = gid
+    records[gid] = found
+  end
+  return found
+end
+
+local function create(gid, fields)
+  fields.id = gid
+  local size = fields.n
+  fields.s, fields.a, fields.w, fields.f, fields.n = string.rep('q', size), {}, {}, {}, nil
+  for i = 1, size do
+    fields.a[i], fields.w[i], fields.f[i] = 0, '', ''
+  end
+  records[gid] = fields
+  touched[gid] = true
+  bump(fields.e and 'eval:queued' or 'queued', size)
+  return fields
+end
+
+local function move(rec, i, to)
+  local from = string.sub(rec.s, i, i)
+  if not string.find(STEPS[from], to, 1, true) then
+    fail('TRANSITION', 'episode ' .. rec.id .. '/' .. (i - 1) .. ': ' .. NAMES[from]
+      .. ' -> ' .. NAMES[to] .. ' is not allowed')
+  end
+  rec.s = string.sub(rec.s, 1, i - 1) .. to .. string.sub(rec.s, i + 1)
+  local kind = rec.e and 'eval:' or ''
+  bump(kind .. NAMES[from], -1)
+  bump(kind .. NAMES[to], 1)
+  touched[rec.id] = true
+end
+
+local function move_all(rec, to)
+  for i = 1, #rec.s do move(rec, i, to) end
+end
+
+local function forget(rec)
+  removed[rec.id] = true
+end
+
+-- Drops the whole group; episode `only`, if given, for a reason of its own.
+local function drop(rec, reason, only, only_reason)
+  local kind = rec.e and 'eval:drop:' or 'drop:'
+  for i = 1, #rec.s do
+    move(rec, i, 'x')
+    bump(kind .. (i == only and only_reason or reason), 1)
+  end
+  if not rec.e then
+    if rec.k then
+      bump('groups:accepted', -1)
+    else
+      bump('groups:open', -1)
+      bump('groups:ended', 1)
+    end
+    if reason == 'invalid' then bump('groups:invalid', 1) end
+  end
+  forget(rec)
+end
+
+-- Progress is kept for open episodes only.
+local function clear_progress(gid, rec)
+  for i = 1, #rec.s do
+    local state = string.sub(rec.s, i, i)
+    if removed[gid] or (state ~= 'q' and state ~= 'l') then
+      redis.call('HDEL', PROGRESS, gid .. '/' .. (i - 1))
+    end
+  end
+end
+
+local function finish(answer)
+  local changed = {}
+  for gid, rec in pairs(records) do
+    if removed[gid] or touched[gid] then
+      if rec.h then clear_progress(gid, rec) end
+      rec.id = nil
+      local text = ''
+      if removed[gid] then
+        redis.call('HDEL', GROUPS, gid)
+      else
+        text = cjson.encode(rec)
+        redis.call('HSET', GROUPS, gid, text)
+      end
+      changed[#changed + 1] = gid
+      changed[#changed + 1] = text
+    end
+  end
+  for name, by in pairs(delta) do
+    if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end
+  end
+  for field, value in pairs(meta) do redis.call('HSET', META, field, value) end
+  return {cjson.encode({answer = answer, counts = delta, meta = meta}), changed}
+end

@@ -1,0 +1,89 @@
+"""Where the bytes of trajectories are kept: packed messages, compressed above a size."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from paceline.errors import IntegrityError
+from paceline_experience.store import Store, translated
+
+_RAW, _ZLIB = b"\0", b"\1"
+_PAGE = 512
+
+
+def pack(data: bytes, compress_over_bytes: int) -> bytes:
+    """As it is kept: a byte that says how, and the message."""
+    if len(data) <= compress_over_bytes:
+        return _RAW + data
+    return _ZLIB + zlib.compress(data, 1)
+
+
+def unpack(kept: bytes) -> bytes:
+    """The message again."""
+    return zlib.decompress(kept[1:]) if kept[:1] == _ZLIB else kept[1:]
+
+
+class PayloadStore(Protocol):
+    """Keeps packed payloads of one job by name."""
+
+    async def put(self, items: Mapping[str, bytes]) -> None:
+        """Keep these; the first content of a name stays."""
+        ...
+
+    async def get(self, names: Sequence[str]) -> list[bytes]:
+        """Their contents in order; raises `IntegrityError` if one is gone."""
+        ...
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """Let go of these; unknown names are ignored."""
+        ...
+
+    async def sizes(self) -> dict[str, int]:
+        """Bytes by name of everything kept."""
+        ...
+
+
+class RedisPayloads:
+    """All payloads of a job in one hash."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+
+    async def put(self, items: Mapping[str, bytes]) -> None:
+        """One HSET: an attempt is submitted with one content only."""
+        if items:
+            flat = [part for item in items.items() for part in item]
+            await self._store.command("HSET", self._key, *flat)
+
+    async def get(self, names: Sequence[str]) -> list[bytes]:
+        """One HMGET."""
+        if not names:
+            return []
+        found: list[bytes | None] = await self._store.command("HMGET", self._key, *names)
+        whole = [data for data in found if data is not None]
+        if len(whole) < len(names):
+            lost = [name for name, data in zip(names, found, strict=True) if data is None]
+            raise IntegrityError(f"{len(lost)} payloads are gone from the store, first {lost[0]}")
+        return whole
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """HDEL by pages."""
+        for start in range(0, len(names), _PAGE):
+            await self._store.command("HDEL", self._key, *names[start : start + _PAGE])
+
+    async def sizes(self) -> dict[str, int]:
+        """HKEYS, then HSTRLEN of each."""
+        found = dict[str, int]()
+        names: list[bytes] = await self._store.command("HKEYS", self._key)
+        for start in range(0, len(names), _PAGE):
+            page = names[start : start + _PAGE]
+            with translated():
+                async with self._store.redis.pipeline(transaction=False) as pipe:
+                    for name in page:
+                        pipe.execute_command("HSTRLEN", self._key, name)
+                    lengths = await pipe.execute()
+            found.update(zip((n.decode() for n in page), lengths, strict=True))
+        return found

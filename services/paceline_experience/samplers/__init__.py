@@ -1,0 +1,1 @@
+"""Samplers: the order of tasks."""

@@ -1,0 +1,131 @@
+"""From the groups of a batch to training samples, and their even split over ranks."""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.interfaces import Advantage
+from paceline.v1 import experience_pb2, types_pb2
+from paceline_experience.book import Book, Group
+from paceline_experience.payloads import unpack
+
+# Field 7 of TrainSample, one packed float: appending it to an encoded sample adds the advantage.
+_ADVANTAGE = struct.Struct("<BBf")
+_TAG = (7 << 3) | 2
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShare:
+    """What one rank trains at a step; `stop` not empty: no batch, the job is to end."""
+
+    batch_id: str = ""
+    step: int = 0
+    total_sequences: int = 0
+    total_tokens: int = 0
+    stop: str = ""
+    stats: dict[str, Any] = field(default_factory=dict[str, Any])
+    samples: tuple[bytes, ...] = ()  # encoded `TrainSample` messages
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All samples of a step."""
+
+    batch_id: str
+    step: int
+    samples: tuple[bytes, ...]
+    costs: tuple[int, ...]  # tokens of each sample
+    total_sequences: int  # with a trainable token
+    total_tokens: int  # trainable
+    stats: dict[str, Any]
+
+    def share(self, rank: int, world: int) -> BatchShare:
+        """The part of one rank."""
+        mine = balance(self.costs, world)[rank]
+        return BatchShare(
+            batch_id=self.batch_id,
+            step=self.step,
+            total_sequences=self.total_sequences,
+            total_tokens=self.total_tokens,
+            stats=self.stats,
+            samples=tuple(self.samples[i] for i in mine),
+        )
+
+
+def balance(costs: Sequence[int], world: int) -> list[list[int]]:
+    """Indices by rank: the longest first, each to the rank with the fewest tokens."""
+    parts: list[list[int]] = [[] for _ in range(world)]
+    heap = [(0, rank) for rank in range(world)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        tokens, rank = heapq.heappop(heap)
+        parts[rank].append(index)
+        heapq.heappush(heap, (tokens + costs[index], rank))
+    return [sorted(part) for part in parts]
+
+
+def advantages(
+    groups: Sequence[Group], estimate: Advantage, options: Mapping[str, Any]
+) -> list[float]:
+    """One value per episode of the batch, in the order of the groups."""
+    facts = [(place, f) for place, group in enumerate(groups) for f in group.decoded()]
+    rewards = np.array([f.reward for _, f in facts], dtype=np.float64)
+    ids = np.array([place for place, _ in facts], dtype=np.int64)
+    lengths = np.array([f.policy_tokens for _, f in facts], dtype=np.int64)
+    return [float(x) for x in estimate(rewards, ids, lengths, **options)]
+
+
+def train_samples(
+    payload: bytes, advantage: float | None, *, mask_truncated: bool
+) -> list[tuple[bytes, int, int]]:
+    """Encoded sample, its tokens and its trainable tokens, for each transcript of a trajectory."""
+    trajectory = types_pb2.Trajectory.FromString(unpack(payload))
+    masked = mask_truncated and trajectory.truncated
+    found: list[tuple[bytes, int, int]] = []
+    for transcript in trajectory.transcripts:
+        sample = experience_pb2.TrainSample(
+            group_id=trajectory.group_id,
+            index=trajectory.index,
+            tokens=transcript.tokens,
+            spans=transcript.spans,
+            logprobs=transcript.logprobs,
+            versions=transcript.versions,
+            reward=trajectory.score.reward,
+            temperature=trajectory.sampling.temperature,
+            truncated=trajectory.truncated,
+            masked=masked,
+            weight=1.0,
+        )
+        data = sample.SerializeToString()
+        if advantage is not None:
+            data += _ADVANTAGE.pack(_TAG, 4, advantage)
+        trainable = 0 if masked else len(transcript.logprobs)
+        found.append((data, len(transcript.tokens), trainable))
+    return found
+
+
+def batch_stats(groups: Sequence[Group], book: Book, step: int) -> dict[str, Any]:
+    """Reward, staleness and length statistics of a whole batch."""
+    facts = [f for group in groups for f in group.decoded()]
+    rewards = np.array([f.reward for f in facts])
+    lengths = np.array([f.policy_tokens for f in facts])
+    ages = [0 if f.oldest_version < 0 else step - book.age(f.oldest_version) for f in facts]
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "staleness_mean": sum(ages) / len(ages),
+        "staleness_max": max(ages),
+        "staleness": {str(age): n for age, n in sorted(Counter(ages).items())},
+        "batch_episodes": len(facts),
+        "batch_groups": len(groups),
+        "batch_tokens": int(lengths.sum()),
+        "response_tokens_mean": float(lengths.mean()),
+        "response_tokens_max": int(lengths.max()),
+        "truncated_share": sum(f.truncated for f in facts) / len(facts),
+    }
