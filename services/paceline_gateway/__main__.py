@@ -1,0 +1,9 @@
+"""`python -m paceline_gateway SETTINGS.yaml`."""
+
+import sys
+
+from paceline.chassis import main
+from paceline_gateway.service import build
+
+if __name__ == "__main__":
+    sys.exit(main(build))

@@ -1,0 +1,141 @@
+"""What REST and gRPC both call: validates jobs and forwards to the experience service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from paceline.config import parse_job
+from paceline.errors import DeadlineError, InvalidError, UnavailableError
+from paceline.logs import Log
+from paceline.rpc import backoff_s, call, stream
+from paceline.types import JobState
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import types_pb2
+from paceline_gateway.checks import check_files, check_plugins, read_model
+
+if TYPE_CHECKING:
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+
+log = Log("jobs")
+MAX_SPEC_BYTES = 1 << 20
+WATCH_S = 3600.0
+
+
+class Desk:
+    """Everything a user can ask for. Messages in, messages out: most of them pass through."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobsAsyncStub,
+        timeout_s: float = 10.0,
+        outage_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._timeout_s = timeout_s
+        self._outage_s = outage_s
+        self._clock = clock
+
+    async def submit(self, request: pb.SubmitJobRequest) -> types_pb2.Job:
+        """Check a job and hand it over with the small files of its model.
+
+        Raises:
+            ConfigError: the job is wrong; the message names the field.
+        """
+        spec = parse_job(decode(request.spec_json, yaml_too=False))
+        check_plugins(spec)
+        if request.files:
+            files = check_files(request.files, where="files")
+        else:
+            files = await asyncio.to_thread(read_model, Path(spec.model.path))
+        checked = pb.SubmitJobRequest(
+            spec_json=spec.model_dump_json(),
+            # Without one of the user's own, it still makes our retries harmless.
+            request_id=request.request_id or uuid.uuid4().hex,
+            files=files,
+        )
+        job = await self._call(self._jobs.SubmitJob, checked)
+        log.info("submitted", job=job.status.job_id, name=spec.name, tenant=spec.tenant)
+        return job
+
+    async def get(self, request: pb.GetJobRequest) -> types_pb2.Job:
+        """One job."""
+        return await self._call(self._jobs.GetJob, request)
+
+    async def list_jobs(self, request: pb.ListJobsRequest) -> pb.ListJobsReply:
+        """A page of jobs."""
+        return await self._call(self._jobs.ListJobs, request)
+
+    async def cancel(self, request: pb.CancelJobRequest) -> types_pb2.Job:
+        """Ask a job to end."""
+        job = await self._call(self._jobs.CancelJob, request)
+        log.info("cancelled", job=request.job_id, reason=request.reason)
+        return job
+
+    async def metrics(self, request: pb.ListMetricsRequest) -> pb.ListMetricsReply:
+        """Metric rows so far."""
+        return await self._call(self._jobs.ListMetrics, request)
+
+    async def trajectories(self, request: pb.ListTrajectoriesRequest) -> pb.ListTrajectoriesReply:
+        """A page of trajectories."""
+        return await self._call(self._jobs.ListTrajectories, request)
+
+    async def audit(self, request: pb.AuditJobRequest) -> pb.AuditReport:
+        """Whether the ledger's identity holds."""
+        return await self._call(self._jobs.AuditJob, request)
+
+    async def ready(self) -> None:
+        """Raise `UnavailableError` while the experience service cannot answer."""
+        request = pb.ListJobsRequest(page_size=1)
+        await call(self._jobs.ListJobs, request, timeout_s=2.0)
+
+    async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobEvent]:
+        """The state now and every change until the job ends, over outages of the upstream."""
+        seen, state = request.after_metric, ""
+        attempt = 0
+        lost_at: float | None = None
+        while not state or not JobState(state).terminal:
+            try:
+                again = pb.WatchJobRequest(job_id=request.job_id, after_metric=seen)
+                events = stream(self._jobs.WatchJob, again, timeout_s=WATCH_S)
+                async with aclosing(events):  # pyright: ignore[reportArgumentType]
+                    async for event in events:
+                        seen += len(event.metrics)
+                        state = event.status.state
+                        attempt, lost_at = 0, None
+                        yield event
+            except (UnavailableError, DeadlineError):
+                lost_at = self._clock() if lost_at is None else lost_at
+                if not state or self._clock() - lost_at > self._outage_s:
+                    raise
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        return await call(method, request, timeout_s=self._timeout_s, idempotent=True)
+
+
+def decode(text: str | bytes, *, yaml_too: bool) -> Any:
+    """A JSON document, or with `yaml_too` a YAML one.
+
+    Raises:
+        InvalidError: it is neither, or too large.
+    """
+    if len(text) > MAX_SPEC_BYTES:
+        raise InvalidError(f"job: {len(text)} bytes; at most {MAX_SPEC_BYTES} are allowed")
+    try:
+        return yaml.safe_load(text) if yaml_too else json.loads(text)
+    except yaml.YAMLError as error:
+        raise InvalidError(f"job: not YAML: {error}") from None
+    except ValueError as error:
+        raise InvalidError(f"job: not JSON: {error}") from None

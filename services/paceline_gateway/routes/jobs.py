@@ -1,0 +1,136 @@
+"""Jobs over REST."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from paceline.rest import AuditView, ErrorView, JobPage, JobView, MetricPage, TrajectoryPage
+from paceline.types import JobState, Purpose
+from paceline.v1 import jobs_pb2 as pb
+from paceline_gateway import views
+from paceline_gateway.events import lines
+from paceline_gateway.jobs import Desk, decode
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorView} for code in (401, 404, 409, 422, 503, 504)
+}
+JOB_REF = {"schema": {"$ref": "#/components/schemas/JobSpec"}}
+JOB_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": JOB_REF, "application/yaml": JOB_REF},
+    }
+}
+YAML_TYPES = {"application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml"}
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], responses=ERRORS)
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk that the app was made with."""
+    return request.app.state.desk
+
+
+TheDesk = Annotated[Desk, Depends(desk_of)]
+PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
+
+
+@router.post("", status_code=201, openapi_extra=JOB_BODY)
+async def submit(
+    request: Request,
+    desk: TheDesk,
+    idempotency_key: Annotated[str, Header(description="The same key, the same job.")] = "",
+) -> JobView:
+    """Submit a job file, as JSON or (content type `application/yaml`) as YAML."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    raw = decode(await request.body(), yaml_too=media in YAML_TYPES)
+    message = pb.SubmitJobRequest(
+        # Dates and the like, which only YAML knows, are left for validation to name.
+        spec_json=json.dumps(raw, default=str),
+        request_id=idempotency_key,
+    )
+    return views.job_view(await desk.submit(message))
+
+
+@router.get("")
+async def list_jobs(
+    desk: TheDesk,
+    tenant: str = "",
+    state: Annotated[list[JobState], Query()] = [],  # noqa: B006
+    page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
+    page_token: PageToken = "",
+) -> JobPage:
+    """Jobs, of one tenant or in some states if asked."""
+    message = pb.ListJobsRequest(
+        tenant=tenant, states=state, page_size=page_size, page_token=page_token
+    )
+    return views.job_page(await desk.list_jobs(message))
+
+
+@router.get("/{job_id}")
+async def get(job_id: str, desk: TheDesk) -> JobView:
+    """One job."""
+    return views.job_view(await desk.get(pb.GetJobRequest(job_id=job_id)))
+
+
+@router.post("/{job_id}/cancel")
+@router.delete("/{job_id}")
+async def cancel(job_id: str, desk: TheDesk, reason: str = "") -> JobView:
+    """Ask a job to end; its record stays."""
+    message = pb.CancelJobRequest(job_id=job_id, reason=reason)
+    return views.job_view(await desk.cancel(message))
+
+
+@router.get("/{job_id}/events", response_class=StreamingResponse)
+async def events(
+    job_id: str,
+    desk: TheDesk,
+    last_event_id: Annotated[int, Header(ge=0, description="Metric rows already seen.")] = 0,
+) -> StreamingResponse:
+    """Server-sent events until the job ends; each one is a `JobEvent`, the last is `end`."""
+    source = desk.watch(pb.WatchJobRequest(job_id=job_id, after_metric=last_event_id))
+    # Fetched here so that a job that does not exist is a 404 and not a broken stream.
+    first = await anext(source)
+    return StreamingResponse(
+        lines(first, source, seen=last_event_id),
+        media_type="text/event-stream",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+@router.get("/{job_id}/metrics")
+async def metrics(
+    job_id: str,
+    desk: TheDesk,
+    after: Annotated[int, Query(ge=0)] = 0,
+    page_size: Annotated[int, Query(ge=1, le=5000)] = 500,
+) -> MetricPage:
+    """Metric rows, `after` of them skipped."""
+    message = pb.ListMetricsRequest(job_id=job_id, after=after, page_size=page_size)
+    return views.metric_page(await desk.metrics(message))
+
+
+@router.get("/{job_id}/trajectories", response_model=TrajectoryPage)
+async def trajectories(
+    job_id: str,
+    desk: TheDesk,
+    page_size: Annotated[int, Query(ge=1, le=200)] = 20,
+    page_token: PageToken = "",
+    purpose: Purpose = Purpose.TRAIN,
+) -> Response:
+    """Trajectories with tokens, spans, text and scores."""
+    message = pb.ListTrajectoriesRequest(
+        job_id=job_id, page_size=page_size, page_token=page_token, purpose=purpose
+    )
+    page = views.trajectory_page(await desk.trajectories(message))
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
+@router.get("/{job_id}/audit")
+async def audit(job_id: str, desk: TheDesk) -> AuditView:
+    """Check the ledger's identity now."""
+    return views.audit_view(await desk.audit(pb.AuditJobRequest(job_id=job_id)))

@@ -1,0 +1,168 @@
+"""The gateway process: REST and gRPC on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from paceline.chassis import Chassis, Service
+from paceline.config.load import validate
+from paceline.config.service import GatewayOptions
+from paceline.errors import ConfigError, UnavailableError
+from paceline.membership import Membership
+from paceline.rpc import connect_as
+from paceline.types import Worker, WorkerKind
+from paceline.v1 import jobs_pb2_grpc
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_gateway.app import create_app
+from paceline_gateway.auth import Auth
+from paceline_gateway.jobs import Desk
+from paceline_gateway.servicer import JobsServicer
+
+if TYPE_CHECKING:
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+# Open event streams end with the process; their readers come back with Last-Event-ID.
+SHUTDOWN_S = 1
+
+
+async def build(chassis: Chassis) -> GatewayService:
+    """Make the service from the settings of this process; takes the REST port at once."""
+    settings = chassis.settings
+    if not settings.experience:
+        raise ConfigError("experience: host:port of the experience service is missing")
+    options = validate(GatewayOptions, settings.options)
+    return GatewayService(chassis=chassis, listener=listen(settings.host, options.http_port))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket.
+
+    Raises:
+        UnavailableError: the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(1024)
+    except OSError as error:
+        bound.close()
+        raise UnavailableError(
+            f"http_port {port} on {host} cannot be bound ({error.strerror}); "
+            "stop what holds it or choose another"
+        ) from None
+    return bound
+
+
+class GatewayService(Service):
+    """Serves users until it is told to stop."""
+
+    def __init__(self, *, chassis: Chassis, listener: socket.socket) -> None:
+        settings = chassis.settings
+        self._chassis = chassis
+        self._listener = listener
+        self._channel = connect_as(settings, settings.experience)
+        jobs: JobsAsyncStub = JobsStub(self._channel)
+        roster: RosterAsyncStub = RosterStub(self._channel)
+        self._desk = Desk(jobs=jobs)
+        self._membership = Membership(roster=roster, report=self.report)
+        auth = Auth([settings.token] if settings.token else [])
+        self._web = Web(create_app(desk=self._desk, auth=auth))
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where REST is served."""
+        host = self._chassis.settings.host
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+        return f"http://{host}:{self._listener.getsockname()[1]}"
+
+    async def start(self) -> None:
+        """Register the servicer and open REST."""
+        servicer = JobsServicer(self._desk)
+        jobs_pb2_grpc.add_JobsServicer_to_server(servicer, self._chassis.server)
+        self._serving = asyncio.create_task(self._web.serve([self._listener]), name="rest")
+
+    async def run(self) -> None:
+        """Say where we are, then stay in the roster while REST is served."""
+        assert self._serving is not None
+        self._tell()
+        member = asyncio.create_task(self._membership.run(), name="membership")
+        try:
+            done, _ = await asyncio.wait(
+                {member, self._serving}, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()
+        finally:
+            member.cancel()
+
+    def report(self) -> Worker:
+        """This worker as the roster should know it."""
+        settings = self._chassis.settings
+        return Worker(
+            worker_id=settings.worker_id,
+            kind=WorkerKind.GATEWAY,
+            endpoint=self._chassis.address,
+            site=settings.site,
+            load={"cpu_s": time.process_time()},
+            pid=os.getpid(),
+        )
+
+    async def drain(self) -> None:
+        """Leave the roster and finish open requests."""
+        self._web.should_exit = True
+        await self._membership.leave()
+        if self._serving is not None:
+            await self._serving
+
+    async def close(self) -> None:
+        """Let go of the port and the channel."""
+        self._listener.close()
+        await self._channel.close()
+
+    def _tell(self) -> None:
+        """Write our addresses to `<run_dir>/gateway.json`; what others wrote there stays."""
+        path = self._chassis.settings.run_dir / "gateway.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            known = json.loads(path.read_text())
+        except (FileNotFoundError, ValueError):
+            known = {}
+        where = {"http": self.url, "url": self.url, "grpc": self._chassis.address}
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(known | where))
+        draft.replace(path)
+
+
+class Web(uvicorn.Server):
+    """uvicorn as a guest on our loop; signals are the chassis's."""
+
+    def __init__(self, app: object) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # pyright: ignore[reportArgumentType]
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signal handlers alone."""
+        yield

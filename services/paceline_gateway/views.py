@@ -1,0 +1,72 @@
+"""Messages as REST documents."""
+
+from __future__ import annotations
+
+import json
+
+from paceline import wire
+from paceline.rest import (
+    AuditView,
+    JobEvent,
+    JobPage,
+    JobView,
+    MetricPage,
+    MetricRow,
+    TrajectoryPage,
+)
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import types_pb2
+
+
+def job_view(message: types_pb2.Job) -> JobView:
+    """A job."""
+    noun = wire.job_from(message)
+    return JobView(status=noun.status, spec=json.loads(noun.spec or "{}"), artefacts=noun.artefacts)
+
+
+def job_page(message: pb.ListJobsReply) -> JobPage:
+    """A page of jobs."""
+    jobs = [job_view(job) for job in message.jobs]
+    return JobPage(jobs=jobs, next_page_token=message.next_page_token)
+
+
+def event_view(message: pb.JobEvent) -> JobEvent:
+    """One event of a job."""
+    return JobEvent(
+        status=wire.status_from(message.status),
+        metrics=[_row(row) for row in message.metrics],
+        live=json.loads(message.live_json or "{}"),
+    )
+
+
+def metric_page(message: pb.ListMetricsReply) -> MetricPage:
+    """Metric rows."""
+    return MetricPage(rows=[_row(row) for row in message.rows], next=message.next)
+
+
+def trajectory_page(message: pb.ListTrajectoriesReply) -> TrajectoryPage:
+    """A page of trajectories."""
+    return TrajectoryPage.model_construct(
+        trajectories=[wire.trajectory_from(each) for each in message.trajectories],
+        next_page_token=message.next_page_token,
+    )
+
+
+def audit_view(message: pb.AuditReport) -> AuditView:
+    """An audit."""
+    return AuditView(
+        job_id=message.job_id,
+        ok=message.ok,
+        counts=dict(message.counts),
+        dropped=dict(message.dropped),
+        problems=list(message.problems),
+    )
+
+
+def _row(message: pb.MetricRow) -> MetricRow:
+    return MetricRow(
+        index=message.index,
+        step=message.step,
+        kind=message.kind,
+        values=json.loads(message.values_json or "{}"),
+    )

@@ -1,0 +1,85 @@
+"""The documents of the REST API: gateway writes them, the client reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from paceline.types import JobStatus, Trajectory
+
+
+class JobView(BaseModel):
+    """A job: what was asked (`spec`, with all defaults) and how it stands."""
+
+    status: JobStatus
+    spec: dict[str, Any]
+    artefacts: dict[str, str] = Field(default_factory=dict[str, str])
+    """File name -> sha256."""
+
+
+class JobPage(BaseModel):
+    """Some jobs, newest first."""
+
+    jobs: list[JobView]
+    next_page_token: str = ""
+    """Empty: there are no more."""
+
+
+class MetricRow(BaseModel):
+    """What was measured at one step."""
+
+    index: int
+    step: int
+    kind: str
+    """train | eval"""
+    values: dict[str, Any]
+
+
+class MetricPage(BaseModel):
+    """Rows in order; ask again with `after=next` for those that follow."""
+
+    rows: list[MetricRow]
+    next: int
+    """0: no more at the moment."""
+
+
+class JobEvent(BaseModel):
+    """A change: the state, the rows since the last event, and the ledger at this moment."""
+
+    status: JobStatus
+    metrics: list[MetricRow] = Field(default_factory=list[MetricRow])
+    live: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class TrajectoryPage(BaseModel):
+    """Some trajectories, newest first: tokens with spans, text, scores, provenance."""
+
+    trajectories: list[Trajectory]
+    next_page_token: str = ""
+    """Empty: there are no more."""
+
+
+class AuditView(BaseModel):
+    """Whether the ledger's identity holds."""
+
+    job_id: str
+    ok: bool
+    counts: dict[str, int]
+    """Episodes by state, and `admitted`."""
+    dropped: dict[str, int]
+    """Episodes by reason."""
+    problems: list[str]
+
+
+class ErrorDetail(BaseModel):
+    """Class of the error tree, and what to do."""
+
+    type: str
+    message: str
+
+
+class ErrorView(BaseModel):
+    """Body of every answer that is not 2xx."""
+
+    error: ErrorDetail

@@ -1,0 +1,148 @@
+"""The Jobs service in memory: an upstream for tests of what talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from grpc import aio
+
+from paceline import wire
+from paceline.config import parse_job
+from paceline.errors import NotFoundError
+from paceline.metrics import Metrics
+from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.types import Job, JobState, JobStatus, Trajectory, check_job_step
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import jobs_pb2_grpc, types_pb2
+
+
+class JobsInMemory(jobs_pb2_grpc.JobsServicer):
+    """Keeps what is submitted; tests move its jobs with `move` and `measure`."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.rows: dict[str, list[pb.MetricRow]] = {}
+        self.trajectories: list[Trajectory] = []
+        self._requests: dict[str, str] = {}
+        self._changed = asyncio.Condition()
+
+    async def move(self, job_id: str, *path: JobState) -> None:
+        """Take a job through states."""
+        for state in path:
+            await self._set(job_id, state)
+
+    async def measure(self, job_id: str, **values: float) -> None:
+        """Add a metric row."""
+        rows = self.rows[job_id]
+        values_json = json.dumps(values)
+        rows.append(
+            pb.MetricRow(index=len(rows), step=len(rows), kind="train", values_json=values_json)
+        )
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
+        """Keep a job."""
+        spec = parse_job(json.loads(request.spec_json))
+        job_id = self._requests.setdefault(request.request_id, f"job-{len(self._requests)}")
+        if job_id not in self.jobs:
+            status = JobStatus(
+                job_id=job_id, name=spec.name, tenant=spec.tenant, state=JobState.QUEUED
+            )
+            artefacts = dict.fromkeys(request.files, "0" * 64)
+            self.jobs[job_id] = Job(status=status, spec=request.spec_json, artefacts=artefacts)
+            self.files[job_id] = dict(request.files)
+            self.rows[job_id] = []
+        return wire.job_to(self.jobs[job_id])
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
+        """One job."""
+        return wire.job_to(self._job(request.job_id))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsReply:
+        """Jobs; the page token is a position."""
+        found = [
+            job
+            for job in self.jobs.values()
+            if request.tenant in ("", job.status.tenant)
+            and (not request.states or job.status.state in request.states)
+        ]
+        start = int(request.page_token or 0)
+        end = start + (request.page_size or 100)
+        token = str(end) if end < len(found) else ""
+        page = [wire.job_to(job) for job in found[start:end]]
+        return pb.ListJobsReply(jobs=page, next_page_token=token)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
+        """Ask a job to end."""
+        await self._set(request.job_id, JobState.CANCELLING, reason=request.reason)
+        return wire.job_to(self._job(request.job_id))
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: Any
+    ) -> AsyncIterator[pb.JobEvent]:
+        """Every change until the job ends."""
+        seen = request.after_metric
+        status: JobStatus | None = None
+        while status is None or not status.state.terminal:
+            job = self._job(request.job_id)
+            rows = self.rows[request.job_id][seen:]
+            if rows or job.status != status:
+                status, seen = job.status, seen + len(rows)
+                live_json = json.dumps({"queued": 1})
+                yield pb.JobEvent(status=wire.status_to(status), metrics=rows, live_json=live_json)
+                continue
+            async with self._changed:
+                await self._changed.wait()
+
+    async def ListMetrics(
+        self, request: pb.ListMetricsRequest, context: Any
+    ) -> pb.ListMetricsReply:
+        """Metric rows."""
+        self._job(request.job_id)
+        rows = self.rows[request.job_id]
+        end = request.after + (request.page_size or 500)
+        return pb.ListMetricsReply(
+            rows=rows[request.after : end], next=end if end < len(rows) else 0
+        )
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: Any
+    ) -> pb.ListTrajectoriesReply:
+        """The trajectories that the test put here."""
+        purpose = request.purpose or "train"
+        found = [each for each in self.trajectories if each.purpose == purpose]
+        page = [wire.trajectory_to(each) for each in found[: request.page_size or 20]]
+        return pb.ListTrajectoriesReply(trajectories=page)
+
+    async def AuditJob(self, request: pb.AuditJobRequest, context: Any) -> pb.AuditReport:
+        """Nothing admitted, nothing lost."""
+        self._job(request.job_id)
+        return pb.AuditReport(job_id=request.job_id, ok=True, counts={"admitted": 0})
+
+    def _job(self, job_id: str) -> Job:
+        if job_id not in self.jobs:
+            raise NotFoundError(f"no job {job_id!r}")
+        return self.jobs[job_id]
+
+    async def _set(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        job = self._job(job_id)
+        check_job_step(job.status.state, state)
+        self.jobs[job_id] = replace(job, status=replace(job.status, state=state, reason=reason))
+        async with self._changed:
+            self._changed.notify_all()
+
+
+async def serve_jobs(jobs: JobsInMemory, *, port: int = 0) -> tuple[aio.Server, int]:
+    """Serve on loopback with the errors of our tree; the server and its port."""
+    interceptors = [ErrorInterceptor(metrics=Metrics())]
+    server = aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, port

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from paceline.chassis import serve
+from paceline.config import ServiceSettings
+from paceline.errors import AuthenticationError, ConfigError, UnavailableError
+from paceline.rpc import call, connect, stream
+from paceline.testing.jobs import serve_jobs
+from paceline.types import JobState, WorkerKind
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline_gateway.checks import MAX_FILES_BYTES, check_files
+from paceline_gateway.jobs import Desk
+from paceline_gateway.service import build
+
+if TYPE_CHECKING:
+    from conftest import Gateway
+
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+else:
+    Gateway = Any
+
+
+def settings(run_dir: Path, **changes: Any) -> ServiceSettings:
+    fields: dict[str, Any] = {
+        "kind": WorkerKind.GATEWAY,
+        "worker_id": "gateway-0",
+        "run_dir": run_dir,
+        "experience": "127.0.0.1:1",
+        "options": {"http_port": 0},
+    }
+    return ServiceSettings(**(fields | changes))
+
+
+def taken_port() -> tuple[socket.socket, int]:
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.listen()
+    return holder, holder.getsockname()[1]
+
+
+async def test_http_port_in_use(tmp_path: Path) -> None:
+    holder, port = taken_port()
+    with (
+        holder,
+        pytest.raises(UnavailableError, match=rf"http_port {port} on 127.0.0.1 .*in use.*stop"),
+    ):
+        await serve(settings(tmp_path, options={"http_port": port}), build)
+
+
+async def test_port_in_use_as_a_process(tmp_path: Path) -> None:
+    holder, port = taken_port()
+    path = tmp_path / "settings.yaml"
+    wanted = settings(tmp_path, options={"http_port": port})
+    path.write_text(yaml.safe_dump(wanted.model_dump(mode="json")))
+    with holder:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "paceline_gateway", str(path), stderr=asyncio.subprocess.PIPE
+        )
+        _, error = await process.communicate()
+    assert process.returncode == 3
+    assert f"UnavailableError: http_port {port} on 127.0.0.1" in error.decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experience": ""}, "experience: host:port of the experience service is missing"),
+        ({"options": {"port": 1}}, "port: unknown field; allowed here: http_port"),
+    ],
+)
+async def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await serve(settings(tmp_path, **changes), build)
+
+
+async def test_upstream_unreachable(gateway: Gateway) -> None:
+    await gateway.upstream.stop(None)
+    response = await gateway.http.get("/readyz")
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "UnavailableError"
+    assert (await gateway.http.get("/healthz")).status_code == 200
+
+
+async def test_a_call_waits_for_an_upstream_that_comes_back(gateway: Gateway) -> None:
+    await gateway.upstream.stop(None)
+    asking = asyncio.create_task(gateway.http.get("/v1/jobs"))
+    await asyncio.sleep(0.3)
+    again, _ = await serve_jobs(gateway.jobs, port=gateway.upstream_port)
+    assert (await asking).status_code == 200
+    await again.stop(None)
+
+
+async def test_desk_gives_up_in_time() -> None:
+    async with connect("127.0.0.1:1") as channel:
+        jobs: JobsAsyncStub = JobsStub(channel)
+        desk = Desk(jobs=jobs, timeout_s=0.3)
+        with pytest.raises(UnavailableError):
+            await desk.get(pb.GetJobRequest(job_id="j"))
+        with pytest.raises(UnavailableError):
+            await anext(desk.watch(pb.WatchJobRequest(job_id="j")))
+
+
+async def test_watch_outlives_the_upstream(gateway: Gateway, job: dict[str, Any]) -> None:
+    job_id = await gateway.submitted(job)
+    await gateway.jobs.measure(job_id, loss=1.0)
+    watching = stream(gateway.stub.WatchJob, pb.WatchJobRequest(job_id=job_id), timeout_s=20.0)
+    first = await anext(watching)
+    await gateway.upstream.stop(None)
+    await gateway.jobs.measure(job_id, loss=0.5)
+    await gateway.jobs.move(job_id, JobState.CANCELLING, JobState.CANCELLED)
+    again, _ = await serve_jobs(gateway.jobs, port=gateway.upstream_port)
+    rest = [event async for event in watching]
+    assert [row.index for event in (first, *rest) for row in event.metrics] == [0, 1]
+    assert rest[-1].status.state == "cancelled"
+    await again.stop(None)
+
+
+async def test_open_events_do_not_hold_up_the_end(gateway: Gateway, job: dict[str, Any]) -> None:
+    job_id = await gateway.submitted(job)
+    async with gateway.http.stream("GET", f"/v1/jobs/{job_id}/events") as response:
+        await anext(response.aiter_lines())
+        gateway.chassis.stop()
+        await asyncio.sleep(0)
+
+
+class TestTokens:
+    @pytest.fixture
+    def settings_changes(self) -> dict[str, Any]:
+        return {"token": "secret"}
+
+    async def test_rest(self, gateway: Gateway) -> None:
+        refused = await gateway.http.get("/v1/jobs", headers={"authorization": "Bearer no"})
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "AuthenticationError"
+        passed = await gateway.http.get("/v1/jobs", headers={"authorization": "Bearer secret"})
+        assert passed.status_code == 200
+        assert (await gateway.http.get("/healthz")).status_code == 200
+
+    async def test_grpc(self, gateway: Gateway) -> None:
+        with pytest.raises(AuthenticationError):
+            await call(gateway.stub.ListJobs, pb.ListJobsRequest())
+        async with connect(gateway.chassis.address, token="secret") as channel:
+            stub: JobsAsyncStub = JobsStub(channel)
+            assert not (await call(stub.ListJobs, pb.ListJobsRequest())).jobs
+
+
+def test_files_are_checked() -> None:
+    needed = {"config.json": b"{}", "tokenizer.json": b"{}"}
+    with pytest.raises(
+        ConfigError, match=r"files: 'x.bin' is not a small model file; allowed: con"
+    ):
+        check_files(needed | {"x.bin": b""}, where="files")
+    with pytest.raises(ConfigError, match="at most"):
+        check_files(needed | {"chat_template.jinja": b" " * (MAX_FILES_BYTES + 1)}, where="files")
