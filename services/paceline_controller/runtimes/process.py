@@ -36,6 +36,7 @@ class ProcessRuntime:
         ports: PortSlots,
         beat: Path,
         child_grace_s: float,
+        stale_s: float = STALE_S,
         command: Command | None = None,
     ) -> None:
         self._settings = settings
@@ -43,7 +44,8 @@ class ProcessRuntime:
         self._ports = ports
         self._beat = beat.resolve()
         self._child_grace_s = child_grace_s
-        self._command = command or self._service_command
+        self._stale_s = stale_s
+        self._command = command or self.command_of
         self._processes = Processes(folder=self._run_dir / "processes", logs=self._run_dir / "logs")
 
     async def list(self) -> list[Observed]:
@@ -122,11 +124,12 @@ class ProcessRuntime:
             token=mine.token,
             tls=mine.tls,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
-            supervisor=HeartbeatSettings(path=self._beat, stale_s=STALE_S),
+            supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),
             options=options,
         )
 
-    def _service_command(self, wanted: Wanted, path: Path) -> list[str]:
+    def command_of(self, wanted: Wanted, path: Path) -> list[str]:
+        """How a process is started: trainers by torchrun."""
         module = ["-m", f"paceline_{wanted.kind}", str(path)]
         if wanted.kind is not WorkerKind.TRAINER:
             return [sys.executable, *module]

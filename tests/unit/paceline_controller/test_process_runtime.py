@@ -1,0 +1,178 @@
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.config import ServiceSettings, load_settings
+from paceline.config.service import ControllerOptions
+from paceline.ports import PortSlots
+from paceline.testing.runtime import MemoryLedger
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.reconciler import Reconciler
+from paceline_controller.runtimes.process import ProcessRuntime
+
+SERVICE = """
+import sys
+from paceline.chassis import Chassis, Service, main
+
+async def build(chassis: Chassis) -> Service:
+    return Service()
+
+sys.exit(main(build))
+"""
+REWARD = Wanted("reward-0", WorkerKind.REWARD)
+OPTIONS = ControllerOptions(period_s=0.05, restart_most_s=1)
+
+
+async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not await holds():
+        assert time.monotonic() < deadline, "waited for too long"
+        await asyncio.sleep(0.05)
+
+
+def make(run_dir: Path, *, stale_s: float = 60.0, experience: str = "x:1") -> ProcessRuntime:
+    (run_dir / "service.py").write_text(SERVICE)
+    settings = ServiceSettings(
+        kind=WorkerKind.CONTROLLER,
+        worker_id="controller-0",
+        run_dir=run_dir,
+        experience=experience,
+    )
+
+    def command(wanted: Wanted, path: Path) -> Sequence[str]:
+        return [sys.executable, str(run_dir / "service.py"), str(path)]
+
+    beat = run_dir / "controller.beat"
+    beat.touch()
+    return ProcessRuntime(
+        settings,
+        ports=PortSlots(run_dir / "ports.json"),
+        beat=beat,
+        child_grace_s=3.0,
+        stale_s=stale_s,
+        command=command,
+    )
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path) -> AsyncIterator[ProcessRuntime]:
+    made = make(tmp_path)
+    yield made
+    for found in await made.list():
+        await made.stop(found.name, grace_s=0)
+
+
+async def pid_of(run_dir: Path) -> int:
+    found = [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if str(run_dir / "settings" / "reward-0.yaml") in (process.info["cmdline"] or [])
+    ]
+    return found[0] if found else 0
+
+
+async def is_ready(runtime: ProcessRuntime) -> bool:
+    return await runtime.ready("reward-0")
+
+
+async def test_start_ready_stop(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    await runtime.start(REWARD, incarnation=0)
+    await until(lambda: is_ready(runtime))
+    assert [(found.name, found.alive) for found in await runtime.list()] == [("reward-0", True)]
+    assert "serving" in (tmp_path / "logs" / "reward-0.log").read_text()
+    await runtime.stop("reward-0", grace_s=5)
+    assert await runtime.list() == []
+    assert "stopped" in (tmp_path / "logs" / "reward-0.log").read_text()
+
+
+async def test_settings_of_a_child(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    wanted = Wanted("trainer-a-1", WorkerKind.TRAINER, job_id="a-1")
+    await runtime.start(wanted, incarnation=7)
+    path = tmp_path / "settings" / "trainer-a-1.yaml"
+    settings = load_settings(path)
+    assert settings.options["incarnation"] == 7
+    assert settings.options["weights_port"] > 0
+    assert (settings.kind, settings.job_id) == (WorkerKind.TRAINER, "a-1")
+    assert settings.experience == "x:1"
+    assert settings.supervisor is not None
+    assert settings.supervisor.path == tmp_path / "controller.beat"
+    assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_ports_stay_over_restarts(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    await runtime.start(REWARD, incarnation=0)
+    before = load_settings(tmp_path / "settings" / "reward-0.yaml")
+    await runtime.stop("reward-0", grace_s=0)
+    await runtime.start(REWARD, incarnation=0)
+    after = load_settings(tmp_path / "settings" / "reward-0.yaml")
+    assert (after.port, after.metrics_port) == (before.port, before.metrics_port)
+
+
+def test_a_trainer_is_started_by_torchrun(tmp_path: Path) -> None:
+    settings = ServiceSettings(
+        kind=WorkerKind.CONTROLLER, worker_id="controller-0", run_dir=tmp_path
+    )
+    made = ProcessRuntime(
+        settings,
+        ports=PortSlots(tmp_path / "ports.json"),
+        beat=tmp_path / "beat",
+        child_grace_s=1.0,
+    )
+    wanted = Wanted("trainer-a-1", WorkerKind.TRAINER, job_id="a-1", world_size=2)
+    command = list(made.command_of(wanted, Path("/run/s.yaml")))
+    assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert command[-3:] == ["-m", "paceline_trainer", "/run/s.yaml"]
+    assert "--max-restarts" in command
+
+
+async def test_kill_9_leads_to_a_restart(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    options = OPTIONS.model_copy(update={"environment_replicas": 1})
+    reconciler = Reconciler(
+        ledger=MemoryLedger(), runtime=runtime, options=options, child_grace_s=3.0
+    )
+    task = asyncio.create_task(reconciler.run())
+    await until(lambda: is_ready(runtime))
+    first = await pid_of(tmp_path)
+    os.kill(first, signal.SIGKILL)
+
+    async def replaced() -> bool:
+        return await pid_of(tmp_path) not in {0, first} and await is_ready(runtime)
+
+    await until(replaced)
+    task.cancel()
+    await reconciler.stop_all()
+    assert await pid_of(tmp_path) == 0
+
+
+async def test_another_controller_adopts(runtime: ProcessRuntime, tmp_path: Path) -> None:
+    await runtime.start(REWARD, incarnation=0)
+    await until(lambda: is_ready(runtime))
+    other = make(tmp_path)
+    assert [(found.name, found.alive) for found in await other.list()] == [("reward-0", True)]
+    assert await other.ready("reward-0")
+    assert not (await other.list())[0].outdated
+    assert (await make(tmp_path, experience="y:2").list())[0].outdated
+
+
+async def test_without_its_controller_a_child_ends_itself(tmp_path: Path) -> None:
+    runtime = make(tmp_path, stale_s=0.5)
+    await runtime.start(REWARD, incarnation=0)
+
+    async def ended() -> bool:
+        return not (await runtime.list())[0].alive
+
+    await until(ended)
+    assert "supervisor is gone" in await runtime.last_words("reward-0")
+
+
+async def test_an_unknown_process_is_not_ready(runtime: ProcessRuntime) -> None:
+    assert not await runtime.ready("reward-7")
+    assert await runtime.last_words("reward-7") == ""
