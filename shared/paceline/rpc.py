@@ -18,7 +18,8 @@ from paceline.errors import AuthenticationError, DeadlineError, PacelineError, U
 from paceline.logs import Log
 from paceline.metrics import Metrics
 
-MAX_MESSAGE_BYTES = 16 << 20
+# The largest message: a submit with a tokenizer of a large vocabulary (17 MiB and more).
+MAX_MESSAGE_BYTES = 48 << 20
 ERROR_KEY = "paceline-error"
 
 OPTIONS: list[tuple[str, Any]] = [
@@ -65,7 +66,7 @@ class BidiStream(Protocol[Request_contra, Reply_co]):
     """A method with streams both ways."""
 
     def __call__(
-        self, requests: AsyncIterable[Request_contra], /, *, timeout: float | None = None
+        self, requests: AsyncIterator[Request_contra], /, *, timeout: float | None = None
     ) -> AsyncIterable[Reply_co]:
         """Send many messages, get many."""
         ...
@@ -123,7 +124,7 @@ async def stream(
 
 
 async def exchange(
-    method: BidiStream[Request, Reply], requests: AsyncIterable[Request], *, timeout_s: float
+    method: BidiStream[Request, Reply], requests: AsyncIterator[Request], *, timeout_s: float
 ) -> AsyncIterator[Reply]:
     """The replies of a stream both ways, errors translated."""
     with translated():
