@@ -47,7 +47,7 @@ def draw_rewards(rows: list[Row], path: Path, *, title: str = "") -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
-    steps, rewards = curve(rows, kind="train", name="reward")
+    steps, rewards = curve(rows, kind="train", name="reward_mean")
     if steps:
         axes.plot(steps, rewards, color="#9ecae1", linewidth=0.8)
         axes.plot(steps, smooth(rewards, width=10), color="#3182bd", label="training (mean of 10)")

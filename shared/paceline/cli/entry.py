@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     # A terminated command cleans up as an interrupted one does.
     signal.signal(signal.SIGTERM, _interrupt)
     module, _, name = arguments.handler.partition(":")
-    from paceline.errors import DeadlineError, InvalidError, PacelineError, UnavailableError
+    from paceline.errors import DeadlineError, PacelineError, UnavailableError
 
     try:
         handler = getattr(importlib.import_module(f"paceline.cli.{module}"), name)
@@ -49,8 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         return Exit.OK
     except (UnavailableError, DeadlineError) as error:
         return _fail(error.message, Exit.REACH)
-    except InvalidError as error:
-        return _fail(error.message.replace("; ", "\n       "), Exit.INPUT)
     except PacelineError as error:
         return _fail(error.message, Exit.INPUT)
     except ModuleNotFoundError as error:

@@ -52,6 +52,7 @@ class Progress:
     status: dict[str, str] = field(default_factory=dict[str, str])
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
+    wait: Rate = field(default_factory=Rate)
 
     def update(self, event: JobEvent, now_s: float) -> None:
         """Take in one event."""
@@ -69,8 +70,10 @@ class Progress:
             self.episodes.add(now_s, float(sum(counts.get(name, 0) for name in _DONE)))
         self._put("tokens/s", self.tokens.per_s, "{:,.0f}")
         self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
-        if live:
-            self.status["waiting"] = waiting(live)
+        if "trainer_wait_total_s" in live:
+            self.wait.add(now_s, float(live["trainer_wait_total_s"]))
+            headroom = int(live.get("headroom_groups", 1))
+            self.status["waiting"] = waiting(self.wait.per_s or 0.0, headroom)
 
     def line(self) -> str:
         """Everything on one line."""
@@ -85,20 +88,20 @@ class Progress:
         return made
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
-        self._put("reward", values.get("reward"), "{:.3f}")
-        self._put("staleness", values.get("staleness"), "{:.2f}")
+        self._put("reward", values.get("reward_mean"), "{:.3f}")
+        self._put("staleness", values.get("staleness_mean"), "{:.2f}")
 
     def _put(self, name: str, value: Any, pattern: str) -> None:
         if isinstance(value, (int, float)):
             self.status[name] = pattern.format(value)
 
 
-def waiting(live: Mapping[str, Any]) -> str:
-    """Who waits for whom at this moment."""
+def waiting(trainer_share: float, headroom_groups: int) -> str:
+    """Who waits for whom; `trainer_share` of the last seconds the trainer had no batch."""
     found: list[str] = []
-    if float(live.get("trainer_wait_s", 0.0)) > 0.5:
-        found.append(f"trainer for episodes ({live['trainer_wait_s']:.1f} s)")
-    if live.get("headroom_groups", 1) <= 0:
+    if trainer_share > 0.02:
+        found.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
+    if headroom_groups <= 0:
         found.append("rollout for trainer (staleness bound)")
     return ", ".join(found) or "nobody"
 
