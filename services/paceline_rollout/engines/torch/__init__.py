@@ -1,0 +1,1 @@
+"""The embedded engine: any Hugging Face causal LM, continuous batching, on CPU or one device."""

@@ -1,0 +1,86 @@
+"""Vectorised sampling: one row per request, every knob a tensor.
+
+Legend of shapes: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OFF = 2.0  # a top_p that restricts nothing, whatever rounding does
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Sampling parameters of N rows, and which of them occur at all."""
+
+    temperature: Tensor  # float32; 0: greedy
+    top_k: Tensor  # int64; V or more: off
+    top_p: Tensor  # float32; OFF: off
+    min_p: Tensor  # float32; 0: off
+    restricted: bool
+    greedy: bool
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """float64 in [0, 1), a pure function of (seed, position): splitmix64 applied twice."""
+    bits = _mix(_mix(seeds + _GOLDEN) + positions * _GOLDEN)
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def sample(logits_NV: Tensor, knobs: Knobs, u_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and their log-probs `log_softmax(logits / temperature)`, not renormalised.
+
+    Greedy rows take the largest logit and its log-prob at temperature 1.
+    """
+    heat = torch.where(knobs.temperature > 0, knobs.temperature, 1.0).unsqueeze(1)
+    logp_NV = torch.log_softmax(logits_NV.float() / heat, dim=-1)
+    probs_NV = logp_NV.exp()
+    if knobs.restricted:
+        probs_NV = restrict(probs_NV, knobs)
+    tokens_N = invert(probs_NV, u_N)
+    if knobs.greedy:
+        tokens_N = torch.where(knobs.temperature > 0, tokens_N, logp_NV.argmax(-1))
+    return tokens_N, logp_NV.gather(1, tokens_N.unsqueeze(1)).squeeze(1)
+
+
+def invert(probs_NV: Tensor, u_N: Tensor) -> Tensor:
+    """The token at which the cumulated probability passes `u`; never one of probability 0."""
+    sums_NV = probs_NV.cumsum(-1, dtype=torch.float64)
+    total_N1 = sums_NV[:, -1:]
+    # Rounding may lift u * total to total itself, which no token passes.
+    most_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
+    target_N1 = torch.minimum(u_N.unsqueeze(1) * total_N1, most_N1)
+    found_N1 = torch.searchsorted(sums_NV, target_N1, right=True)
+    return found_N1.squeeze(1).clamp_(max=probs_NV.shape[1] - 1)
+
+
+def restrict(probs_NV: Tensor, knobs: Knobs) -> Tensor:
+    """Zero what top-k, then top-p over what that leaves, then min-p exclude."""
+    sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
+    ranks_V = torch.arange(probs_NV.shape[1], device=probs_NV.device)
+    keep_NV = ranks_V < knobs.top_k.unsqueeze(1)
+    kept_NV = sorted_NV * keep_NV
+    sums_NV = kept_NV.cumsum(-1, dtype=torch.float64)
+    before_NV = (sums_NV - kept_NV) / sums_NV[:, -1:]
+    keep_NV = keep_NV & (before_NV < knobs.top_p.unsqueeze(1))
+    keep_NV = keep_NV & (sorted_NV >= knobs.min_p.unsqueeze(1) * sorted_NV[:, :1])
+    keep_NV[:, 0] = True
+    return torch.zeros_like(probs_NV).scatter_(1, order_NV, sorted_NV * keep_NV)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,87 @@
+"""What a rollout worker needs of its job: the spec, the small model files, the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline import plugins
+from paceline.config import JobSpec, parse_job
+from paceline.errors import ConfigError, IntegrityError
+from paceline.interfaces import Engine
+from paceline.rpc import call, stream
+from paceline.v1 import experience_pb2, jobs_pb2
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+
+START_S = 60.0
+
+
+async def read_job(jobs: JobsAsyncStub, job_id: str) -> tuple[JobSpec, dict[str, str]]:
+    """The spec, and the digests of the model files by name; waits for the experience service."""
+    request = jobs_pb2.GetJobRequest(job_id=job_id)
+    reply = await call(jobs.GetJob, request, timeout_s=START_S, idempotent=True)
+    return parse_job(json.loads(reply.spec_json)), dict(reply.artefacts)
+
+
+async def fetch_files(
+    experience: ExperienceAsyncStub, artefacts: Mapping[str, str], folder: Path
+) -> None:
+    """Put the model files into a folder; those that are there and whole are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, digest in artefacts.items():
+        if Path(name).name != name or name in {".", ".."}:
+            raise IntegrityError(f"artefact: {name!r} is not a plain file name")
+        path = folder / name
+        if path.exists() and _sha256(path.read_bytes()) == digest:
+            continue
+        data = await _fetch(experience, digest)
+        if _sha256(data) != digest:
+            raise IntegrityError(f"artefact: {name!r} differs from its digest {digest}")
+        await asyncio.to_thread(path.write_bytes, data)
+
+
+async def _fetch(experience: ExperienceAsyncStub, digest: str) -> bytes:
+    request = experience_pb2.GetArtefactRequest(digest=digest)
+    chunks = [c.data async for c in stream(experience.GetArtefact, request, timeout_s=START_S)]
+    return b"".join(chunks)
+
+
+def build_engine(spec: JobSpec, *, folder: Path, job_id: str) -> Engine:
+    """The engine that the job names, with its options.
+
+    Raises:
+        ConfigError: it does not know one of the options.
+    """
+    rollout, kind = spec.rollout, spec.rollout.engine.kind
+    make: Any = plugins.find("engines", kind)
+    given: dict[str, Any] = {
+        "model_dir": folder if (folder / "config.json").exists() else None,
+        "dtype": spec.model.dtype,
+        "max_context": spec.sampling.max_context,
+        "max_concurrent": rollout.max_concurrent,
+        "threads": rollout.threads,
+        "tokenizer_dir": folder if (folder / "tokenizer.json").exists() else None,
+        "job_id": job_id,
+    }
+    options = rollout.engine.options
+    known = inspect.signature(make).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
+    wrong = sorted(name for name in options if name in given or name not in known)
+    if wrong and not open_ended:
+        allowed = ", ".join(sorted(set(known) - set(given))) or "none"
+        raise ConfigError(
+            f"rollout.engine.{wrong[0]}: unknown option of {kind!r}; allowed: {allowed}"
+        )
+    return make(**given, **options)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

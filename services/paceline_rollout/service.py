@@ -1,0 +1,188 @@
+"""One rollout worker: its engine, its weights, its place in the roster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from paceline import rpc
+from paceline.chassis import Chassis, Service
+from paceline.config.load import validate
+from paceline.config.service import RolloutOptions
+from paceline.errors import ConfigError, PacelineError
+from paceline.interfaces import Engine, EngineStatus
+from paceline.logs import Log
+from paceline.membership import Membership
+from paceline.types import PolicyVersion, Worker, WorkerKind
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights import WeightServer
+from paceline_rollout.job import build_engine, fetch_files, read_job
+from paceline_rollout.servicer import Servicer
+from paceline_rollout.streams import Hub
+from paceline_rollout.worker import Follower
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+# The engine's thread and the event loop share one interpreter lock; with the default interval
+# either waits 5 ms for the other.
+SWITCH_S = 0.0005
+log = Log("rollout")
+
+
+async def build(chassis: Chassis) -> Service:
+    """The service of this process."""
+    return RolloutService(chassis)
+
+
+class RolloutService(Service):
+    """Generates for one job."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        settings = chassis.settings
+        if not settings.job_id:
+            raise ConfigError("job_id: is empty; a rollout worker belongs to one job")
+        options = validate(RolloutOptions, settings.options)
+        self._chassis = chassis
+        self._settings = settings
+        self._channel = rpc.connect_as(settings, settings.experience)
+        self._roster: RosterAsyncStub = RosterStub(self._channel)
+        self._weights = WeightServer(
+            host=settings.host,
+            port=options.weights_port,
+            advertise_host=chassis.address.rpartition(":")[0],
+            metrics=chassis.metrics,
+        )
+        self._weights_endpoint = ""
+        self._counted = {"tokens": 0, "prompt_tokens": 0}
+        self._healthy = True
+        self._beating: asyncio.Task[None] | None = None
+        self._passing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the job, build the engine, get ready to serve."""
+        sys.setswitchinterval(SWITCH_S)
+        settings = self._settings
+        jobs: JobsAsyncStub = JobsStub(self._channel)
+        experience: ExperienceAsyncStub = ExperienceStub(self._channel)
+        spec, artefacts = await read_job(jobs, settings.job_id)
+        folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
+        await fetch_files(experience, artefacts, folder)
+        self._engine: Engine = build_engine(spec, folder=folder, job_id=settings.job_id)
+        await self._engine.start()
+        self._weights_endpoint = await self._weights.start()
+        self._hub = Hub(engine=self._engine)
+        self._passing = asyncio.create_task(self._hub.run(), name="hub")
+        self._member = Membership(
+            roster=self._roster, report=self.report, held=self._weights.versions
+        )
+        self._follower = Follower(
+            roster=self._roster,
+            engine=self._engine,
+            server=self._weights,
+            job_id=settings.job_id,
+            worker_id=settings.worker_id,
+            activation=spec.rollout.activation,
+            canary_tolerance=spec.rollout.canary_tolerance,
+            metrics=self._chassis.metrics,
+            changed=self._on_change,
+        )
+        servicer = Servicer(hub=self._hub, worker_id=settings.worker_id, status=self._status)
+        add_RolloutServicer_to_server(servicer, self._chassis.server)
+        log.info("engine ready", job=settings.job_id, engine=spec.rollout.engine.kind)
+
+    async def run(self) -> None:
+        """Serve until told to stop; fails when the engine does."""
+        assert self._passing is not None
+        self._join()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follower.run(), name="follow")
+            await asyncio.shield(self._passing)
+
+    async def drain(self) -> None:
+        """Leave the roster and hand open requests back; callers go on elsewhere."""
+        await self._leave()
+        self._hub.refuse_all("the worker is draining; go on elsewhere")
+        while self._hub.num_open:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        if self._passing is not None:
+            self._passing.cancel()
+            await asyncio.wait({self._passing})
+        await self._engine.close()
+        await self._weights.close()
+        await self._channel.close()
+
+    def report(self) -> Worker:
+        """This worker as the roster is to see it."""
+        now = self._engine.status()
+        self._observe(now)
+        return Worker(
+            worker_id=self._settings.worker_id,
+            kind=WorkerKind.ROLLOUT,
+            endpoint=self._chassis.address,
+            site=self._settings.site,
+            job_id=self._settings.job_id,
+            active_version=self._follower.active.version,
+            weights_endpoint=self._weights_endpoint,
+            pid=os.getpid(),
+            load={
+                "running": float(now.running),
+                "waiting": float(now.waiting),
+                "tokens_generated": float(now.tokens_generated),
+                "prompt_tokens": float(now.prompt_tokens),
+                "busy_s": now.busy_s,
+                "idle_s": now.idle_s,
+                "swap_s": now.swap_s,
+                "cpu_s": time.process_time(),
+            },
+        )
+
+    def _status(self) -> tuple[EngineStatus, PolicyVersion, float]:
+        return self._engine.status(), self._follower.active, self._follower.canary_error
+
+    def _observe(self, now: EngineStatus) -> None:
+        job, metrics = self._settings.job_id, self._chassis.metrics
+        for name, value in (("tokens", now.tokens_generated), ("prompt_tokens", now.prompt_tokens)):
+            metrics.add(name, value - self._counted[name], job=job)
+            self._counted[name] = value
+        metrics.set("version", now.version, job=job)
+        metrics.set("requests", now.running, job=job, state="running")
+        metrics.set("requests", now.waiting, job=job, state="waiting")
+
+    async def _on_change(self, healthy: bool) -> None:
+        """A version is active, or its canary disagreed: then nobody may use this worker."""
+        if not healthy:
+            self._healthy = False
+            await self._leave()
+            self._hub.abort_all("UNAVAILABLE", "the worker's weights are wrong; go on elsewhere")
+            return
+        if not self._healthy:
+            self._healthy = True
+            self._join()
+            return
+        try:
+            await self._member.beat()
+        except PacelineError as error:
+            log.warning("no beat", error=error)
+
+    def _join(self) -> None:
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._member.run(), name="beat")
+
+    async def _leave(self) -> None:
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
+            await asyncio.wait({beating})
+            await self._member.leave()

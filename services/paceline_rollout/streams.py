@@ -1,0 +1,210 @@
+"""Requests of many callers on one engine: who asked what, until when, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import UnavailableError
+from paceline.interfaces import Emission, Engine, Generation
+from paceline_rollout.engines.base import refusal
+
+MAX_TIMEOUT_S = 86_400.0
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as a caller made it."""
+
+    generation: Generation
+    min_version: int = -1
+    timeout_s: float = 0.0  # 0: as long as the stream lives
+
+
+class Stream:
+    """One caller: what it has open and what is on the way to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.open: set[str] = set()
+        self._ready: list[Emission] = []
+        self._wake = asyncio.Event()
+        self._half_closed = False
+
+    def put(self, emission: Emission) -> None:
+        """Something for the caller."""
+        self._ready.append(emission)
+        self._wake.set()
+
+    def half_close(self) -> None:
+        """The caller asks for nothing more; the stream ends when all is answered."""
+        self._half_closed = True
+        self._wake.set()
+
+    async def batches(self) -> AsyncIterator[list[Emission]]:
+        """What came since the last batch."""
+        while self._ready or self.open or not self._half_closed:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._ready:
+                batch, self._ready = self._ready, []
+                yield batch
+
+
+@dataclass(slots=True)
+class _Open:
+    stream: Stream
+    name: str  # the caller's
+    end: tuple[str, str] | None = None  # error code and text that its abort stands for
+
+
+class Hub:
+    """Sends each emission of the engine to the stream that asked."""
+
+    def __init__(self, *, engine: Engine, clock: Clock | None = None) -> None:
+        self._engine = engine
+        self._clock: Clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._open: dict[str, _Open] = {}
+        self._streams = 0
+        self._deadlines: list[tuple[float, str]] = []
+        self._sooner = asyncio.Event()
+        self._closed_with = ""
+
+    @property
+    def num_open(self) -> int:
+        """Requests without an end."""
+        return len(self._open)
+
+    def attach(self) -> Stream:
+        """A new caller."""
+        self._streams += 1
+        return Stream(self._streams)
+
+    def detach(self, stream: Stream) -> None:
+        """A caller is gone: nobody wants its answers any more."""
+        names = [_inner(stream, name) for name in stream.open]
+        stream.open.clear()
+        for name in names:
+            self._open.pop(name, None)
+        if names:
+            self._engine.abort(names)
+
+    def submit(self, stream: Stream, asks: Sequence[Ask]) -> None:
+        """Requests of one message."""
+        version = self._engine.status().version
+        going: list[Generation] = []
+        for ask in asks:
+            code, text = self._refuse(stream, ask, version)
+            if code:
+                stream.put(refusal(ask.generation.request_id, code, text))
+            else:
+                going.append(self._admit(stream, ask))
+        if going:
+            self._engine.submit(going)
+
+    def abort(self, stream: Stream, names: Sequence[str]) -> None:
+        """The caller gives up these; unknown ones are ignored."""
+        self._engine.abort([_inner(stream, name) for name in names if name in stream.open])
+
+    def abort_all(self, code: str, text: str) -> None:
+        """End everything that is open with an error; callers keep the tokens they have."""
+        for one in self._open.values():
+            one.end = one.end or (code, text)
+        self._engine.abort(list(self._open))
+
+    def refuse_all(self, text: str) -> None:
+        """From now on every request ends at once: go elsewhere."""
+        self._closed_with = text
+        self.abort_all("UNAVAILABLE", text)
+
+    async def run(self) -> None:
+        """Pass emissions on and keep deadlines, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._pass_on(), name="emissions")
+            group.create_task(self._keep_deadlines(), name="deadlines")
+
+    def _refuse(self, stream: Stream, ask: Ask, version: int) -> tuple[str, str]:
+        name, timeout_s = ask.generation.request_id, ask.timeout_s
+        if self._closed_with:
+            return "UNAVAILABLE", self._closed_with
+        if not name:
+            return "INVALID_ARGUMENT", "request_id: is empty"
+        if name in stream.open:
+            return "INVALID_ARGUMENT", f"request_id: {name!r} is already open on this stream"
+        if not (0 <= timeout_s <= MAX_TIMEOUT_S) or math.isnan(timeout_s):
+            return "INVALID_ARGUMENT", f"timeout_s: {timeout_s}; allowed: 0 to {MAX_TIMEOUT_S:g}"
+        if ask.min_version > version:
+            text = f"min_version: {ask.min_version} is not there yet; version {version} is active"
+            return "FAILED_PRECONDITION", text
+        return "", ""
+
+    def _admit(self, stream: Stream, ask: Ask) -> Generation:
+        name = ask.generation.request_id
+        inner = _inner(stream, name)
+        stream.open.add(name)
+        self._open[inner] = _Open(stream, name)
+        if ask.timeout_s > 0:
+            due = self._clock() + ask.timeout_s
+            if not self._deadlines or due < self._deadlines[0][0]:
+                self._sooner.set()
+            heapq.heappush(self._deadlines, (due, inner))
+        return replace(ask.generation, request_id=inner)
+
+    async def _pass_on(self) -> None:
+        async for batch in self._engine.emissions():
+            for emission in batch:
+                self._route(emission)
+        raise UnavailableError("the engine has stopped")
+
+    def _route(self, emission: Emission) -> None:
+        one = self._open.get(emission.request_id)
+        if one is None:
+            return
+        reason, code, error = emission.finish_reason, emission.error_code, emission.error
+        if reason:
+            del self._open[emission.request_id]
+            one.stream.open.discard(one.name)
+            if reason == "abort" and one.end is not None:
+                reason, (code, error) = "error", one.end
+        one.stream.put(
+            Emission(
+                request_id=one.name,
+                tokens=emission.tokens,
+                logprobs=emission.logprobs,
+                versions=emission.versions,
+                finish_reason=reason,
+                matched_stop=emission.matched_stop,
+                error_code=code,
+                error=error,
+            )
+        )
+
+    async def _keep_deadlines(self) -> None:
+        while True:
+            self._sooner.clear()
+            wait_s = self._deadlines[0][0] - self._clock() if self._deadlines else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._sooner.wait()
+            except TimeoutError:
+                self._expire()
+
+    def _expire(self) -> None:
+        late: list[str] = []
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            _, name = heapq.heappop(self._deadlines)
+            one = self._open.get(name)
+            if one is not None and one.end is None:
+                one.end = ("DEADLINE_EXCEEDED", "timeout_s: has passed")
+                late.append(name)
+        if late:
+            self._engine.abort(late)
+
+
+def _inner(stream: Stream, name: str) -> str:
+    """The engine's name of a request: two callers may use the same one."""
+    return f"{stream.number}/{name}"
