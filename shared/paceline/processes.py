@@ -187,8 +187,8 @@ class Processes:
 
 
 def summarise(text: str, *, lines: int) -> str:
-    """The last error line of an output, then its last lines."""
-    rows = [row.rstrip() for row in text.splitlines() if row.strip()]
+    """The last error line of an output, then its last lines; repeated lines once."""
+    rows = list(dict.fromkeys(row.rstrip() for row in text.splitlines() if row.strip()))
     errors = [row for row in rows if _ERROR_LINE.match(row) and "ChildFailedError" not in row]
     return "\n".join([*errors[-1:], *rows[-lines:]])
 

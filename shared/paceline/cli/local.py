@@ -12,12 +12,14 @@ from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
 
+from paceline import logs
 from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
 from paceline.client import Client
 from paceline.config import JobSpec, parse_job
+from paceline.config.service import LogSettings
 from paceline.errors import PacelineError
 from paceline.local import Local
 from paceline.rest import JobView
@@ -75,6 +77,7 @@ def collect(run_dir: Path, job: JobView) -> None:
 @contextlib.contextmanager
 def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     """Everything up; at the end, interrupted or not, everything down."""
+    logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
     local = Local(run_dir, http_port=arguments.port, store_url=arguments.store)
     local.start()
     try:
