@@ -1,0 +1,100 @@
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from paceline.config import parse_job
+from paceline.errors import TransitionError, UnavailableError
+from paceline.metrics import Metrics
+from paceline.rpc import ErrorInterceptor, connect
+from paceline.types import JobState
+from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
+from paceline.v1.experience_pb2_grpc import (
+    ExperienceServicer,
+    ExperienceStub,
+    add_ExperienceServicer_to_server,
+)
+from paceline.v1.jobs_pb2_grpc import JobsServicer, JobsStub, add_JobsServicer_to_server
+from paceline_controller.ledger import RemoteLedger
+
+SPEC = {
+    "name": "a",
+    "model": {"path": "models/tiny"},
+    "tasks": {"environment": "arithmetic"},
+    "reward": ["exact"],
+    "rollout": {"replicas": 3},
+}
+
+
+class Experience(ExperienceServicer, JobsServicer):
+    """Two live jobs on two pages; says no to one transition."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    async def ListJobs(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: jobs_pb2.ListJobsRequest, context: object
+    ) -> jobs_pb2.ListJobsReply:
+        self.asked.append(list(request.states))
+        page = int(request.page_token or 1)
+        status = types_pb2.JobStatus(job_id=f"a-{page}", state="running", step=page)
+        job = types_pb2.Job(status=status, spec_json=json.dumps(SPEC))
+        return jobs_pb2.ListJobsReply(jobs=[job], next_page_token="2" if page == 1 else "")
+
+    async def GrantIncarnation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: experience_pb2.GrantIncarnationRequest, context: object
+    ) -> experience_pb2.GrantIncarnationReply:
+        return experience_pb2.GrantIncarnationReply(incarnation=7)
+
+    async def SetJobState(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: experience_pb2.SetJobStateRequest, context: object
+    ) -> types_pb2.Job:
+        if request.state == "queued":
+            raise TransitionError("job: running -> queued is not allowed")
+        self.asked.append((request.job_id, request.state, request.reason))
+        return types_pb2.Job()
+
+
+@pytest.fixture
+async def experience() -> AsyncIterator[tuple[Experience, RemoteLedger]]:
+    servicer = Experience()  # pyright: ignore[reportAbstractUsage]
+    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())])
+    add_ExperienceServicer_to_server(servicer, server)
+    add_JobsServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = connect(f"127.0.0.1:{port}")
+    yield servicer, RemoteLedger(jobs=JobsStub(channel), experience=ExperienceStub(channel))
+    await channel.close()
+    await server.stop(None)
+
+
+async def test_live_jobs_over_all_pages(experience: tuple[Experience, RemoteLedger]) -> None:
+    servicer, ledger = experience
+    found = await ledger.live_jobs()
+    assert [(job.job_id, job.state, job.step) for job in found] == [
+        ("a-1", JobState.RUNNING, 1),
+        ("a-2", JobState.RUNNING, 2),
+    ]
+    assert found[0].spec == parse_job(SPEC)
+    assert set(servicer.asked[0]) == {str(s) for s in JobState if not s.terminal}
+    assert (await ledger.live_jobs())[0].spec is found[0].spec
+
+
+async def test_grant_and_set_state(experience: tuple[Experience, RemoteLedger]) -> None:
+    servicer, ledger = experience
+    assert await ledger.grant_incarnation("a-1") == 7
+    await ledger.set_state("a-1", JobState.FAILED, reason="boom")
+    assert servicer.asked == [("a-1", "failed", "boom")]
+    with pytest.raises(TransitionError, match="running -> queued"):
+        await ledger.set_state("a-1", JobState.QUEUED)
+
+
+async def test_experience_is_away() -> None:
+    channel = connect("127.0.0.1:1")
+    ledger = RemoteLedger(jobs=JobsStub(channel), experience=ExperienceStub(channel))
+    with pytest.raises(UnavailableError):
+        await ledger.live_jobs()
+    await channel.close()
