@@ -37,7 +37,10 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """One episode's world. `replayable`: the same seed and actions rebuild the same state."""
+    """One episode's world, made with the job's `tasks.options` (eval's overlaid) as keywords.
+
+    `replayable`: the same seed and actions rebuild the same state.
+    """
 
     replayable: bool
 

@@ -80,6 +80,19 @@ class TranscriptBuilder:
         for run in runs:
             self._runs = merge_run(self._runs, run)
 
+    def pop_turn(self) -> tuple[list[int], list[float], list[VersionRun]]:
+        """Take the last turn off again: its tokens, log-probs and versions."""
+        if not self._spans or self._spans[-1].source is not Source.POLICY:
+            return [], [], []
+        span = self._spans.pop()
+        count = span.end - span.start
+        tokens, self.tokens = self.tokens[span.start :], self.tokens[: span.start]
+        keep = len(self._logprobs) - count
+        logprobs, self._logprobs = self._logprobs[keep:], self._logprobs[:keep]
+        every = [run.version for run in self._runs for _ in range(run.count)]
+        self._runs, runs = _runs(every[:keep]), _runs(every[keep:])
+        return tokens, logprobs, runs
+
     def mark_step(self, start: int, *, reward: float) -> None:
         """Note what the environment said of the turn that began at `start`."""
         self._steps.append(StepMark(start, len(self.tokens), reward))
@@ -110,4 +123,11 @@ def merge_run(runs: list[VersionRun], run: VersionRun) -> list[VersionRun]:
         runs[-1] = VersionRun(run.version, runs[-1].count + run.count)
     else:
         runs.append(run)
+    return runs
+
+
+def _runs(versions: Iterable[int]) -> list[VersionRun]:
+    runs: list[VersionRun] = []
+    for version in versions:
+        merge_run(runs, VersionRun(version, 1))
     return runs

@@ -30,6 +30,10 @@ class TaskSpec(Closed):
     options: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
     epochs: Positive | None = None
+    step_timeout_s: Seconds = 60.0
+    """One reset or step of an environment; longer counts as a failure of infrastructure."""
+    episode_timeout_s: Seconds = 3600.0
+    """A whole episode, with all waiting for the policy."""
 
 
 class EvalSpec(Closed):

@@ -104,6 +104,8 @@ class EnvironmentOptions(Closed):
     """Section of an environment worker."""
 
     pool: str = ""
+    environments: tuple[str, ...] = ()
+    """Names of environments that can run here; any if empty."""
     slots: int = Field(default=1024, ge=1)
     """Training episodes at once."""
     eval_slots: int = Field(default=1024, ge=1)

@@ -10,7 +10,7 @@ from paceline.tasks.digest import number, task_id
 from paceline.types import Task
 
 _ENVIRONMENT = "reasoning_gym"
-_MOST_INDEX = 1 << 30
+_MOST_SEED = 1 << 30
 _MOST_TRIES = 256
 _HELDOUT_SHARE = 4  # one question in so many is held out
 
@@ -47,7 +47,7 @@ class ReasoningGymTasks:
         seed: int = 0,
         *,
         dataset: str = "chain_sum",
-        size: int = 100_000,
+        size: int = 10_000,
         split: Literal["train", "heldout"] = "train",
         system_prompt: str = "",
         extract: str = "",
@@ -61,8 +61,8 @@ class ReasoningGymTasks:
         self._seed, self._size, self._heldout = seed, size, split == "heldout"
         self._name = dataset
         # A data set adds index to seed, so neighbouring seeds would share their questions.
-        base = number(seed, dataset) % _MOST_INDEX
-        self._dataset = make_dataset(dataset, seed=base, size=_MOST_INDEX, config=config)
+        base = number(seed, dataset) % _MOST_SEED
+        self._dataset = make_dataset(dataset, seed=base, size=max(size, 1), config=config)
 
     def __len__(self) -> int:
         """Tasks of one epoch."""
@@ -73,14 +73,14 @@ class ReasoningGymTasks:
         if not 0 <= position < self._size:
             raise IndexError(position)
         entry = self._entry(position)
-        payload = json.dumps({**entry, "dataset": self._name})
+        entry = {**entry, "metadata": pack(entry["metadata"]), "dataset": self._name}
+        payload = json.dumps(entry)
         identity = task_id(_ENVIRONMENT, payload, 0)
         return Task(identity, _ENVIRONMENT, payload, domain=f"reasoning_gym/{self._name}")
 
     def _entry(self, position: int) -> dict[str, Any]:
         for attempt in range(_MOST_TRIES):
-            index = number(self._seed, position, attempt) % _MOST_INDEX
-            entry: dict[str, Any] = self._dataset[index]
+            entry = self._at(position, attempt)
             if is_heldout(entry["question"]) == self._heldout:
                 return entry
         split = "heldout" if self._heldout else "train"
@@ -89,7 +89,36 @@ class ReasoningGymTasks:
             f"to find one for the split {split!r}"
         )
 
+    def _at(self, position: int, attempt: int) -> dict[str, Any]:
+        """Most data sets make entries beyond their size too; the others start over."""
+        try:
+            return self._dataset[position + attempt * self._size]
+        except IndexError:
+            return self._dataset[number(position, attempt) % self._size]
+
 
 def is_heldout(question: str) -> bool:
     """Whether a question is kept for measuring."""
     return number("heldout", question) % _HELDOUT_SHARE == 0
+
+
+def pack(value: Any) -> Any:
+    """JSON-able; tuples become `{"()": [...]}`, since some scorers tell them from lists."""
+    if isinstance(value, tuple):
+        return {"()": [pack(item) for item in value]}
+    if isinstance(value, list):
+        return [pack(item) for item in value]
+    if isinstance(value, dict):
+        return {key: pack(item) for key, item in value.items()}
+    return value
+
+
+def unpack(value: Any) -> Any:
+    """What `pack` was given."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {"()"}:
+            return tuple(unpack(item) for item in value["()"])
+        return {key: unpack(item) for key, item in value.items()}
+    return value

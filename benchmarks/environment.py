@@ -1,0 +1,152 @@
+"""CPU of an environment worker per single-turn episode, against fakes in another process.
+
+`python benchmarks/environment.py [--episodes N] [--burst] [--profile PATH]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import multiprocessing
+import multiprocessing.connection
+import time
+from pathlib import Path
+from typing import Any
+
+from grpc import aio
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers
+
+from paceline.chassis import Chassis, run_loop
+from paceline.config import ServiceSettings
+from paceline.metrics import Metrics
+from paceline.tasks.arithmetic import ArithmeticTasks
+from paceline.testing.peers import FakeExperience, FakeReward, FakeRollout
+from paceline.types import Assignment, Purpose, Worker, WorkerKind
+from paceline_environment.service import build
+
+GROUP = 8
+VOCAB = ["<pad>", "</s>", *"0123456789+=- "]
+SPEC = {
+    "name": "bench",
+    "model": {"path": "unused"},
+    "tasks": {"environment": "arithmetic"},
+    "sampling": {"max_tokens": 8, "max_context": 64, "truncated": "score"},
+    "reward": [{"kind": "exact"}],
+}
+
+
+def files() -> dict[str, bytes]:
+    """A character tokenizer."""
+    fast = FastTokenizer(models.WordLevel({t: i for i, t in enumerate(VOCAB)}, unk_token=" "))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    config = {"eos_token": "</s>"}
+    return {
+        "tokenizer.json": fast.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def assignments(num_groups: int) -> list[Assignment]:
+    """Groups of one task each."""
+    tasks = ArithmeticTasks(0)
+    return [
+        Assignment(
+            job_id="job",
+            group_id=f"g{i:06d}",
+            indices=tuple(range(GROUP)),
+            attempts=(1,) * GROUP,
+            task=tasks[i % len(tasks)],
+            purpose=Purpose.TRAIN,
+            lease_s=10.0,
+            seed=i,
+        )
+        for i in range(num_groups)
+    ]
+
+
+async def peers(num_groups: int, burst: bool, pipe: multiprocessing.connection.Connection) -> None:
+    """Serve until every trajectory has come."""
+    experience = FakeExperience(  # pyright: ignore[reportAbstractUsage]
+        spec=json.dumps(SPEC), files=files()
+    )
+    experience.raw = []
+    rollout = FakeRollout(speak=lambda seed, position: 1 if position % 4 == 3 else 5)
+    rollout.pause_s, rollout.burst = 0.005, burst
+    reward = FakeReward()
+    for peer in (experience, rollout, reward):
+        await peer.start()
+    experience.workers = [
+        Worker("rollout-0", WorkerKind.ROLLOUT, rollout.address, job_id="job", active_version=0),
+        Worker("reward-0", WorkerKind.REWARD, reward.address),
+    ]
+    experience.give(assignments(num_groups))
+    pipe.send(experience.address)
+    while len(experience.raw) < num_groups * GROUP:
+        await asyncio.sleep(0.02)
+    tokens = sum(len(t.transcripts[0].logprobs) for t in experience.raw)
+    pipe.send({"tokens": tokens, "submits": experience.num_submits, "scores": reward.num_calls})
+    await asyncio.sleep(0.2)
+    for peer in (experience, rollout, reward):
+        await peer.stop()
+
+
+def serve_peers(num_groups: int, burst: bool, pipe: Any) -> None:
+    """Entry of the other process."""
+    run_loop(peers(num_groups, burst, pipe))
+
+
+async def work(address: str, pipe: Any, slots: int) -> dict[str, float]:
+    """Run the worker until the peers have everything."""
+    settings = ServiceSettings(
+        kind=WorkerKind.ENVIRONMENT,
+        worker_id="env-0",
+        experience=address,
+        options={"slots": slots},
+    )
+    server = aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    service = await build(Chassis(settings, server, Metrics(), f"127.0.0.1:{port}"))
+    await server.start()
+    started, cpu = time.perf_counter(), time.process_time()
+    running = asyncio.create_task(service.run())
+    while not pipe.poll():
+        await asyncio.sleep(0.02)
+    figures = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+    running.cancel()
+    await asyncio.wait({running})
+    await service.close()
+    await server.stop(None)
+    return figures
+
+
+def main() -> None:
+    """Measure once and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=8000)
+    parser.add_argument("--slots", type=int, default=1024)
+    parser.add_argument("--burst", action="store_true", help="a whole answer in one event")
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    here, there = multiprocessing.Pipe()
+    arguments = (options.episodes // GROUP, options.burst, there)
+    other = multiprocessing.get_context("spawn").Process(target=serve_peers, args=arguments)
+    other.start()
+    profile = cProfile.Profile()
+    if options.profile:
+        profile.enable()
+    figures = run_loop(work(here.recv(), here, options.slots))
+    if options.profile:
+        profile.disable()
+        profile.dump_stats(options.profile)
+    figures.update(here.recv())
+    other.join()
+    figures["cpu_ms_per_episode"] = 1000 * figures["cpu_s"] / options.episodes
+    figures["episodes_per_s"] = options.episodes / figures["wall_s"]
+    print(json.dumps({key: round(value, 3) for key, value in figures.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

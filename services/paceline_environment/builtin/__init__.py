@@ -1,0 +1,1 @@
+"""Environments that Paceline brings."""

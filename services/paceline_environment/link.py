@@ -1,0 +1,147 @@
+"""One stream to one rollout worker, shared by all requests that go there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+from grpc import aio
+
+from paceline.errors import PacelineError
+from paceline.logs import Log
+from paceline.rpc import exchange
+from paceline.transcript import merge_run
+from paceline.types import VersionRun
+from paceline.v1 import rollout_pb2 as pb
+from paceline.v1 import types_pb2
+from paceline.v1.rollout_pb2_grpc import RolloutStub
+from paceline_environment.turn import Ending, Turn
+
+if TYPE_CHECKING:
+    from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
+
+log = Log("link")
+_STREAM_S = 24 * 3600.0
+_WINDOW_S = 0.002
+_MOST_TOKENS = 500_000  # of one message, well below the limit of 16 MiB
+
+
+class Link:
+    """Sends requests together, takes events apart. Once `dead` it is replaced by a new one."""
+
+    def __init__(self, *, worker_id: str, channel: aio.Channel) -> None:
+        self.worker_id = worker_id
+        self.load = 0  # tokens in flight
+        self.dead = False
+        self._channel = channel
+        self._stub: RolloutAsyncStub = RolloutStub(channel)
+        self._turns: dict[str, Turn] = {}
+        self._outbox: list[pb.GenerateRequest] = []
+        self._aborts: list[str] = []
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
+
+    async def ask(self, turn: Turn) -> Ending:
+        """Have the rest of a turn generated; the turn grows meanwhile."""
+        turn.sends += 1
+        request = _request(turn)
+        turn.ending = asyncio.get_running_loop().create_future()
+        self._turns[request.request_id] = turn
+        self.load += turn.weight
+        self._outbox.append(request)
+        self._wake.set()
+        try:
+            return await turn.ending
+        finally:
+            self.load -= turn.weight
+            if self._turns.pop(request.request_id, None) is not None and not self.dead:
+                self._aborts.append(request.request_id)
+                self._wake.set()
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self._channel.close()
+
+    async def _run(self) -> None:
+        why = "the stream ended"
+        try:
+            async for events in exchange(
+                self._stub.Generate, self._requests(), timeout_s=_STREAM_S
+            ):
+                self._deliver(events.events)
+        except PacelineError as error:
+            why = str(error)
+        finally:
+            self.dead = True
+            self._wake.set()
+            turns, self._turns = self._turns, {}
+            if turns:
+                log.warning("link lost", rollout=self.worker_id, requests=len(turns), error=why)
+            for turn in turns.values():
+                turn.end(Ending("error", "UNAVAILABLE", f"{self.worker_id}: {why}"))
+
+    async def _requests(self) -> AsyncIterator[pb.GenerateBatch]:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_WINDOW_S)
+            self._wake.clear()
+            if self.dead:
+                return
+            outbox, self._outbox = self._outbox, []
+            aborts, self._aborts = self._aborts, []
+            for batch in _split(outbox):
+                yield pb.GenerateBatch(requests=batch)
+            if aborts:
+                yield pb.GenerateBatch(abort=aborts)
+
+    def _deliver(self, events: Sequence[pb.GenerateEvent]) -> None:
+        for event in events:
+            turn = self._turns.get(event.request_id)
+            if turn is None:
+                continue
+            if event.tokens:
+                turn.tokens.extend(event.tokens)
+                turn.logprobs.extend(event.logprobs)
+                for run in event.versions:
+                    merge_run(turn.versions, VersionRun(run.version, run.count))
+            if event.finish_reason:
+                del self._turns[event.request_id]
+                turn.end(Ending(event.finish_reason, event.error_code, event.error))
+
+
+def _request(turn: Turn) -> pb.GenerateRequest:
+    sampling = turn.sampling
+    tokens = [*turn.prefix, *turn.tokens] if turn.tokens else turn.prefix
+    return pb.GenerateRequest(
+        request_id=f"{turn.request_id}.{turn.sends}",
+        tokens=tokens,
+        sampling=types_pb2.Sampling(
+            max_tokens=sampling.max_tokens - len(turn.tokens),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            stop_tokens=sampling.stop_tokens,
+            stop_strings=sampling.stop_strings,
+            seed=sampling.seed,
+        ),
+        pinned_version=turn.pinned_version,
+        min_version=-1,
+        timeout_s=turn.timeout_s,
+    )
+
+
+def _split(requests: list[pb.GenerateRequest]) -> list[list[pb.GenerateRequest]]:
+    batches: list[list[pb.GenerateRequest]] = []
+    room = 0
+    for request in requests:
+        size = len(request.tokens)
+        if not batches or size > room:
+            batches.append([])
+            room = _MOST_TOKENS
+        batches[-1].append(request)
+        room -= size
+    return batches

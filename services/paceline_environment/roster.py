@@ -1,0 +1,64 @@
+"""Which workers of one kind are there: a watch on the roster that outlives its stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.errors import PacelineError
+from paceline.logs import Log
+from paceline.rpc import backoff_s, stream
+from paceline.types import Worker, WorkerKind
+from paceline.v1 import roster_pb2 as pb
+
+if TYPE_CHECKING:
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+log = Log("roster")
+_WATCH_S = 3600.0
+
+
+class Workers:
+    """The live workers of a kind at a site. While the roster is away the last answer stands."""
+
+    def __init__(self, *, roster: RosterAsyncStub, kind: WorkerKind, site: str = "") -> None:
+        self._roster = roster
+        self._kind = kind
+        self._site = site
+        self._workers: list[Worker] = []
+        self._changed = asyncio.Event()
+
+    def of(self, job_id: str) -> list[Worker]:
+        """Those that serve a job: its own ones, else the shared ones."""
+        own = [worker for worker in self._workers if worker.job_id == job_id]
+        return own or [worker for worker in self._workers if not worker.job_id]
+
+    async def change(self, timeout_s: float) -> None:
+        """Wait for the next change, but not for longer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def set(self, workers: list[Worker]) -> None:
+        """Take over what the roster says."""
+        self._workers = [worker for worker in workers if worker.endpoint]
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        attempt = 0
+        request = pb.ListWorkersRequest(kind=self._kind, site=self._site)
+        while True:
+            try:
+                replies = stream(self._roster.WatchWorkers, request, timeout_s=_WATCH_S)
+                async for reply in replies:
+                    attempt = 0
+                    self.set([wire.worker_from(worker) for worker in reply.workers])
+            except PacelineError as error:
+                log.warning("no roster", kind=self._kind, error=error)
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1

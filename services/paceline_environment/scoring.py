@@ -1,0 +1,137 @@
+"""Scores episodes at a reward worker: many in one call, elsewhere when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpc import aio
+
+from paceline import wire
+from paceline.errors import PacelineError, UnavailableError
+from paceline.logs import Log
+from paceline.rpc import backoff_s, call
+from paceline.types import Score, Worker
+from paceline.v1 import reward_pb2 as pb
+from paceline.v1.reward_pb2_grpc import RewardStub
+from paceline_environment.coalesce import Coalescer
+from paceline_environment.roster import Workers
+
+log = Log("scoring")
+_WINDOW_S = 0.004
+_MOST_ITEMS = 256
+
+
+@dataclass(slots=True)
+class _Waiting:
+    item: pb.ScoreItem
+    score: asyncio.Future[Score]
+
+
+class Scoring:
+    """All reward workers that this process talks to."""
+
+    def __init__(
+        self,
+        *,
+        workers: Workers,
+        connect: Callable[[str], aio.Channel],
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workers = workers
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._channels: dict[str, aio.Channel] = {}
+        self._pending: dict[str, int] = {}
+        self._jobs: dict[str, Coalescer[_Waiting]] = {}
+
+    async def score(self, *, job_id: str, rewards: str, item: pb.ScoreItem) -> Score:
+        """The score of one episode; `rewards` is the job's `reward:` section as JSON.
+
+        Raises:
+            PacelineError: no reward worker could be made to answer.
+        """
+        if job_id not in self._jobs:
+
+            async def send(items: list[_Waiting]) -> None:
+                await self._send(job_id, rewards, items)
+
+            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST_ITEMS)
+        waiting = _Waiting(item, asyncio.get_running_loop().create_future())
+        self._jobs[job_id].put(waiting)
+        return await waiting.score
+
+    async def close(self) -> None:
+        """Let go of all channels."""
+        for job in self._jobs.values():
+            job.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _send(self, job_id: str, rewards: str, batch: list[_Waiting]) -> None:
+        items = [waiting.item for waiting in batch if not waiting.score.done()]
+        request = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, items=items)
+        batch = [waiting for waiting in batch if not waiting.score.done()]
+        try:
+            reply = await self._call(request)
+        except PacelineError as error:
+            for waiting in batch:
+                if not waiting.score.done():
+                    waiting.score.set_exception(error)
+            return
+        for waiting, score in zip(batch, reply.scores, strict=True):
+            if not waiting.score.done():
+                waiting.score.set_result(wire.score_from(score))
+
+    async def _call(self, request: pb.ScoreRequest) -> pb.ScoreReply:
+        """Two full tries' time in all: a worker that hangs must not be the end."""
+        deadline = self._clock() + 2 * self._timeout_s
+        last: PacelineError = UnavailableError("no reward worker is there")
+        avoid: set[str] = set()
+        attempt = 0
+        while (left := deadline - self._clock()) > 0:
+            worker = self._pick(request.job_id, avoid)
+            if worker is None:
+                await self._workers.change(min(left, 1.0))
+                continue
+            try:
+                return await self._try(worker, request, min(left, self._timeout_s))
+            except PacelineError as error:
+                last = error
+                log.warning("scoring failed", reward=worker.worker_id, error=error)
+            avoid.add(worker.worker_id)
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+        raise last
+
+    async def _try(
+        self, worker: Worker, request: pb.ScoreRequest, timeout_s: float
+    ) -> pb.ScoreReply:
+        channel = self._channels.get(worker.endpoint)
+        if channel is None:
+            channel = self._channels[worker.endpoint] = self._connect(worker.endpoint)
+        stub = RewardStub(channel)
+        size = len(request.items)
+        self._pending[worker.worker_id] = self._pending.get(worker.worker_id, 0) + size
+        try:
+            reply = await call(stub.Score, request, timeout_s=timeout_s)
+        finally:
+            self._pending[worker.worker_id] -= size
+        if len(reply.scores) != size:
+            raise PacelineError(
+                f"{worker.worker_id} answered {size} items with {len(reply.scores)} scores"
+            )
+        return reply
+
+    def _pick(self, job_id: str, avoid: set[str]) -> Worker | None:
+        """The least busy one; one that failed is tried again only when no other is left."""
+        found = self._workers.of(job_id)
+        fresh = [worker for worker in found if worker.worker_id not in avoid]
+        return min(fresh or found, key=self._rank, default=None)
+
+    def _rank(self, worker: Worker) -> tuple[int, float]:
+        return (self._pending.get(worker.worker_id, 0), worker.load.get("pending", 0.0))

@@ -1,0 +1,148 @@
+"""Puts an environment worker together and runs it on the chassis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from grpc import aio
+
+from paceline.chassis import Chassis, Service
+from paceline.config.load import validate
+from paceline.config.service import EnvironmentOptions
+from paceline.errors import ConfigError
+from paceline.membership import Membership
+from paceline.rpc import connect_as
+from paceline.types import Worker, WorkerKind
+from paceline.v1.environment_pb2_grpc import add_EnvironmentServicer_to_server
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_environment.episode import Peers
+from paceline_environment.jobs import Jobs
+from paceline_environment.leases import Leases
+from paceline_environment.policy import Policy
+from paceline_environment.roster import Workers
+from paceline_environment.scoring import Scoring
+from paceline_environment.servicer import Servicer
+from paceline_environment.stages import Stages
+from paceline_environment.submitter import Submitter
+from paceline_environment.worker import EpisodeWorker, Limits
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+_LAST_WORDS_S = 3.0
+
+
+class EnvironmentService(Service):
+    """Leases episodes from experience until it is told to stop."""
+
+    def __init__(self, chassis: Chassis, options: EnvironmentOptions) -> None:
+        settings = chassis.settings
+        self._chassis, self._options = chassis, options
+        self._channel = connect_as(settings, settings.experience)
+        experience: ExperienceAsyncStub = ExperienceStub(self._channel)
+        jobs: JobsAsyncStub = JobsStub(self._channel)
+        roster: RosterAsyncStub = RosterStub(self._channel)
+        self._rollouts = Workers(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
+        self._rewards = Workers(roster=roster, kind=WorkerKind.REWARD)
+        self.stages = Stages()
+        self._policy = Policy(workers=self._rollouts, connect=self._connect)
+        self._scoring = Scoring(
+            workers=self._rewards, connect=self._connect, timeout_s=options.score_timeout_s
+        )
+        self._submitter = Submitter(experience=experience)
+        self.worker = EpisodeWorker(
+            jobs=Jobs(jobs=jobs, experience=experience),
+            peers=Peers(settings.worker_id, self._policy, self._scoring, self.stages),
+            submitter=self._submitter,
+            limits=Limits(options.slots, options.eval_slots, options.flush_s, options.flush_tokens),
+            metrics=chassis.metrics,
+        )
+        self._leases = Leases(
+            experience=experience,
+            worker_id=settings.worker_id,
+            pool=options.pool,
+            environments=options.environments,
+            hello=self.worker.hello,
+            receive=self.worker.receive,
+        )
+        self.worker.attach(self._leases)
+        self._membership = Membership(roster=roster, report=self.report)
+        self._tasks: list[asyncio.Task[None]] = []
+        servicer = Servicer(
+            worker_id=settings.worker_id,
+            slots=options.slots,
+            stages=self.stages,
+            num_open=lambda: self.worker.num_open,
+        )
+        add_EnvironmentServicer_to_server(servicer, chassis.server)
+
+    async def run(self) -> None:
+        """Everything runs in tasks of its own, so that draining can still use the streams."""
+        parts = {
+            "rollouts": self._rollouts.run(),
+            "rewards": self._rewards.run(),
+            "membership": self._membership.run(),
+            "leases": self._leases.run(),
+            "keep": self.worker.keep(),
+        }
+        self._tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
+    async def drain(self) -> None:
+        """Give open episodes back with what they have."""
+        await self._membership.leave()
+        await self.worker.drain()
+        self._leases.finish()
+        leases = [task for task in self._tasks if task.get_name() == "leases"]
+        if leases:
+            await asyncio.wait(leases, timeout=_LAST_WORDS_S)
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._submitter.close()
+        await self._scoring.close()
+        await self._policy.close()
+        await self._channel.close()
+
+    def report(self) -> Worker:
+        """What the roster is told."""
+        settings, waiting = self._chassis.settings, self.stages.waiting
+        busy_s = time.process_time()
+        load: dict[str, float] = {
+            "open": self.worker.num_open,
+            "slots": self._options.slots,
+            "finished": self.stages.finished,
+            "infra_errors": self.stages.infra_errors,
+            "busy_s": busy_s,
+            "cpu_s": busy_s,
+        }
+        load.update({f"waiting_{stage}": float(count) for stage, count in waiting.items()})
+        return Worker(
+            worker_id=settings.worker_id,
+            kind=WorkerKind.ENVIRONMENT,
+            endpoint=self._chassis.address,
+            site=settings.site,
+            job_id=settings.job_id,
+            load=load,
+        )
+
+    def _connect(self, address: str) -> aio.Channel:
+        return connect_as(self._chassis.settings, address)
+
+
+async def build(chassis: Chassis) -> EnvironmentService:
+    """An environment worker from the settings of its process."""
+    if not chassis.settings.experience:
+        raise ConfigError("experience: host:port of the experience service is needed")
+    return EnvironmentService(chassis, validate(EnvironmentOptions, chassis.settings.options))

@@ -1,0 +1,114 @@
+"""Hands finished trajectories to experience: together, and again until it has said yes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.errors import InvalidError, NotFoundError, PacelineError, StateError
+from paceline.logs import Log
+from paceline.rpc import backoff_s, call
+from paceline.types import Trajectory
+from paceline.v1 import experience_pb2 as pb
+from paceline.v1 import types_pb2
+from paceline_environment.coalesce import Coalescer
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+
+log = Log("submitter")
+_WINDOW_S = 0.015
+_MOST = 256
+_MOST_TOKENS = 400_000  # of one message, well below the limit of 16 MiB
+_MOST_INTERNAL = 5  # answers INTERNAL to a single trajectory before it is given up
+_TIMEOUT_S = 20.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    message: types_pb2.Trajectory
+    num_tokens: int
+    outcome: asyncio.Future[str]
+
+
+class Submitter:
+    """One queue for each job."""
+
+    def __init__(self, *, experience: ExperienceAsyncStub) -> None:
+        self._experience = experience
+        self._jobs: dict[str, Coalescer[_Waiting]] = {}
+
+    async def submit(self, job_id: str, trajectory: Trajectory) -> str:
+        """Until it is acknowledged; the outcome (`SubmitReply.outcomes`).
+
+        Raises:
+            InvalidError: experience refuses this trajectory.
+        """
+        if job_id not in self._jobs:
+
+            async def send(items: list[_Waiting]) -> None:
+                for batch in _split(items):
+                    await self._send(job_id, batch)
+
+            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST)
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        message = wire.trajectory_to(trajectory)
+        self._jobs[job_id].put(_Waiting(message, trajectory.num_tokens, outcome))
+        return await outcome
+
+    def close(self) -> None:
+        """Stop; what is not acknowledged will be run again elsewhere."""
+        for job in self._jobs.values():
+            job.close()
+
+    async def _send(self, job_id: str, batch: list[_Waiting]) -> None:
+        attempt = internal = 0
+        request = pb.SubmitRequest(job_id=job_id, trajectories=[w.message for w in batch])
+        while True:
+            try:
+                reply = await call(
+                    self._experience.Submit, request, timeout_s=_TIMEOUT_S, idempotent=True
+                )
+                return _settle(batch, list(reply.outcomes))
+            except (NotFoundError, StateError) as error:
+                log.warning("job takes nothing any more", job=job_id, error=error)
+                return _settle(batch, ["dropped"] * len(batch))
+            except InvalidError as error:
+                return await self._one_by_one(job_id, batch, error)
+            except PacelineError as error:
+                log.warning("cannot submit", job=job_id, num=len(batch), error=error)
+                # The root class is what a server that stumbled over one of them answers.
+                internal += type(error) is PacelineError
+                if internal >= _MOST_INTERNAL:
+                    return await self._one_by_one(job_id, batch, InvalidError(str(error)))
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+
+    async def _one_by_one(self, job_id: str, batch: list[_Waiting], error: InvalidError) -> None:
+        """One bad trajectory must not hold up the others."""
+        if len(batch) == 1:
+            if not batch[0].outcome.done():
+                batch[0].outcome.set_exception(error)
+            return
+        for waiting in batch:
+            await self._send(job_id, [waiting])
+
+
+def _settle(batch: list[_Waiting], outcomes: list[str]) -> None:
+    for waiting, outcome in zip(batch, outcomes, strict=True):
+        if not waiting.outcome.done():
+            waiting.outcome.set_result(outcome)
+
+
+def _split(items: list[_Waiting]) -> list[list[_Waiting]]:
+    batches: list[list[_Waiting]] = []
+    room = 0
+    for item in items:
+        if not batches or item.num_tokens > room:
+            batches.append([])
+            room = _MOST_TOKENS
+        batches[-1].append(item)
+        room -= item.num_tokens
+    return batches

@@ -1,0 +1,1 @@
+"""Ways to drive the episodes of an assignment."""

@@ -1,0 +1,58 @@
+"""Small environments that misbehave on request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from paceline.interfaces import Message, Observation, StepResult
+from paceline.types import Task
+
+
+class Talking:
+    """Asks `turns` questions; each answer is worth `worth`."""
+
+    def __init__(
+        self, *, turns: int = 3, worth: float = 1.0, replayable: bool = True, **options: Any
+    ) -> None:
+        del options
+        self.replayable = replayable
+        self._turns = turns
+        self._worth = worth
+        self._heard = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """The first question."""
+        del task, seed
+        return _say("q0")
+
+    async def step(self, action: str) -> StepResult:
+        """The next question."""
+        del action
+        self._heard += 1
+        done = self._heard >= self._turns
+        return StepResult(_say(f"q{self._heard}"), reward=self._worth, done=done)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Hanging(Talking):
+    """Never answers."""
+
+    async def step(self, action: str) -> StepResult:
+        """Hang."""
+        await asyncio.Event().wait()
+        return await super().step(action)
+
+
+class Crashing(Talking):
+    """Raises what no one expects."""
+
+    async def step(self, action: str) -> StepResult:
+        """Crash."""
+        raise ZeroDivisionError("a plug-in with a bug")
+
+
+def _say(text: str) -> Observation:
+    return Observation(messages=(Message("user", text),), text=text)

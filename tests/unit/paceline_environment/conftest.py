@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from grpc import aio
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from paceline.chassis import Chassis
+from paceline.config import ServiceSettings
+from paceline.metrics import Metrics
+from paceline.tasks.digest import number
+from paceline.testing.peers import FakeExperience, FakePeer, FakeReward, FakeRollout
+from paceline.types import Assignment, Purpose, Task, Worker, WorkerKind
+from paceline_environment.service import EnvironmentService, build
+
+EOS = 1
+VOCAB = ["<pad>", "</s>", "<|user|>", "<|assistant|>", *"0123456789abcdefghq+=- "]
+CHAT = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tokenizer_files(*, chat: bool) -> dict[str, bytes]:
+    fast = FastTokenizer(models.WordLevel({t: i for i, t in enumerate(VOCAB)}, unk_token=" "))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    fast.add_special_tokens(VOCAB[:4])
+    config = {"eos_token": "</s>", **({"chat_template": CHAT} if chat else {})}
+    return {
+        "tokenizer.json": fast.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+def speak(seed: int, position: int) -> int:
+    """A token that depends on seed and place only; one in six ends the turn."""
+    drawn = number(seed, position)
+    return EOS if drawn % 6 == 0 else 4 + drawn % 10
+
+
+@dataclass
+class Stage:
+    """An environment worker among fakes."""
+
+    experience: FakeExperience
+    rollouts: list[FakeRollout]
+    rewards: list[FakeReward]
+    settings: ServiceSettings
+    service: EnvironmentService | None = None
+    running: asyncio.Task[None] | None = None
+    servers: list[aio.Server] = field(default_factory=list[aio.Server])
+
+    def announce(self, *, rollouts: int | None = None, rewards: int | None = None) -> None:
+        """Put peers on the roster."""
+        workers: list[Worker] = []
+        for i, peer in enumerate(self.rollouts[:rollouts]):
+            workers.append(self._worker(peer, f"rollout-{i}", WorkerKind.ROLLOUT, peer.version))
+        for i, peer in enumerate(self.rewards[:rewards]):
+            workers.append(self._worker(peer, f"reward-{i}", WorkerKind.REWARD, -1))
+        self.experience.workers = workers
+
+    async def open(self) -> EnvironmentService:
+        """Start the worker under test."""
+        self.announce()
+        server = aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        chassis = Chassis(self.settings, server, Metrics(), f"127.0.0.1:{port}")
+        self.service = await build(chassis)
+        await server.start()
+        self.servers.append(server)
+        self.running = asyncio.create_task(self.service.run())
+        return self.service
+
+    async def close(self) -> None:
+        if self.service is not None and self.running is not None:
+            self.running.cancel()
+            await asyncio.wait({self.running})
+            await self.service.close()
+        for server in self.servers:
+            await server.stop(None)
+        for peer in [*self.rollouts, *self.rewards, self.experience]:
+            await peer.stop()
+
+    @staticmethod
+    def _worker(peer: FakePeer, name: str, kind: WorkerKind, version: int) -> Worker:
+        job = "job" if kind is WorkerKind.ROLLOUT else ""
+        return Worker(name, kind, peer.address, job_id=job, active_version=version)
+
+
+Staged = Callable[..., Awaitable[Stage]]
+
+
+@pytest.fixture
+async def staged() -> AsyncIterator[Staged]:
+    """Makes a stage: peers serve, the worker is not yet open."""
+    made: list[Stage] = []
+
+    async def make(
+        *,
+        spec: dict[str, Any] | None = None,
+        chat: bool = False,
+        rollouts: int = 1,
+        rewards: int = 1,
+        pause_s: float = 0.0,
+        **options: Any,
+    ) -> Stage:
+        document = {
+            "name": "test",
+            "model": {"path": "unused"},
+            "tasks": {"environment": "arithmetic"},
+            "sampling": {"max_tokens": 8, "max_context": 64, "truncated": "score"},
+            "reward": [{"kind": "exact"}],
+            **(spec or {}),
+        }
+        experience = FakeExperience(  # pyright: ignore[reportAbstractUsage]
+            spec=json.dumps(document), files=tokenizer_files(chat=chat)
+        )
+        await experience.start()
+        settings = ServiceSettings(
+            kind=WorkerKind.ENVIRONMENT,
+            worker_id="env-0",
+            experience=experience.address,
+            options=options,
+        )
+        speakers = [FakeRollout(speak=speak, pause_s=pause_s) for _ in range(rollouts)]
+        stage = Stage(experience, speakers, [FakeReward() for _ in range(rewards)], settings)
+        for peer in [*stage.rollouts, *stage.rewards]:
+            await peer.start()
+        made.append(stage)
+        return stage
+
+    yield make
+    for stage in made:
+        await stage.close()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
+    """Waits until something holds."""
+
+    async def wait(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def assign() -> Callable[..., Assignment]:
+    """A group of episodes of one sum."""
+
+    def make(name: str = "g0", size: int = 4, **changes: Any) -> Assignment:
+        payload = json.dumps({"question": "12+34=", "answer": "46"})
+        given: dict[str, Any] = {
+            "job_id": "job",
+            "group_id": name,
+            "indices": tuple(range(size)),
+            "attempts": (1,) * size,
+            "task": Task("task", "arithmetic", payload),
+            "purpose": Purpose.TRAIN,
+            "lease_s": 10.0,
+            "seed": 7,
+            **changes,
+        }
+        return Assignment(**given)
+
+    return make

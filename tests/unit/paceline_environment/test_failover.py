@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from paceline.tasks.digest import number
+from paceline.types import Trajectory
+
+EOS = 1
+
+
+def speak(seed: int, position: int) -> int:
+    drawn = number(seed, position)
+    return EOS if drawn % 6 == 0 else 4 + drawn % 10
+
+
+def late(seed: int, position: int) -> int:
+    """Never ends before it has said something."""
+    return speak(seed, position) if position > 12 else 5
+
+
+def check(trajectory: Trajectory, *, most: int) -> None:
+    """What was said is what one worker alone would have said."""
+    tokens = trajectory.transcripts[0].tokens
+    start = trajectory.transcripts[0].spans[0].end
+    seed = trajectory.sampling.seed
+    assert list(tokens[start:]) == [speak(seed, at) for at in range(start, len(tokens))]
+    assert tokens[-1] == EOS or len(tokens) == start + most
+
+
+SPEC: dict[str, Any] = {
+    "sampling": {"max_tokens": 24, "max_context": 64, "truncated": "score"},
+}
+
+
+async def test_a_rollout_worker_dies_amid_generation(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec=SPEC, rollouts=2, pause_s=0.05)
+    for rollout in stage.rollouts:
+        rollout.speak = late
+    await stage.open()
+    stage.experience.give([assign(f"g{i}", 4) for i in range(4)])
+    await until(lambda: all(r.num_tokens > 8 for r in stage.rollouts))
+    await stage.rollouts[0].stop()
+    await until(lambda: len(stage.experience.trajectories) == 16)
+    moved = [
+        t for t in stage.experience.trajectories.values() if len(t.provenance.rollout_workers) > 1
+    ]
+    assert moved
+    assert not stage.experience.given_back
+    for trajectory in stage.experience.trajectories.values():
+        tokens, start = trajectory.transcripts[0].tokens, trajectory.transcripts[0].spans[0].end
+        seed = trajectory.sampling.seed
+        said = [late(seed, at) for at in range(start, len(tokens))]
+        assert list(tokens[start:]) == said
+    resumed = [r for r in stage.rollouts[1].requests if r.request_id.endswith(".2")]
+    assert resumed
+    assert all(len(r.tokens) > 6 and r.sampling.max_tokens < 24 for r in resumed)
+
+
+async def test_a_rollout_worker_comes_back(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec=SPEC, pause_s=0.05)
+    await stage.open()
+    stage.experience.give([assign(size=4)])
+    rollout = stage.rollouts[0]
+    await until(lambda: rollout.num_tokens > 2)
+    await rollout.stop()
+    await asyncio.sleep(0.2)
+    await rollout.start(rollout.address)
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    for trajectory in stage.experience.trajectories.values():
+        check(trajectory, most=24)
+
+
+async def test_without_rollout_workers_one_waits(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    service = await stage.open()
+    stage.announce(rollouts=0)
+    await asyncio.sleep(0.15)
+    stage.experience.give([assign(size=2)])
+    await until(lambda: service.stages.waiting["generate"] == 2)
+    await asyncio.sleep(0.1)
+    assert not stage.experience.given_back
+    stage.announce()
+    await until(lambda: len(stage.experience.trajectories) == 2)
+
+
+async def test_siblings_share_a_rollout_worker(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(rollouts=2)
+    await stage.open()
+    stage.experience.give([assign(f"g{i}", 4) for i in range(2)])
+    await until(lambda: len(stage.experience.trajectories) == 8)
+    for rollout in stage.rollouts:
+        assert len({r.request_id.split("/")[0] for r in rollout.requests}) == 1
+
+
+async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(rewards=2, score_timeout_s=0.3)
+    stage.rewards[0].hang = True
+    await stage.open()
+    stage.experience.give([assign(size=4)])
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    assert stage.rewards[0].num_calls == 1
+    assert not stage.experience.given_back
+
+
+async def test_a_reward_worker_crashes(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(rewards=2)
+    await stage.open()
+    await asyncio.sleep(0.1)
+    await stage.rewards[0].stop()
+    stage.experience.give([assign(size=4)])
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    assert not stage.experience.given_back
+
+
+async def test_no_reward_worker_at_all(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(rewards=0, score_timeout_s=0.2)
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.given_back) == 2)
+    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    assert "no reward worker" in stage.experience.given_back[0].detail
+
+
+async def test_an_infra_error_is_never_a_zero(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    stage.rewards[0].status = "infra_error"
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.given_back) == 2)
+    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    assert not stage.experience.trajectories
+
+
+@pytest.mark.parametrize("when", ["generating", "finished"])
+async def test_experience_goes_away(staged: Any, until: Any, assign: Any, when: str) -> None:
+    """Open episodes go on; what finished meanwhile is submitted when it is back."""
+    stage = await staged(pause_s=0.05)
+    service = await stage.open()
+    stage.experience.give([assign(size=4)])
+    await until(lambda: stage.rollouts[0].num_tokens > 2)
+    await stage.experience.stop()
+    if when == "finished":
+        await until(lambda: service.stages.waiting["submit"] == 4)
+    await stage.experience.start(stage.experience.address)
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    assert service.stages.finished == 4
+    await until(lambda: len(stage.experience.hellos) == 2)
+    again = stage.experience.hellos[1]
+    assert again.credits + len(again.renew) == 1024
+    stage.experience.give([assign("g1", 2)])
+    await until(lambda: len(stage.experience.trajectories) == 6)
+
+
+async def test_a_refused_trajectory_does_not_hold_up_others(
+    staged: Any, until: Any, assign: Any
+) -> None:
+    stage = await staged()
+    stage.experience.refused = {("g0", 1)}
+    await stage.open()
+    stage.experience.give([assign(size=3)])
+    await until(lambda: len(stage.experience.trajectories) == 2)
+    await until(lambda: stage.experience.given_back)
+    assert stage.experience.given_back[0].reason == "invalid"

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from paceline.rpc import connect
+from paceline.tasks.digest import number
+from paceline.types import Progress, Purpose, Source, Span, Trajectory, Transcript, VersionRun
+from paceline.v1 import environment_pb2
+from paceline.v1.environment_pb2_grpc import EnvironmentStub
+from paceline.v1.experience_pb2 import EpisodeKey
+
+EOS = 1
+TALKING: dict[str, Any] = {"environment": "paceline.testing.worlds:Talking"}
+WIDE = {"max_tokens": 8, "max_context": 256, "truncated": "score"}
+
+
+def speak(seed: int, position: int) -> int:
+    drawn = number(seed, position)
+    return EOS if drawn % 6 == 0 else 4 + drawn % 10
+
+
+def says(token_at: Callable[[int], int]) -> Callable[[int, int], int]:
+    """The same words whatever the seed."""
+
+    def speak(seed: int, position: int) -> int:
+        del seed
+        return token_at(position)
+
+    return speak
+
+
+def expected(trajectory: Trajectory) -> list[int]:
+    """What the policy says after the first prompt, wherever it runs."""
+    transcript = trajectory.transcripts[0]
+    position = transcript.spans[0].end
+    said: list[int] = []
+    while len(said) < 8 and (not said or said[-1] != EOS):
+        said.append(speak(trajectory.sampling.seed, position + len(said)))
+    return said
+
+
+async def test_a_group_is_run_scored_and_submitted(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    await stage.open()
+    stage.experience.give([assign()])
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    for trajectory in stage.experience.trajectories.values():
+        transcript = trajectory.transcripts[0]
+        assert list(transcript.tokens[6:]) == expected(trajectory)
+        assert transcript.spans[0] == Span(0, 6, Source.ENVIRONMENT)
+        assert transcript.versions == (VersionRun(0, len(transcript.tokens) - 6),)
+        assert trajectory.truncated == (transcript.tokens[-1] != EOS)
+        assert trajectory.provenance.environment_worker == "env-0"
+        assert trajectory.provenance.rollout_workers == ("rollout-0",)
+        assert trajectory.timing.total_s > 0
+    seeds = {t.sampling.seed for t in stage.experience.trajectories.values()}
+    assert len(seeds) == 4
+
+
+async def test_a_group_costs_one_message_each_way(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    await stage.open()
+    stage.experience.give([assign(f"g{i}", 8) for i in range(4)])
+    await until(lambda: len(stage.experience.trajectories) == 32)
+    assert stage.rollouts[0].num_batches <= 2
+    assert len(stage.rollouts[0].requests) == 32
+
+
+async def test_right_answers_are_worth_one(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    stage.rollouts[0].speak = says(lambda position: {6: 8, 7: 10}.get(position, EOS))
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    (trajectory,) = stage.experience.trajectories.values()
+    assert trajectory.response_text == "46"
+    assert trajectory.environment_reward == trajectory.score.reward == 1.0
+
+
+async def test_a_dialogue_keeps_its_tokens(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec={"tasks": TALKING, "sampling": WIDE}, chat=True)
+    stage.rollouts[0].speak = says(lambda position: EOS if position % 3 == 0 else 5)
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.trajectories) == 2)
+    trajectory = stage.experience.trajectories["g0", 0]
+    transcript = trajectory.transcripts[0]
+    assert trajectory.environment_reward == 3.0
+    assert len(transcript.steps) == 3
+    assert [s.source for s in transcript.spans].count(Source.POLICY) == 3
+    last = stage.rollouts[0].requests[-1]
+    assert tuple(last.tokens) == transcript.tokens[: len(last.tokens)]
+    ends = transcript.tokens.count(EOS)
+    assert ends == 6  # three asked, three answered: none twice
+
+
+async def test_length_in_a_dialogue_ends_it(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec={"tasks": TALKING, "sampling": WIDE}, chat=True)
+    stage.rollouts[0].speak = says(lambda position: 5)
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    (trajectory,) = stage.experience.trajectories.values()
+    assert trajectory.truncated
+    assert trajectory.num_policy_tokens == 8
+
+
+async def test_an_observation_too_long_ends_it(staged: Any, until: Any, assign: Any) -> None:
+    sampling = {"max_tokens": 8, "max_context": 12, "truncated": "score"}
+    stage = await staged(spec={"tasks": TALKING, "sampling": sampling}, chat=True)
+    stage.rollouts[0].speak = says(lambda position: EOS if position == 9 else 5)
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    (trajectory,) = stage.experience.trajectories.values()
+    assert trajectory.truncated
+    assert trajectory.num_tokens <= 12
+
+
+async def test_truncated_zero_is_not_scored(staged: Any, until: Any, assign: Any) -> None:
+    sampling = {"max_tokens": 4, "max_context": 64, "truncated": "zero"}
+    stage = await staged(spec={"sampling": sampling})
+    stage.rollouts[0].speak = says(lambda position: 5)
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.trajectories) == 2)
+    assert {t.score.reward for t in stage.experience.trajectories.values()} == {0.0}
+    assert not stage.rewards[0].items
+
+
+async def test_a_prompt_too_long_is_invalid(staged: Any, until: Any, assign: Any) -> None:
+    sampling = {"max_tokens": 2, "max_context": 6, "truncated": "score"}
+    stage = await staged(spec={"sampling": sampling})
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.given_back) == 2)
+    key = stage.experience.given_back[0]
+    assert (key.reason, key.attempt) == ("invalid", 1)
+    assert key.detail.startswith("prompt of 6 tokens does not fit max_context 6")
+
+
+async def test_room_shortens_a_turn(staged: Any, until: Any, assign: Any) -> None:
+    sampling = {"max_tokens": 8, "max_context": 9, "truncated": "score"}
+    stage = await staged(spec={"sampling": sampling})
+    stage.rollouts[0].speak = says(lambda position: 5)
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    (trajectory,) = stage.experience.trajectories.values()
+    assert (trajectory.num_tokens, trajectory.truncated) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("world", "detail"),
+    [("Hanging", "step took more than 0.2 s"), ("Crashing", "ZeroDivisionError: a plug-in")],
+)
+async def test_a_broken_world_is_given_back(
+    staged: Any, until: Any, assign: Any, world: str, detail: str
+) -> None:
+    tasks = {"environment": f"paceline.testing.worlds:{world}", "step_timeout_s": 0.2}
+    stage = await staged(spec={"tasks": tasks})
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.given_back)
+    (key,) = stage.experience.given_back
+    assert key.reason == "infra_error"
+    assert detail in key.detail
+
+
+async def test_an_episode_has_a_deadline(staged: Any, until: Any, assign: Any) -> None:
+    tasks = {"environment": "arithmetic", "episode_timeout_s": 0.3}
+    stage = await staged(spec={"tasks": tasks}, flush_s=0.2)
+    stage.rollouts[0].frozen.clear()
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.given_back)
+    assert "took more than 0.3 s" in stage.experience.given_back[0].detail
+    await until(lambda: stage.rollouts[0].aborted or not stage.rollouts[0].requests)
+
+
+async def test_an_abort_stops_an_episode(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(pause_s=0.2)
+    stage.rollouts[0].speak = says(lambda position: 5)
+    service = await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: stage.rollouts[0].requests)
+    stage.experience.abort(EpisodeKey(job_id="job", group_id="g0", index=0, attempt=1))
+    await until(lambda: stage.rollouts[0].aborted)
+    assert service.worker.num_open == 1
+    await until(lambda: stage.experience.trajectories)
+    assert not stage.experience.given_back
+
+
+async def test_progress_comes_every_flush(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(flush_s=0.1, pause_s=0.1)
+    stage.rollouts[0].speak = says(lambda position: 5)
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: len(stage.experience.progress) >= 3)
+    progress = stage.experience.progress
+    lengths = [len(p.transcripts[0].logprobs) for p in progress]
+    assert lengths == sorted(set(lengths))
+    await until(lambda: stage.experience.trajectories)
+
+
+async def test_leases_are_renewed(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(flush_s=0.1)
+    stage.rollouts[0].frozen.clear()
+    await stage.open()
+    stage.experience.give([assign(size=2, lease_s=0.3)])
+    await until(lambda: len(stage.experience.renewed) >= 6)
+    assert {key.index for key in stage.experience.renewed} == {0, 1}
+
+
+async def test_drain_gives_back_with_progress(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(pause_s=0.1, flush_s=60.0)
+    stage.rollouts[0].speak = says(lambda position: 5)
+    service = await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: stage.rollouts[0].num_tokens >= 6)
+    await service.drain()
+    assert [key.reason for key in stage.experience.given_back] == ["drain", "drain"]
+    assert all(p.transcripts[0].logprobs for p in stage.experience.progress)
+    assert service.worker.num_open == 0
+
+
+async def test_an_unfinished_turn_is_resumed(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    whole = stage.experience.trajectories["g0", 0]
+    said = whole.transcripts[0]
+    half = Transcript(
+        said.tokens[:7], (said.spans[0], Span(6, 7, Source.POLICY)), (-9.0,), (VersionRun(5, 1),)
+    )
+    progress = Progress("g0", 0, 1, (half,))
+    stage.experience.trajectories.clear()
+    stage.experience.give([assign(size=1, attempts=(2,), progress=(progress,))])
+    await until(lambda: stage.experience.trajectories)
+    again = stage.experience.trajectories["g0", 0]
+    assert again.transcripts[0].tokens == said.tokens
+    assert again.transcripts[0].logprobs[0] == -9.0
+    assert again.transcripts[0].versions[0] == VersionRun(5, 1)
+
+
+@pytest.mark.parametrize("cut", [4, 5, 6, 7, 8, 9, 10, 13])
+async def test_a_dialogue_is_resumed_by_its_actions(
+    staged: Any, until: Any, assign: Any, cut: int
+) -> None:
+    """Wherever a dialogue was cut, it ends as if it had not been."""
+    stage = await staged(spec={"tasks": TALKING, "sampling": WIDE}, chat=True)
+    stage.rollouts[0].speak = says(lambda position: EOS if position % 3 == 0 else 5)
+    await stage.open()
+    stage.experience.give([assign(size=1)])
+    await until(lambda: stage.experience.trajectories)
+    whole = stage.experience.trajectories["g0", 0].transcripts[0]
+    stage.experience.trajectories.clear()
+    progress = cut_off(whole, cut)
+    stage.experience.give([assign(size=1, attempts=(2,), progress=(progress,))])
+    await until(lambda: stage.experience.trajectories)
+    again = stage.experience.trajectories["g0", 0]
+    assert again.transcripts[0] == whole
+    assert again.environment_reward == 3.0
+
+
+def cut_off(whole: Transcript, policy_tokens_from: int) -> Progress:
+    """Progress that ends inside or right after a policy turn."""
+    turns = [span for span in whole.spans if span.source is Source.POLICY]
+    cut = max(policy_tokens_from, turns[0].start)
+    if not any(turn.start < cut <= turn.end for turn in turns):
+        cut = next(turn.start for turn in turns if turn.start >= cut)  # shown whole or not at all
+    inside = [s for s in whole.spans if s.start < cut]
+    spans = tuple(Span(s.start, min(s.end, cut), s.source) for s in inside)
+    count = sum(s.end - s.start for s in spans if s.source is Source.POLICY)
+    done = [t for t in turns if t.end <= cut]
+    return Progress(
+        "g0",
+        0,
+        1,
+        (
+            Transcript(
+                whole.tokens[:cut],
+                spans,
+                whole.logprobs[:count],
+                (VersionRun(0, count),) if count else (),
+                tuple(s for s in whole.steps if s.end < cut),
+            ),
+        ),
+        tuple("5" for _ in done),
+    )
+
+
+async def test_what_cannot_be_replayed_restarts(staged: Any, until: Any, assign: Any) -> None:
+    tasks = {**TALKING, "options": {"replayable": False}}
+    stage = await staged(spec={"tasks": tasks, "sampling": WIDE}, chat=True)
+    service = await stage.open()
+    spans = (Span(0, 2, Source.TEMPLATE), Span(2, 3, Source.POLICY))
+    half = Transcript((1, 2, 5), spans, (-9.0,), (VersionRun(0, 1),))
+    stage.experience.give([assign(size=1, progress=(Progress("g0", 0, 0, (half,)),))])
+    await until(lambda: stage.experience.trajectories)
+    (trajectory,) = stage.experience.trajectories.values()
+    assert -9.0 not in trajectory.transcripts[0].logprobs
+    assert (service.stages.restarted, service.stages.tokens_lost) == (1, 1)
+
+
+async def test_eval_episodes_are_greedy_and_pinned(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec={"eval": {"temperature": 0.0}})
+    stage.rollouts[0].version = 3
+    await stage.open()
+    stage.experience.give([assign(size=1, purpose=Purpose.EVAL, pinned_version=3)])
+    await until(lambda: stage.experience.trajectories)
+    request = stage.rollouts[0].requests[0]
+    assert (request.pinned_version, request.sampling.temperature) == (3, 0.0)
+    assert stage.experience.trajectories["g0", 0].purpose is Purpose.EVAL
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_version_that_is_gone(staged: Any, until: Any, assign: Any, known: bool) -> None:
+    stage = await staged()
+    stage.rollouts[0].gone = True
+    stage.rollouts[0].version = 4 if known else 3
+    await stage.open()
+    stage.experience.give([assign(size=1, purpose=Purpose.EVAL, pinned_version=3)])
+    await until(lambda: stage.experience.given_back)
+    assert stage.experience.given_back[0].reason == "version_gone"
+
+
+async def test_credits_are_slots(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(slots=4)
+    stage.rollouts[0].frozen.clear()
+    service = await stage.open()
+    stage.experience.give([assign(f"g{i}", 2) for i in range(6)])
+    await until(lambda: service.worker.num_open == 4)
+    await asyncio.sleep(0.1)
+    assert service.worker.num_open == 4
+    stage.rollouts[0].frozen.set()
+    await until(lambda: len(stage.experience.trajectories) == 12)
+
+
+async def test_status_and_load(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    stage.rollouts[0].frozen.clear()
+    service = await stage.open()
+    stage.experience.give([assign(size=3)])
+    await until(lambda: stage.rollouts[0].requests)
+    async with connect(service.report().endpoint) as channel:
+        status = await EnvironmentStub(channel).Status(environment_pb2.EnvironmentStatusRequest())
+    assert status.open_episodes == status.waiting_for["generate"] == 3
+    load = service.report().load
+    assert load["waiting_generate"] == 3
+    assert {"open", "slots", "waiting_step", "waiting_score", "waiting_submit"} <= load.keys()
+    assert {"finished", "infra_errors", "busy_s", "cpu_s"} <= load.keys()
+
+
+async def test_a_job_that_cannot_run_here_is_invalid(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec={"tasks": {"environment": "nowhere"}})
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.given_back) == 2)
+    key = stage.experience.given_back[0]
+    assert key.reason == "invalid"
+    assert "'nowhere' is not installed" in key.detail
