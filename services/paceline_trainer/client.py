@@ -1,0 +1,130 @@
+"""The trainer's edge to experience: proto messages on one side, nouns and numbers on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline import wire
+from paceline.errors import DeadlineError, UnavailableError
+from paceline.logs import Log
+from paceline.rpc import backoff_s, call, stream
+from paceline.types import Job, PolicyVersion
+from paceline.v1 import experience_pb2 as pb
+from paceline.v1 import jobs_pb2, roster_pb2
+from paceline_trainer.take import Share
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+CALL_S = 30.0
+TAKE_S = 600.0
+Answer = TypeVar("Answer")
+log = Log("ledger")
+
+
+class Ledger:
+    """What one incarnation of a job's trainer asks of the ledger. It waits out absences."""
+
+    def __init__(
+        self,
+        *,
+        experience: ExperienceAsyncStub,
+        roster: RosterAsyncStub,
+        jobs: JobsAsyncStub,
+        job_id: str,
+        incarnation: int,
+    ) -> None:
+        self._experience = experience
+        self._roster = roster
+        self._jobs = jobs
+        self.job_id = job_id
+        self._incarnation = incarnation
+
+    async def job(self) -> Job:
+        """The job and its state now."""
+        request = jobs_pb2.GetJobRequest(job_id=self.job_id)
+        return wire.job_from(await self._call("GetJob", self._jobs.GetJob, request))
+
+    async def rewind(self, step: int) -> tuple[int, int]:
+        """Start from a checkpointed step; the step and the last publication (-1: none)."""
+        request = pb.RewindRequest(job_id=self.job_id, incarnation=self._incarnation, step=step)
+        reply = await self._call("Rewind", self._experience.Rewind, request)
+        return reply.step, reply.parent_version
+
+    async def take(self, step: int, *, rank: int, world: int) -> Share:
+        """Wait for this rank's share of the batch of a step."""
+        request = pb.TakeBatchRequest(
+            job_id=self.job_id, incarnation=self._incarnation, step=step, rank=rank, world=world
+        )
+        return await _patiently("TakeBatch", lambda: self._take(request))
+
+    async def commit(self, step: int, batch_id: str, metrics: dict[str, Any]) -> str:
+        """Say that the batch of `step` is trained; why no further one will come, if so."""
+        request = pb.CommitStepRequest(
+            job_id=self.job_id,
+            incarnation=self._incarnation,
+            step=step,
+            batch_id=batch_id,
+            metrics_json=json.dumps(metrics),
+        )
+        return (await self._call("CommitStep", self._experience.CommitStep, request)).stop
+
+    async def checkpointed(self, step: int, path: str) -> None:
+        """Say that everything up to `step` is durable."""
+        request = pb.CheckpointedRequest(
+            job_id=self.job_id, incarnation=self._incarnation, step=step, path=path
+        )
+        await self._call("Checkpointed", self._experience.Checkpointed, request)
+
+    async def announce(
+        self, *, step: int, parent: int, endpoint: str, num_bytes: int
+    ) -> PolicyVersion:
+        """Publish the weights of a step; the version number they get."""
+        request = roster_pb2.AnnounceRequest(
+            job_id=self.job_id,
+            incarnation=self._incarnation,
+            step=step,
+            parent=parent,
+            weights_endpoint=endpoint,
+            num_bytes=num_bytes,
+        )
+        reply = await self._call("Announce", self._roster.Announce, request)
+        return wire.version_from(reply.version)
+
+    async def _call(self, name: str, method: Any, request: Any) -> Any:
+        return await _patiently(name, lambda: call(method, request, timeout_s=CALL_S))
+
+    async def _take(self, request: pb.TakeBatchRequest) -> Share:
+        head: pb.BatchPart | None = None
+        samples: list[pb.TrainSample] = []
+        async for part in stream(self._experience.TakeBatch, request, timeout_s=TAKE_S):
+            head = part if head is None else head
+            samples.extend(part.samples)
+        if head is None or (not head.stop and len(samples) != head.num_samples):
+            raise UnavailableError(f"batch of step {request.step} came incomplete")
+        return Share(
+            batch_id=head.batch_id,
+            step=head.step,
+            total_sequences=head.total_sequences,
+            total_tokens=head.total_tokens,
+            samples=tuple(samples),
+            stats=json.loads(head.stats_json or "{}"),
+            stop=head.stop,
+        )
+
+
+async def _patiently(name: str, make: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Every call of the trainer is idempotent: repeat it until experience is back."""
+    attempt = 0
+    while True:
+        try:
+            return await make()
+        except (UnavailableError, DeadlineError) as error:
+            log.warning("experience does not answer", call=name, error=error, attempt=attempt)
+        await asyncio.sleep(backoff_s(attempt))
+        attempt += 1

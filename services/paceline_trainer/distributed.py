@@ -1,0 +1,60 @@
+"""The group of ranks: its mesh and the few small exchanges beside FSDP's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from paceline_trainer.place import Place
+
+TIMEOUT = timedelta(minutes=30)
+
+
+class Group:
+    """All ranks of one trainer. Its methods are collective: every rank calls them in one order."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", place.local_rank) if on_gpu else torch.device("cpu")
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        if place.world == 1:
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        else:
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        self.mesh: DeviceMesh = init_device_mesh(self.device.type, (place.world,))
+
+    def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """The numbers of all ranks, [world, len(values)]."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.place.world == 1:
+            return mine[None].numpy()
+        seen = [torch.empty_like(mine) for _ in range(self.place.world)]
+        dist.all_gather(seen, mine)
+        return torch.stack(seen).numpy()
+
+    def from_first(self, value: int) -> int:
+        """Rank 0's number, on every rank."""
+        return int(self.gather([value])[0, 0])
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        return bool(self.gather([flag]).any())
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.gather([0.0])
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,259 @@
+"""One optimiser step: a rank's samples in, metrics of the whole batch out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.logs import Log
+from paceline_trainer.data import Layout, MicroBatch, assemble, idle, plan
+from paceline_trainer.distributed import Group
+from paceline_trainer.model import Policy
+from paceline_trainer.objectives.base import Objective, Scale, TokenBatch
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.take import Columns, Ints, Share, columns
+
+log = Log("learner")
+
+
+@dataclass(slots=True)
+class Part:
+    """One update's sequences on this rank, and what all ranks together have."""
+
+    layout: Layout
+    chunks: list[Ints]
+    num_micro_batches: int  # the most that any rank has; the others idle along
+    scale: Scale
+    moves: bool  # some advantage is not zero
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums and maxima over the micro-batches of a step."""
+
+    loss: Tensor | float = 0.0
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    norms: list[float] = field(default_factory=list[float])
+    skipped: int = 0
+    fed: int = 0
+
+    def add(self, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+        """Count one micro-batch."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.double()
+        for name, value in maxima.items():
+            known = self.maxima.get(name)
+            self.maxima[name] = value if known is None else torch.maximum(known, value)
+
+
+class Learner:
+    """Turns batches into updates of the policy. Collective: all ranks step together."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        optimizer: Optimizer,
+        objective: Objective,
+        group: Group,
+        budget: int,
+        mini_batches: int = 1,
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._objective = objective
+        self._group = group
+        self._budget = budget
+        self._mini_batches = mini_batches
+
+    def step(self, share: Share, *, fresh_version: int = -1) -> dict[str, float]:
+        """Train on this rank's share; metrics are the same on every rank.
+
+        `fresh_version` is the publication of the present weights, if there is one: its tokens
+        show how far engine and trainer disagree.
+        """
+        data = columns(share.samples)
+        parts = self._parts(data)
+        self._check(share, parts)
+        fresh = _fresh(data, fresh_version)
+        proximal = self._logprobs(data, parts) if len(parts) > 1 else None
+        tally = Tally()
+        for part in parts:
+            self._update(data, part, proximal, fresh, tally, step=share.step)
+            fresh = np.zeros_like(fresh)
+        return self._metrics(tally, parts, share.step)
+
+    def _parts(self, data: Columns) -> list[Part]:
+        split = np.array_split(np.arange(data.num_sequences), self._mini_batches)
+        cost, layouts = self._policy.cost(), self._policy.layouts
+        plans = [plan(data, s, budget=self._budget, cost=cost, layouts=layouts) for s in split]
+        mine: list[float] = []
+        for rows, (_, chunks) in zip(split, plans, strict=True):
+            tokens = int(data.policy_counts[rows].sum())
+            mine += [tokens, len(rows), float(_gain(data, rows)), len(chunks)]
+        world = self._group.place.world
+        all_ranks = self._group.gather(mine).reshape(world, len(plans), 4)
+        return [
+            Part(
+                layout=layout,
+                chunks=chunks,
+                num_micro_batches=int(seen[:, 3].max()),
+                scale=Scale(int(seen[:, 0].sum()), int(seen[:, 1].sum()), world),
+                moves=bool(seen[:, 2].any()),
+            )
+            for (layout, chunks), seen in zip(plans, all_ranks.transpose(1, 0, 2), strict=True)
+        ]
+
+    def _check(self, share: Share, parts: Sequence[Part]) -> None:
+        """The counts that all ranks found are exact; the ledger's must agree with them."""
+        tokens = sum(part.scale.tokens for part in parts)
+        sequences = sum(part.scale.sequences for part in parts)
+        if (tokens, sequences) != (share.total_tokens, share.total_sequences):
+            log.warning(
+                "batch header disagrees with its samples",
+                step=share.step,
+                batch=share.batch_id,
+                tokens=tokens,
+                header_tokens=share.total_tokens,
+                sequences=sequences,
+                header_sequences=share.total_sequences,
+            )
+
+    @torch.no_grad()
+    def _logprobs(self, data: Columns, parts: Sequence[Part]) -> Tensor:
+        """Log-probs of all policy tokens before the first of several updates."""
+        found = torch.zeros(data.num_tokens, device=self._group.device)
+        for part in parts:
+            for index in range(part.num_micro_batches):
+                micro = self._assemble(data, part, index)
+                found[torch.from_numpy(micro.select)] = self._forward(micro)
+        reshard(self._policy)
+        return found
+
+    def _assemble(self, data: Columns, part: Part, index: int) -> MicroBatch:
+        if index >= len(part.chunks):
+            return idle(self._group.device)
+        return assemble(data, part.chunks[index], part.layout, self._group.device)
+
+    def _forward(self, micro: MicroBatch) -> Tensor:
+        return self._policy(
+            micro.input_ids, micro.position_ids, micro.where, micro.targets, micro.temperature
+        )
+
+    def _update(
+        self,
+        data: Columns,
+        part: Part,
+        proximal: Tensor | None,
+        fresh: NDArray[np.bool_],
+        tally: Tally,
+        *,
+        step: int,
+    ) -> None:
+        if not part.scale.tokens or not part.moves:
+            # Momentum alone must not move the weights.
+            tally.skipped += 1
+            return
+        self._optimizer.zero()
+        for index in range(part.num_micro_batches):
+            micro = self._assemble(data, part, index)
+            logprobs = self._forward(micro)
+            loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
+            loss.value.backward()
+            now = logprobs.detach()
+            tally.loss = tally.loss + loss.value.detach() / part.scale.world
+            tally.fed += micro.input_ids.numel()
+            tally.add(loss.sums | {"surprise": -now.sum()}, loss.maxima)
+            tally.add(*_mismatch(micro.behaviour, now, fresh[micro.select]))
+        norm = self._optimizer.update(step)
+        tally.norms.append(norm)
+        tally.skipped += not math.isfinite(norm)
+        self._optimizer.zero()
+
+    def _metrics(self, tally: Tally, parts: Sequence[Part], step: int) -> dict[str, float]:
+        sums = {name: float(value) for name, value in tally.sums.items()}
+        maxima = {name: float(value) for name, value in tally.maxima.items()}
+        mine = [float(tally.loss), float(tally.fed), *sums.values(), *maxima.values()]
+        seen = self._group.gather(mine)
+        summed, largest = seen.sum(axis=0), seen.max(axis=0)
+        sums = dict(zip(sums, summed[2:].tolist(), strict=False))
+        maxima = dict(zip(maxima, largest[2 + len(sums) :].tolist(), strict=True))
+        tokens = sum(part.scale.tokens for part in parts)
+        fresh = sums.pop("fresh_tokens", 0.0)
+        k1, k3 = sums.pop("mismatch_k1", 0.0), sums.pop("mismatch_k3", 0.0)
+        difference = maxima.pop("logprob_diff_max", 0.0)
+        metrics = {name: value / max(tokens, 1) for name, value in sums.items()} | maxima
+        metrics["entropy_estimate"] = metrics.pop("surprise", 0.0)
+        if fresh:
+            metrics |= {"mismatch_kl": k3 / fresh, "mismatch_k1": k1 / fresh}
+            metrics |= {"logprob_diff_max": difference, "mismatch_tokens": fresh}
+        return metrics | {
+            "loss": summed[0] / len(parts),
+            "grad_norm": sum(tally.norms) / max(len(tally.norms), 1),
+            "lr": self._optimizer.lr(step),
+            "tokens": float(tokens),
+            "sequences": float(sum(part.scale.sequences for part in parts)),
+            "fed_tokens": summed[1],
+            "skipped_updates": float(tally.skipped),
+        }
+
+
+def reshard(policy: Policy) -> None:
+    """Give gathered weights back after a forward pass that no backward pass follows."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _token_batch(
+    micro: MicroBatch, logprobs: Tensor, proximal: Tensor | None, scale: Scale
+) -> TokenBatch:
+    return TokenBatch(
+        logprobs=logprobs,
+        behaviour=micro.behaviour,
+        advantages=micro.advantages,
+        sequences=micro.sequences,
+        num_sequences=micro.num_sequences,
+        scale=scale,
+        proximal=None if proximal is None else proximal[torch.from_numpy(micro.select)],
+        weights=micro.weights,
+        temperature=micro.temperature,
+    )
+
+
+def _gain(data: Columns, rows: Ints) -> bool:
+    return any(
+        data.advantages[data.policy_starts[row] : data.policy_starts[row + 1]].any()
+        for row in rows.tolist()
+    )
+
+
+def _fresh(data: Columns, version: int) -> NDArray[np.bool_]:
+    """Tokens of sequences that `version` alone sampled: no older cache stands behind them."""
+    same = data.versions == version
+    if version < 0 or not same.any():
+        return np.zeros(data.num_tokens, bool)
+    whole = np.logical_and.reduceat(same, data.policy_starts[:-1])
+    return np.repeat(whole, data.policy_counts)
+
+
+def _mismatch(
+    behaviour: Tensor, now: Tensor, fresh: NDArray[np.bool_]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """KL from engine to trainer, by k1 and k3, over tokens of the present weights."""
+    apart = (behaviour - now)[torch.from_numpy(fresh)]
+    sums = {
+        "fresh_tokens": torch.tensor(float(len(apart))),
+        "mismatch_k1": apart.sum(),
+        "mismatch_k3": ((-apart).exp() - 1.0 + apart).sum(),
+    }
+    worst = apart.abs().max() if len(apart) else apart.new_zeros(())
+    return sums, {"logprob_diff_max": worst}

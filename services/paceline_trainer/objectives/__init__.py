@@ -1,0 +1,1 @@
+"""Training objectives, one a file; each is found by its entry-point name."""

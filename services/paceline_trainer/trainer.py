@@ -1,0 +1,249 @@
+"""The training loop, and what its steps are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
+
+from paceline.config.job import TrainerSpec
+from paceline.errors import FencedError
+from paceline.logs import Log
+from paceline.types import PolicyVersion
+from paceline_trainer.checkpoint import Checkpoints
+from paceline_trainer.client import Ledger
+from paceline_trainer.distributed import Group
+from paceline_trainer.learner import Learner
+from paceline_trainer.model import Policy
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.publish import Copier, Publisher
+from paceline_trainer.take import Share
+
+POLL_S = 0.5
+# Ranks may learn of different reasons to end; the highest one counts for all.
+REASONS = ("", "finished", "paused", "cancelled", "signal")
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
+log = Log("trainer")
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by phase since the start, and the phase now."""
+
+    phase: str = "loading"
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        """Count the time of a block."""
+        before, self.phase = self.phase, phase
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - started
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + took
+            self.phase = before
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything that computes; used by one thread only, in the same order on every rank."""
+
+    policy: Policy
+    optimizer: Optimizer
+    learner: Learner
+    checkpoints: Checkpoints
+    copier: Copier
+    group: Group
+
+
+class Trainer:
+    """One rank. Only rank 0 has a publisher and speaks for all to the ledger."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        ledger: Ledger,
+        publisher: Publisher | None,
+        compute: ThreadPoolExecutor,
+        spec: TrainerSpec,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._publisher = publisher
+        self._compute = compute
+        self._spec = spec
+        self._place = engine.group.place
+        self._stopping = asyncio.Event()
+        self._next: asyncio.Task[Share] | None = None
+        self._publication: asyncio.Task[PolicyVersion] | None = None
+        self._parent = -1
+        self._saved = 0
+        self._copied = -1
+        self._reported: dict[str, float] = {}
+        self.clock = clock
+        self.step = 0
+        self.tokens = 0.0
+        self.stop_reason = ""
+
+    def stop(self) -> None:
+        """Finish the step under way, checkpoint, end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Train until the ledger says that it is enough."""
+        await self.resume()
+        await self.publish()
+        while (share := await self.take()) is not None:
+            metrics = await self.learn(share)
+            await self.commit(share, metrics)
+            if self.step % self._spec.checkpoint.every == 0:
+                await self.checkpoint()
+            if self.step % self._spec.publish_every == 0:
+                await self.publish()
+        await self.finish()
+
+    async def resume(self) -> None:
+        """Load the newest checkpoint and take the ledger back to it."""
+        step = 0
+        if self._place.first:
+            known = (await self._ledger.job()).status.step
+            step = self._engine.checkpoints.latest(most=known)
+            step, self._parent = await self._ledger.rewind(step)
+            self._engine.checkpoints.discard_after(step)
+        self.step = self._saved = await self._run(self._engine.group.from_first, step)
+        if self.step:
+            engine = self._engine
+            await self._run(engine.checkpoints.load, self.step, engine.policy, engine.optimizer)
+        log.info("starts", step=self.step, rank=self._place.rank, parent=self._parent)
+
+    async def take(self) -> Share | None:
+        """This rank's share of the next batch; None when all ranks are to end."""
+        with self.clock.during("waiting"):
+            share = await self._until_stopped(self._next or self._ask())
+            self._next = None
+            reason = "signal" if share is None else share.stop
+            code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
+            codes = await self._run(self._engine.group.gather, [float(code)])
+        self.stop_reason = REASONS[int(codes.max())]
+        return None if self.stop_reason else share
+
+    async def learn(self, share: Share) -> dict[str, float]:
+        """One optimiser step; every rank returns when all have done it."""
+        fresh = self._fresh_version()
+        with self.clock.during("stepping"):
+            metrics = await self._run(self._engine.learner.step, share, fresh_version=fresh)
+        self.step = share.step + 1
+        self.tokens += metrics["tokens"]
+        return metrics
+
+    async def commit(self, share: Share, metrics: dict[str, float]) -> None:
+        """Tell the ledger, and ask for the next batch while other things are done."""
+        if self._place.first:
+            told = _numbers(share) | metrics | self._seconds()
+            # JSON has no infinity.
+            sound = {name: value for name, value in told.items() if math.isfinite(value)}
+            stop = await self._ledger.commit(share.step, share.batch_id, sound)
+            log.info("step", step=self.step, loss=metrics["loss"], stop=stop)
+        self._next = self._ask()
+
+    async def checkpoint(self) -> None:
+        """Make everything up to this step durable."""
+        engine = self._engine
+        with self.clock.during("checkpointing"):
+            path = await self._run(
+                engine.checkpoints.save, self.step, engine.policy, engine.optimizer
+            )
+            self._saved = self.step
+            if self._place.first:
+                try:
+                    await self._ledger.checkpointed(self.step, str(path))
+                except FencedError:
+                    # A newer incarnation goes its own way from an older step.
+                    engine.checkpoints.discard(self.step)
+                    raise
+
+    async def publish(self) -> None:
+        """Copy the weights; number and serve them while the next batch is awaited."""
+        with self.clock.during("publishing"):
+            await self._published()
+            snapshot = await self._run(self._engine.copier.copy, self.step)
+            self._copied = self.step
+            if self._publisher is not None:
+                work = self._publisher.publish(snapshot, parent=self._parent)
+                self._publication = asyncio.create_task(work, name="publish")
+
+    async def finish(self) -> None:
+        """Leave nothing undone that the reason to end asks for."""
+        log.info("ends", step=self.step, reason=self.stop_reason)
+        if self._next is not None:
+            self._next.cancel()
+        if self.stop_reason != "cancelled" and self._saved != self.step:
+            await self.checkpoint()
+        if self.stop_reason == "finished" and self._copied != self.step:
+            await self.publish()
+        await self._published()
+        self.clock.phase = "finished"
+        while self._place.first and self.stop_reason == "finished" and not self._stopping.is_set():
+            if (await self._ledger.job()).status.state.terminal:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _published(self) -> None:
+        """Wait for the publication under way, so that a refused one ends this incarnation."""
+        if self._publication is not None:
+            version = await self._publication
+            self._parent = version.version
+            self._publication = None
+
+    def _fresh_version(self) -> int:
+        now = self._publisher.published if self._publisher is not None else None
+        return now.version if now is not None and now.step == self.step else -1
+
+    def _ask(self) -> asyncio.Task[Share]:
+        work = self._ledger.take(self.step, rank=self._place.rank, world=self._place.world)
+        return asyncio.create_task(work, name="take")
+
+    async def _until_stopped(self, take: asyncio.Task[Share]) -> Share | None:
+        stop = asyncio.create_task(self._stopping.wait(), name="stop")
+        await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            take.cancel()
+            return None
+        stop.cancel()
+        return await take
+
+    async def _run(
+        self,
+        work: Callable[Arguments, Answer],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
+
+    def _seconds(self) -> dict[str, float]:
+        """Seconds by phase since the last commit."""
+        names = {
+            "waiting": "wait_s",
+            "stepping": "step_s",
+            "checkpointing": "checkpoint_s",
+            "publishing": "publish_s",
+        }
+        now = {name: self.clock.seconds.get(phase, 0.0) for phase, name in names.items()}
+        since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
+        self._reported = now
+        return since
+
+
+def _numbers(share: Share) -> dict[str, float]:
+    return {k: float(v) for k, v in share.stats.items() if isinstance(v, (int, float))}

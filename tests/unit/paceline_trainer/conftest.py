@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from grpc import aio
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.errors import FencedError
+from paceline.metrics import Metrics
+from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.v1 import experience_pb2 as pb
+from paceline.v1 import roster_pb2, types_pb2
+from paceline.v1.experience_pb2_grpc import (
+    ExperienceServicer,
+    add_ExperienceServicer_to_server,
+)
+from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
+from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
+from paceline_trainer.distributed import Group
+from paceline_trainer.place import Place
+
+VOCAB = 32
+MakeSamples = Callable[..., list[pb.TrainSample]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[Group]:
+    made = Group(Place())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with tied weights, in Hugging Face layout."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
+    path = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def make_samples() -> MakeSamples:
+    return samples
+
+
+def samples(
+    count: int, *, seed: int = 0, version: int = 0, temperature: float = 1.0, longest: int = 12
+) -> list[pb.TrainSample]:
+    """Sequences of prompt, answer, environment text, answer, with random contents."""
+    chance = np.random.default_rng(seed)
+    made: list[pb.TrainSample] = []
+    for index in range(count):
+        prompt, first, middle, last = (int(x) for x in chance.integers(1, longest, 4))
+        ends = np.cumsum([prompt, first, middle, last]).tolist()
+        policy = first + last
+        made.append(
+            pb.TrainSample(
+                group_id=f"g{index // 4}",
+                index=index % 4,
+                tokens=chance.integers(0, VOCAB, ends[-1]).tolist(),
+                spans=[
+                    types_pb2.Span(start=0, end=ends[0], source="template"),
+                    types_pb2.Span(start=ends[0], end=ends[1], source="policy"),
+                    types_pb2.Span(start=ends[1], end=ends[2], source="environment"),
+                    types_pb2.Span(start=ends[2], end=ends[3], source="policy"),
+                ],
+                logprobs=(-3.0 * chance.random(policy)).tolist(),
+                versions=[types_pb2.VersionRun(version=version, count=policy)],
+                advantages=[float(chance.normal())],
+                temperature=temperature,
+                weight=1.0,
+            )
+        )
+    return made
+
+
+class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
+    """A small ledger of one job: gives batches of random samples, fences, counts."""
+
+    def __init__(self) -> None:
+        self.spec: dict[str, Any] = {}
+        self.incarnation = 0
+        self.step = 0
+        self.state = "running"
+        self.limit = 4  # steps before it says `finished`
+        self.versions: list[roster_pb2.AnnounceRequest] = []
+        self.commits: list[tuple[int, int, dict[str, float]]] = []
+        self.checkpoints: list[int] = []
+        self.rewinds: list[int] = []
+        self.taken: list[tuple[int, int, int]] = []
+        self.workers: dict[str, types_pb2.Worker] = {}
+        self.address = ""
+
+    def fence(self, request: Any) -> None:
+        if request.incarnation < self.incarnation:
+            raise FencedError(f"incarnation {request.incarnation} was replaced")
+        self.incarnation = request.incarnation
+
+    async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
+        status = types_pb2.JobStatus(
+            job_id=request.job_id, name="test", state=self.state, step=self.step
+        )
+        return types_pb2.Job(status=status, spec_json=json.dumps(self.spec))
+
+    async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
+        self.fence(request)
+        self.rewinds.append(request.step)
+        self.step = request.step
+        return pb.RewindReply(step=request.step, parent_version=len(self.versions) - 1)
+
+    async def TakeBatch(self, request: Any, context: Any) -> AsyncIterator[pb.BatchPart]:
+        self.fence(request)
+        if self.step >= self.limit:
+            yield pb.BatchPart(step=request.step, stop="finished")
+            return
+        self.taken.append((request.incarnation, request.step, request.rank))
+        whole = samples(12, seed=request.step, version=len(self.versions) - 1)
+        mine = whole[request.rank :: request.world]
+        total = sum(len(sample.logprobs) for sample in whole)
+        yield pb.BatchPart(
+            batch_id=f"b{request.step}",
+            step=request.step,
+            total_sequences=len(whole),
+            total_tokens=total,
+            num_samples=len(mine),
+            stats_json=json.dumps({"reward": 0.5}),
+            samples=mine[:3],
+        )
+        yield pb.BatchPart(samples=mine[3:])
+
+    async def CommitStep(self, request: Any, context: Any) -> pb.CommitStepReply:
+        self.fence(request)
+        assert request.step == self.step
+        assert request.batch_id == f"b{request.step}"
+        metrics = json.loads(request.metrics_json)
+        self.commits.append((request.incarnation, request.step, metrics))
+        self.step += 1
+        return pb.CommitStepReply(step=self.step)
+
+    async def Checkpointed(self, request: Any, context: Any) -> pb.CheckpointedReply:
+        self.fence(request)
+        assert Path(request.path).is_dir()
+        self.checkpoints.append(request.step)
+        return pb.CheckpointedReply()
+
+    async def Announce(self, request: Any, context: Any) -> roster_pb2.AnnounceReply:
+        self.fence(request)
+        self.versions.append(request)
+        version = types_pb2.PolicyVersion(
+            version=len(self.versions) - 1, step=request.step, parent=request.parent
+        )
+        if self.step >= self.limit and request.step == self.step:
+            self.state = "succeeded"
+        return roster_pb2.AnnounceReply(version=version)
+
+    async def Join(self, request: Any, context: Any) -> roster_pb2.JoinReply:
+        self.workers[request.worker.worker_id] = request.worker
+        return roster_pb2.JoinReply(lease_s=6)
+
+    async def Beat(self, request: Any, context: Any) -> roster_pb2.BeatReply:
+        self.workers[request.worker_id].active_version = request.active_version
+        return roster_pb2.BeatReply()
+
+    async def Leave(self, request: Any, context: Any) -> roster_pb2.LeaveReply:
+        self.workers.pop(request.worker_id, None)
+        return roster_pb2.LeaveReply()
+
+
+@pytest.fixture
+async def one_job(llama: Path) -> AsyncIterator[OneJob]:
+    """A ledger served over gRPC on loopback."""
+    # What a trainer never calls is left out.
+    ledger = OneJob()  # pyright: ignore[reportAbstractUsage]
+    ledger.spec = {
+        "name": "test",
+        "model": {"path": str(llama)},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": "exact"}],
+        "trainer": {"optimizer": {"lr": 1e-3}, "checkpoint": {"every": 2, "keep": 2}},
+    }
+    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS)
+    add_ExperienceServicer_to_server(ledger, server)
+    add_RosterServicer_to_server(ledger, server)
+    add_JobsServicer_to_server(ledger, server)
+    ledger.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield ledger
+    await server.stop(0)

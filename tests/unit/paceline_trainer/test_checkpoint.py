@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from paceline.config.base import Plugin
+from paceline.config.job import OptimizerSpec
+from paceline.errors import FencedError
+from paceline_trainer.checkpoint import META, Checkpoints
+from paceline_trainer.distributed import Group
+from paceline_trainer.learner import Learner
+from paceline_trainer.model import Policy, load_policy, shard
+from paceline_trainer.objectives.base import load_objective
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.take import Share, columns
+
+WORKER = Path(__file__).with_name("ranks.py")
+
+
+class Parts:
+    """A policy, its optimiser and a learner over them."""
+
+    def __init__(self, path: Path, group: Group) -> None:
+        self.policy: Policy = load_policy(str(path))
+        shard(self.policy, group, dtype="float32")
+        spec = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="cosine")
+        self.optimizer = Optimizer(self.policy, spec, total_steps=10)
+        self.learner = Learner(
+            policy=self.policy,
+            optimizer=self.optimizer,
+            objective=load_objective(Plugin(kind="decoupled_ppo")),
+            group=group,
+            budget=200,
+        )
+
+    def step(self, samples: list[Any], step: int) -> None:
+        data = columns(samples)
+        share = Share("b", step, data.num_sequences, data.num_tokens, tuple(samples), {})
+        self.learner.step(share)
+
+    def weights(self) -> torch.Tensor:
+        full = [cast(DTensor, p).full_tensor() for p in self.policy.parameters()]
+        return torch.cat([p.detach().reshape(-1) for p in full])
+
+
+def test_resumed_training_is_bit_equal(
+    llama: Path, group: Group, make_samples: Any, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, group=group, keep=2)
+    first = Parts(llama, group)
+    for step in range(2):
+        first.step(make_samples(8, seed=step), step)
+    checkpoints.save(2, first.policy, first.optimizer)
+    chance = torch.rand(3)
+    first.step(make_samples(8, seed=2), 2)
+
+    second = Parts(llama, group)
+    checkpoints.load(2, second.policy, second.optimizer)
+    assert torch.equal(torch.rand(3), chance)
+    second.step(make_samples(8, seed=2), 2)
+    assert torch.equal(first.weights(), second.weights())
+
+
+@pytest.mark.slow
+def test_two_ranks_write_what_one_rank_reads(
+    llama: Path, group: Group, make_samples: Any, tmp_path: Path
+) -> None:
+    samples = make_samples(25)
+    job = {
+        "path": str(llama),
+        "options": {},
+        "samples": [s.SerializeToString().hex() for s in samples],
+        "header": [25, columns(samples).num_tokens],
+    }
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(WORKER), "save", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    checkpoints = Checkpoints(tmp_path / "checkpoints", group=group, keep=2)
+    parts = Parts(llama, group)
+    checkpoints.load(checkpoints.latest(most=5), parts.policy, parts.optimizer)
+    assert np.array_equal(parts.weights().numpy(), np.load(tmp_path / "weights.npy"))
+    assert parts.optimizer.inner.state_dict()["state"]
+
+
+def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, group=group, keep=2)
+    assert checkpoints.latest(most=100) == 0
+    parts = Parts(llama, group)
+    for step in (10, 20, 30):
+        checkpoints.save(step, parts.policy, parts.optimizer)
+    (tmp_path / ".step-000040.0").mkdir()
+    (tmp_path / "step-000050").mkdir()
+    assert checkpoints.steps() == [20, 30]
+    assert checkpoints.latest(most=29) == 20
+    checkpoints.discard_after(20)
+    assert checkpoints.steps() == [20]
+
+
+def test_older_incarnation_replaces_nothing(llama: Path, group: Group, tmp_path: Path) -> None:
+    parts = Parts(llama, group)
+    newer = Checkpoints(tmp_path, group=group, keep=2, incarnation=2)
+    older = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
+    path = newer.save(5, parts.policy, parts.optimizer)
+    with pytest.raises(FencedError):
+        older.save(5, parts.policy, parts.optimizer)
+    older.discard(5)
+    assert json.loads((path / META).read_text())["incarnation"] == 2
+    newer.discard(5)
+    assert newer.steps() == []

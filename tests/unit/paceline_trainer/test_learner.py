@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from paceline.config.base import Plugin
+from paceline.config.job import OptimizerSpec
+from paceline_trainer.distributed import Group
+from paceline_trainer.learner import Learner
+from paceline_trainer.model import Policy, load_policy, shard
+from paceline_trainer.objectives.base import load_objective
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.take import Share, columns
+
+WORKER = Path(__file__).with_name("ranks.py")
+AGGREGATIONS: list[dict[str, Any]] = [
+    {"aggregation": "token_mean"},
+    {"aggregation": "seq_mean_token_sum"},
+    {"aggregation": "seq_mean_token_mean"},
+    {"aggregation": "seq_mean_token_sum_norm", "norm": 9},
+]
+
+
+def share_of(samples: list[Any], *, step: int = 0) -> Share:
+    data = columns(samples)
+    return Share("b", step, data.num_sequences, data.num_tokens, tuple(samples), {})
+
+
+def make(
+    path: Path, group: Group, *, dtype: str = "float32", lr: float = 1e-2, **options: Any
+) -> tuple[Policy, Learner]:
+    budget = options.pop("budget", 100_000)
+    mini_batches = options.pop("mini_batches", 1)
+    plugin = Plugin.model_validate({"kind": "decoupled_ppo", "upper": None} | options)
+    policy = load_policy(str(path))
+    shard(policy, group, dtype=dtype)
+    learner = Learner(
+        policy=policy,
+        optimizer=Optimizer(policy, OptimizerSpec(lr=lr), total_steps=10),
+        objective=load_objective(plugin),
+        group=group,
+        budget=budget,
+        mini_batches=mini_batches,
+    )
+    return policy, learner
+
+
+def weights_of(policy: Policy) -> torch.Tensor:
+    full = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
+    return torch.cat([p.detach().reshape(-1) for p in full])
+
+
+@pytest.mark.parametrize("options", AGGREGATIONS)
+def test_micro_batches_are_one_batch(
+    llama: Path, group: Group, make_samples: Any, options: dict[str, Any]
+) -> None:
+    share = share_of(make_samples(24))
+    one, two = make(llama, group, **options), make(llama, group, budget=40, **options)
+    whole, parts = one[1].step(share), two[1].step(share)
+    assert whole["loss"] == pytest.approx(parts["loss"], abs=1e-5)
+    assert whole["grad_norm"] == pytest.approx(parts["grad_norm"], rel=1e-5)
+    assert torch.allclose(weights_of(one[0]), weights_of(two[0]), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", AGGREGATIONS[::2])
+def test_two_ranks_are_one_rank(
+    llama: Path, group: Group, make_samples: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    samples = make_samples(25)
+    policy, learner = make(llama, group, **options)
+    alone = learner.step(share_of(samples))
+    (tmp_path / "job.json").write_text(
+        json.dumps(
+            {
+                "path": str(llama),
+                "options": options,
+                "samples": [s.SerializeToString().hex() for s in samples],
+                "header": [len(samples), columns(samples).num_tokens],
+            }
+        )
+    )
+    run_ranks(2, "step", tmp_path)
+    together: dict[str, float] = json.loads((tmp_path / "metrics.json").read_text())
+    for name in ("loss", "grad_norm", "tokens", "sequences", "ratio", "entropy_estimate"):
+        assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-5), name
+    both = torch.from_numpy(np.load(tmp_path / "weights.npy"))
+    assert torch.allclose(weights_of(policy), both, atol=1e-4)
+
+
+def test_agreement_with_the_engine_is_visible(llama: Path, group: Group, make_samples: Any) -> None:
+    samples = make_samples(8, version=3)
+    policy, learner = make(llama, group)
+    data = columns(samples)
+    exact = plain(policy, samples)
+    for sample, start, end in zip(
+        samples, data.policy_starts[:-1], data.policy_starts[1:], strict=True
+    ):
+        sample.logprobs[:] = exact[start:end].tolist()
+    metrics = learner.step(share_of(samples), fresh_version=3)
+    assert metrics["logprob_diff_max"] < 1e-5
+    assert metrics["mismatch_kl"] < 1e-8
+    assert metrics["mismatch_tokens"] == data.num_tokens
+    # The weights have moved on since; the same tokens say so.
+    later = learner.step(share_of(samples, step=1), fresh_version=3)
+    assert later["logprob_diff_max"] > 1e-3
+
+
+def plain(policy: Policy, samples: list[Any]) -> torch.Tensor:
+    """Log-probs of policy tokens by the model alone, before it was sharded."""
+    found: list[torch.Tensor] = []
+    fresh = load_policy(policy.config.name_or_path)
+    for sample in samples:
+        ids = torch.tensor(list(sample.tokens))[None]
+        logits = fresh.inner(input_ids=ids, use_cache=False).logits[0].detach()
+        scored = torch.log_softmax(logits, -1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+        found += [scored[s.start - 1 : s.end - 1] for s in sample.spans if s.source == "policy"]
+    return torch.cat(found)
+
+
+def test_other_versions_say_nothing_of_agreement(
+    llama: Path, group: Group, make_samples: Any
+) -> None:
+    _, learner = make(llama, group)
+    assert "mismatch_kl" not in learner.step(share_of(make_samples(4)), fresh_version=5)
+
+
+def test_nothing_to_train_moves_nothing(llama: Path, group: Group, make_samples: Any) -> None:
+    policy, learner = make(llama, group)
+    learner.step(share_of(make_samples(8)))
+    before = weights_of(policy)
+    masked, flat = make_samples(4, seed=1), make_samples(4, seed=2)
+    for sample in masked:
+        sample.masked = True
+    for sample in flat:
+        sample.advantages[:] = [0.0]
+    for samples in (masked, flat):
+        metrics = learner.step(share_of(samples, step=1))
+        assert metrics["skipped_updates"] == 1
+        assert metrics["loss"] == 0
+    assert torch.equal(before, weights_of(policy))
+
+
+def test_mini_batches_update_more_than_once(llama: Path, group: Group, make_samples: Any) -> None:
+    share = share_of(make_samples(16))
+    _, once = make(llama, group)
+    _, thrice = make(llama, group, mini_batches=3)
+    assert once.step(share)["ratio_max"] == pytest.approx(1.0)
+    metrics = thrice.step(share)
+    assert metrics["ratio_max"] > 1.0
+    assert metrics["tokens"] == share.total_tokens
+
+
+def test_bfloat16_forward_keeps_float32_weights(
+    llama: Path, group: Group, make_samples: Any
+) -> None:
+    policy, learner = make(llama, group, dtype="bfloat16")
+    metrics = learner.step(share_of(make_samples(8)))
+    assert np.isfinite(metrics["loss"])
+    assert all(p.dtype == torch.float32 for p in policy.parameters())
+
+
+def test_loss_falls_on_one_batch(llama: Path, group: Group, make_samples: Any) -> None:
+    _, learner = make(llama, group, lr=3e-3)
+    samples = make_samples(8)
+    for sample in samples:
+        sample.advantages[:] = [1.0]
+    surprise = [learner.step(share_of(samples, step=step))["entropy_estimate"] for step in range(6)]
+    assert surprise[-1] < surprise[0]
+
+
+def run_ranks(world: int, what: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,183 @@
+"""The trainer as processes, started as the controller starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from paceline.config import ServiceSettings
+from paceline.rpc import call, connect
+from paceline.v1 import trainer_pb2 as pb
+from paceline.v1.trainer_pb2_grpc import TrainerStub
+from paceline_trainer.place import Place, find_place
+from paceline_trainer.start import of_rank, run
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
+
+
+def settings_file(folder: Path, address: str, **options: Any) -> Path:
+    path = folder / "trainer.yaml"
+    settings = {
+        "kind": "trainer",
+        "worker_id": "trainer-1",
+        "run_dir": str(folder),
+        "experience": address,
+        "job_id": "j",
+        "options": {"incarnation": 1} | options,
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+async def start(settings: Path, *, ranks: int = 0) -> Process:
+    """Under torchrun, or (ranks=0) one process in the place that torchrun would give it."""
+    prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not ranks:
+        environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    command = [*prefix, "-m", "paceline_trainer", str(settings)]
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=environment, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def end(process: Process) -> tuple[int, str]:
+    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, stderr.decode()
+
+
+async def commits(ledger: Any, count: int, process: Process) -> None:
+    async with asyncio.timeout(60):
+        while len(ledger.commits) < count:
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+async def test_two_ranks_train_a_job(one_job: Any, tmp_path: Path) -> None:
+    code, stderr = await end(await start(settings_file(tmp_path, one_job.address), ranks=2))
+    assert code == 0, stderr
+    assert one_job.step == 4
+    assert {rank for _, _, rank in one_job.taken} == {0, 1}
+    assert "disagrees" not in stderr
+
+
+@pytest.mark.slow
+async def test_it_joins_answers_and_ends_well(one_job: Any, tmp_path: Path) -> None:
+    one_job.limit = 100_000
+    process = await start(settings_file(tmp_path, one_job.address))
+    await commits(one_job, 2, process)
+    worker = one_job.workers["trainer-1"]
+    assert worker.kind == "trainer"
+    assert worker.weights_endpoint == one_job.versions[0].weights_endpoint
+    async with connect(worker.endpoint) as channel:
+        status = await call(TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=10)
+    assert status.step >= 2
+    process.send_signal(signal.SIGTERM)
+    code, stderr = await end(process)
+    assert code == 0, stderr
+    assert one_job.checkpoints[-1] == one_job.step
+    assert one_job.workers == {}
+
+
+@pytest.mark.slow
+async def test_sigterm_to_torchrun_reaches_the_ranks(one_job: Any, tmp_path: Path) -> None:
+    one_job.limit = 100_000
+    process = await start(settings_file(tmp_path, one_job.address), ranks=2)
+    await commits(one_job, 2, process)
+    process.send_signal(signal.SIGTERM)
+    await end(process)
+    assert one_job.checkpoints[-1] == one_job.step
+
+
+@pytest.mark.slow
+async def test_a_killed_rank_ends_the_others(one_job: Any, tmp_path: Path) -> None:
+    one_job.limit = 100_000
+    process = await start(settings_file(tmp_path, one_job.address), ranks=2)
+    await commits(one_job, 2, process)
+    ranks = psutil.Process(process.pid).children()
+    ranks[-1].kill()
+    code, _ = await end(process)
+    assert code != 0
+    assert not [rank for rank in ranks if rank.is_running()]
+
+
+@pytest.mark.slow
+async def test_ranks_end_when_torchrun_is_killed(one_job: Any, tmp_path: Path) -> None:
+    one_job.limit = 100_000
+    process = await start(settings_file(tmp_path, one_job.address), ranks=1)
+    await commits(one_job, 1, process)
+    ranks = psutil.Process(process.pid).children()
+    process.kill()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=20)
+    assert alive == []
+
+
+@pytest.mark.slow
+async def test_a_replaced_incarnation_ends_quietly(one_job: Any, tmp_path: Path) -> None:
+    one_job.incarnation = 2
+    code, stderr = await end(await start(settings_file(tmp_path, one_job.address)))
+    assert code == 4
+    assert "a newer incarnation runs" in stderr
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "value", "message"),
+    [
+        ("model", {"path": "/nowhere"}, "model.path: /nowhere is not a folder"),
+        ("trainer", {"objective": {"kind": "tis", "cup": 1}}, "cup: unknown field; allowed here"),
+    ],
+)
+async def test_a_job_it_cannot_train(
+    one_job: Any, tmp_path: Path, section: str, value: Any, message: str
+) -> None:
+    one_job.spec[section] = value
+    code, stderr = await end(await start(settings_file(tmp_path, one_job.address)))
+    assert code == 2
+    assert message in stderr
+    assert "Traceback" not in stderr
+
+
+def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = settings_file(tmp_path, "127.0.0.1:1", cats=3)
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    assert run([str(path)], place) == 2
+    assert "cats: unknown field; allowed here: incarnation" in capsys.readouterr().err
+    assert run([str(settings_file(tmp_path, ""))], place) == 2
+    assert run([str(settings_file(tmp_path, "a:1"))], {}) == 2
+    assert "torch.distributed.run" in capsys.readouterr().err
+    assert run([], place) == 2
+
+
+def test_place_of_a_rank() -> None:
+    place = find_place({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"})
+    assert (place.rank, place.local_rank, place.world) == (3, 1, 4)
+    assert not place.orphaned
+
+
+def test_other_ranks_take_no_port_of_the_first(tmp_path: Path) -> None:
+    settings = ServiceSettings.model_validate(
+        {
+            "kind": "trainer",
+            "worker_id": "t",
+            "port": 5,
+            "metrics_port": 6,
+            "logs": {"path": str(tmp_path / "t.log")},
+        }
+    )
+    other = of_rank(settings, Place(rank=1, world=2))
+    assert (other.port, other.metrics_port) == (0, 0)
+    assert other.logs.path == tmp_path / "t-rank1.log"
+    assert of_rank(settings, Place()) == settings

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import parse_job
+from paceline.errors import FencedError
+from paceline.rpc import connect
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights import Staging, WeightServer, pull
+from paceline_trainer.checkpoint import Checkpoints
+from paceline_trainer.client import Ledger
+from paceline_trainer.distributed import Group
+from paceline_trainer.learner import Learner
+from paceline_trainer.model import load_policy, shard
+from paceline_trainer.objectives.base import load_objective
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.publish import Copier, Publisher
+from paceline_trainer.trainer import Clock, Engine, Trainer
+
+Make = Callable[[int], Trainer]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[WeightServer, str]]:
+    made = WeightServer(host="127.0.0.1")
+    yield made, await made.start()
+    await made.close()
+
+
+@pytest.fixture
+async def make(
+    one_job: Any, group: Group, tmp_path: Path, server: tuple[WeightServer, str]
+) -> AsyncIterator[Make]:
+    """Trainers of the job, by incarnation."""
+    channel = connect(one_job.address)
+    compute = ThreadPoolExecutor(1)
+
+    def build(incarnation: int) -> Trainer:
+        spec = parse_job(one_job.spec)
+        ledger = Ledger(
+            experience=ExperienceStub(channel),
+            roster=RosterStub(channel),
+            jobs=JobsStub(channel),
+            job_id="j",
+            incarnation=incarnation,
+        )
+        policy = load_policy(spec.model.path)
+        shard(policy, group, dtype="float32")
+        optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
+        learner = Learner(
+            policy=policy,
+            optimizer=optimizer,
+            objective=load_objective(spec.trainer.objective),
+            group=group,
+            budget=200,
+        )
+        engine = Engine(
+            policy=policy,
+            optimizer=optimizer,
+            learner=learner,
+            checkpoints=Checkpoints(tmp_path, group=group, keep=2, incarnation=incarnation),
+            copier=Copier(policy, group, engine_dtype="float32", dtype="float32"),
+            group=group,
+        )
+        publisher = Publisher(
+            ledger=ledger, server=server[0], endpoint=server[1], incarnation=incarnation
+        )
+        return Trainer(
+            engine=engine,
+            ledger=ledger,
+            publisher=publisher,
+            compute=compute,
+            spec=spec.trainer,
+            clock=Clock(),
+        )
+
+    yield build
+    await channel.close()
+    compute.shutdown()
+
+
+async def test_a_whole_job(one_job: Any, make: Make) -> None:
+    trainer = make(1)
+    await asyncio.wait_for(trainer.run(), 60)
+    assert [step for _, step, _ in one_job.commits] == [0, 1, 2, 3]
+    assert [v.step for v in one_job.versions] == [0, 1, 2, 3, 4]
+    assert [v.parent for v in one_job.versions] == [-1, 0, 1, 2, 3]
+    assert one_job.checkpoints == [2, 4]
+    metrics = one_job.commits[-1][2]
+    for name in ("loss", "grad_norm", "lr", "wait_s", "step_s", "publish_s", "checkpoint_s"):
+        assert name in metrics
+    assert metrics["reward"] == 0.5
+
+
+async def test_published_weights_can_be_pulled(
+    one_job: Any, make: Make, server: tuple[WeightServer, str]
+) -> None:
+    await asyncio.wait_for(make(1).run(), 60)
+    staging = await pull([server[1]], job_id="j", version=4, into=Staging, timeout_s=10)
+    assert staging.complete
+    assert staging.header.step == 4
+    assert len(staging.header.canary_logprobs) == len(staging.header.canary_tokens) - 1
+
+
+async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make: Make) -> None:
+    one_job.limit = 100
+    first = asyncio.create_task(make(1).run())
+    while len(one_job.commits) < 3:
+        await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    one_job.limit = 6
+    await asyncio.wait_for(make(2).run(), 60)
+    start = one_job.rewinds[-1]
+    assert start >= 2
+    assert start in one_job.checkpoints
+    again = [step for incarnation, step, _ in one_job.commits if incarnation == 2]
+    assert again == list(range(start, 6))
+    announced = [v for v in one_job.versions if v.incarnation == 2]
+    assert announced[0].step == start
+
+
+async def test_an_older_incarnation_ends(one_job: Any, make: Make) -> None:
+    one_job.limit = 1000
+    work = asyncio.create_task(make(1).run())
+    while not one_job.commits:
+        await asyncio.sleep(0.01)
+    one_job.incarnation = 2
+    with pytest.raises(FencedError, match="incarnation 1 was replaced"):
+        await asyncio.wait_for(work, 60)
+
+
+async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) -> None:
+    one_job.limit = 1000
+    trainer = make(1)
+    work = asyncio.create_task(trainer.run())
+    while len(one_job.commits) < 3:
+        await asyncio.sleep(0.01)
+    trainer.stop()
+    await asyncio.wait_for(work, 60)
+    assert trainer.stop_reason == "signal"
+    assert one_job.checkpoints[-1] == one_job.step == trainer.step
+
+
+async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Make) -> None:
+    one_job.limit = 3
+    one_job.spec["trainer"]["publish_every"] = 2
+    await asyncio.wait_for(make(1).run(), 60)
+    assert [v.step for v in one_job.versions] == [0, 2, 3]
+    assert one_job.checkpoints == [2, 3]
+    assert one_job.state == "succeeded"
