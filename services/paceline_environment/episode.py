@@ -82,9 +82,9 @@ class Episode:
         return self._environment
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens so far, those of an unfinished turn among them."""
-        return len(self._builder) + (len(self._turn.tokens) if self._turn else 0)
+    def num_sampled(self) -> int:
+        """Policy tokens so far, those of an unfinished turn among them."""
+        return self._builder.num_policy_tokens + (len(self._turn.tokens) if self._turn else 0)
 
     async def run(self) -> Trajectory:
         """From the start, or from the progress of an earlier attempt, to a scored trajectory.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import plugins
 from paceline.chat import Dialogue, Tokenizer
 from paceline.config import JobSpec, parse_job
-from paceline.errors import IntegrityError, InvalidError, PacelineError
+from paceline.errors import IntegrityError, InvalidError
 from paceline.interfaces import Environment, Observation
 from paceline.rpc import call, stream
 from paceline.transcript import TranscriptBuilder
@@ -112,11 +112,12 @@ class Jobs:
             if len(self._known) >= _MOST_JOBS:
                 del self._known[next(iter(self._known))]
             self._known[job_id] = asyncio.create_task(self._read(job_id))
+        reading = self._known[job_id]
         try:
-            return await asyncio.shield(self._known[job_id])
-        except PacelineError:
-            self._known.pop(job_id, None)
-            raise
+            return await asyncio.shield(reading)
+        finally:
+            if reading.done() and (reading.cancelled() or reading.exception()):
+                self._known.pop(job_id, None)
 
     async def _read(self, job_id: str) -> JobContext:
         request = jobs_pb2.GetJobRequest(job_id=job_id)

@@ -83,9 +83,13 @@ class Scoring:
                 if not waiting.score.done():
                     waiting.score.set_exception(error)
             return
-        for waiting, score in zip(batch, reply.scores, strict=True):
-            if not waiting.score.done():
-                waiting.score.set_result(wire.score_from(score))
+        for waiting, message in zip(batch, reply.scores, strict=True):
+            if waiting.score.done():
+                continue
+            try:
+                waiting.score.set_result(wire.score_from(message))
+            except ValueError as error:
+                waiting.score.set_exception(PacelineError(f"score: {error}"))
 
     async def _call(self, request: pb.ScoreRequest) -> pb.ScoreReply:
         """Two full tries' time in all: a worker that hangs must not be the end."""

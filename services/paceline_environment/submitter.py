@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline import wire
-from paceline.errors import InvalidError, NotFoundError, PacelineError, StateError
+from paceline.errors import FencedError, InvalidError, NotFoundError, PacelineError, StateError
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call
 from paceline.types import Trajectory
@@ -72,6 +72,8 @@ class Submitter:
                     self._experience.Submit, request, timeout_s=_TIMEOUT_S, idempotent=True
                 )
                 return _settle(batch, list(reply.outcomes))
+            except FencedError as error:
+                log.warning("experience changes hands", job=job_id, error=error)
             except (NotFoundError, StateError) as error:
                 log.warning("job takes nothing any more", job=job_id, error=error)
                 return _settle(batch, ["dropped"] * len(batch))
@@ -97,6 +99,8 @@ class Submitter:
 
 
 def _settle(batch: list[_Waiting], outcomes: list[str]) -> None:
+    if len(outcomes) != len(batch):
+        raise PacelineError(f"{len(batch)} trajectories came back with {len(outcomes)} outcomes")
     for waiting, outcome in zip(batch, outcomes, strict=True):
         if not waiting.outcome.done():
             waiting.outcome.set_result(outcome)

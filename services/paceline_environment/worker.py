@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from paceline import wire
@@ -101,9 +102,13 @@ class EpisodeWorker:
 
     async def keep(self) -> None:
         """Renew, flush and watch the clock until cancelled."""
+        last, cpu_s = self._peers.clock(), time.process_time()
         while True:
             await asyncio.sleep(min(self._limits.flush_s, 1.0) / 4)
-            self.look_after(self._peers.clock())
+            now, used_s = self._peers.clock(), time.process_time()
+            self.look_after(now)
+            self._measure(now - last, used_s - cpu_s)
+            last, cpu_s = now, used_s
 
     def look_after(self, now: float) -> None:
         """Renew what is due, tell of new tokens, end what takes too long."""
@@ -117,7 +122,7 @@ class EpisodeWorker:
                 assert held.episode is not None
                 progress.append(held.episode.progress())
                 held.flushed = held.renewed = now
-                held.flushed_tokens = held.episode.num_tokens
+                held.flushed_tokens = held.episode.num_sampled
             elif now - held.renewed > held.lease_s / _RENEW_SHARE:
                 renew.append(held.key)
                 held.renewed = now
@@ -140,10 +145,17 @@ class EpisodeWorker:
         if last:
             await asyncio.wait(last, timeout=timeout_s)
 
+    def _measure(self, passed_s: float, busy_s: float) -> None:
+        """Tell how busy this process is and what its episodes wait for."""
+        self._metrics.add("busy", busy_s, job="")
+        self._metrics.set("open", len(self._open), job="")
+        for stage, waiting in self._peers.stages.waiting.items():
+            self._metrics.add("wait", waiting * passed_s, job="", on=stage)
+
     def _due(self, held: Open, now: float) -> bool:
         if held.episode is None or held.scored:
             return False
-        new = held.episode.num_tokens - held.flushed_tokens
+        new = held.episode.num_sampled - held.flushed_tokens
         if new <= 0:
             return False
         return now - held.flushed >= self._limits.flush_s or new >= self._limits.flush_tokens
@@ -166,6 +178,11 @@ class EpisodeWorker:
             reason = "invalid" if isinstance(error, InvalidError) else "infra_error"
             for held in opened:
                 self._give_back(held, reason, str(error))
+            return
+        except Exception as error:  # importing a plug-in may raise anything
+            log.exception("job cannot be read", job=assignment.job_id)
+            for held in opened:
+                self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
             return
         self._start(job, assignment, opened)
 

@@ -65,7 +65,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self.joined: list[types_pb2.Worker] = []
         self.more = asyncio.Event()
         self._spec = spec
-        self._files = {hashlib.sha256(data).hexdigest(): data for data in files.values()}
+        self.files = {hashlib.sha256(data).hexdigest(): data for data in files.values()}
         self._artefacts = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
     def add_to(self, server: aio.Server) -> None:
@@ -93,7 +93,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self, request: experience_pb2.GetArtefactRequest, context: object
     ) -> AsyncIterator[experience_pb2.ArtefactChunk]:
         """In two chunks."""
-        data = self._files[request.digest]
+        data = self.files[request.digest]
         yield experience_pb2.ArtefactChunk(data=data[:100])
         yield experience_pb2.ArtefactChunk(data=data[100:])
 

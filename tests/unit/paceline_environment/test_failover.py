@@ -164,3 +164,16 @@ async def test_a_refused_trajectory_does_not_hold_up_others(
     await until(lambda: len(stage.experience.trajectories) == 2)
     await until(lambda: stage.experience.given_back)
     assert stage.experience.given_back[0].reason == "invalid"
+
+
+async def test_a_job_that_cannot_be_read_at_first(staged: Any, until: Any, assign: Any) -> None:
+    """A job whose files are not there yet is given back, and read when it comes again."""
+    stage = await staged()
+    files, stage.experience.files = stage.experience.files, {}
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.given_back) == 2)
+    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    stage.experience.files = files
+    stage.experience.give([assign(size=2, attempts=(2, 2))])
+    await until(lambda: len(stage.experience.trajectories) == 2)
