@@ -61,9 +61,7 @@ class Local:
         self._store_url = store_url
         self._options = dict(options or {})
         self._ports = PortSlots(self.run_dir / "ports.json")
-        self._processes = Processes(
-            folder=self.run_dir / "processes" / "up", logs=self.run_dir / "logs"
-        )
+        self._processes = self._processes_of("up")
         # 0: any free one, the same at the next start.
         self._http_port = http_port or self._port(WorkerKind.GATEWAY, "http")
         self._store: EmbeddedStore | None = None
@@ -122,6 +120,10 @@ class Local:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _processes_of(self, owner: str) -> Processes:
+        folder, logs = self.run_dir / "processes", self.run_dir / "logs"
+        return Processes(folder=folder, logs=logs, owner=owner)
 
     def _check_http_port(self) -> None:
         ours = self._processes.find(WorkerKind.GATEWAY)
@@ -241,7 +243,7 @@ class Local:
 
     def _end_what_it_left(self) -> None:
         """A controller that was killed could not end its children."""
-        left = Processes(folder=self.run_dir / "processes", logs=self.run_dir / "logs")
+        left = self._processes_of(WorkerKind.CONTROLLER)
         for record in left.records():
             left.stop(record.name, grace_s=1.0)
             left.forget(record.name)

@@ -42,6 +42,7 @@ class Record:
     pid: int
     created: float
     mark: str  # an argument that nothing else on this machine is started with
+    owner: str  # kind of its supervisor
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -65,15 +66,20 @@ class Restarts:
 
 
 class Processes:
-    """Starts, finds and ends named processes; one folder of state files belongs to it."""
+    """Starts, finds and ends the named processes of one supervisor.
 
-    def __init__(self, *, folder: Path, logs: Path) -> None:
+    Several supervisors may share the folder of state files; names are unique in it.
+    """
+
+    def __init__(self, *, folder: Path, logs: Path, owner: str = "") -> None:
         self._folder = folder
+        self._owner = owner
         self._logs = logs
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
-        self._records = {record.name: record for record in _read_records(folder)}
+        records = (record for record in _read_records(folder) if record.owner == owner)
+        self._records = {record.name: record for record in records}
 
     def records(self) -> list[Record]:
         """Everything started and not yet forgotten, dead or alive."""
@@ -103,7 +109,7 @@ class Processes:
                 start_new_session=True,
                 env={**os.environ, **ENVIRONMENT, **(environment or {})},
             )
-        record = Record(name, child.pid, _created(child.pid), mark, dict(labels or {}))
+        record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))
         self._children[name] = child
         self._records[name] = record
         write_json(self._folder / f"{name}.json", asdict(record))

@@ -20,7 +20,7 @@ from paceline.processes import Processes
 
 
 def store_in(run_dir: Path) -> EmbeddedStore:
-    processes = Processes(folder=run_dir / "processes" / "up", logs=run_dir / "logs")
+    processes = Processes(folder=run_dir / "processes", logs=run_dir / "logs")
     return EmbeddedStore(run_dir, processes=processes)
 
 
@@ -70,7 +70,7 @@ from pathlib import Path
 from paceline.embedded_store import EmbeddedStore
 from paceline.processes import Processes
 run_dir = Path({str(tmp_path)!r})
-processes = Processes(folder=run_dir / "processes" / "up", logs=run_dir / "logs")
+processes = Processes(folder=run_dir / "processes", logs=run_dir / "logs")
 EmbeddedStore(run_dir, processes=processes).start()
 print("on", flush=True)
 time.sleep(60)

@@ -125,6 +125,12 @@ def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -
     assert not processes.alive("a")
 
 
+def test_supervisors_share_a_folder(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path)
+    other = Processes(folder=tmp_path / "processes", logs=tmp_path / "logs", owner="other")
+    assert other.records() == []
+
+
 def test_a_reused_pid_is_not_ours(processes: Processes, tmp_path: Path) -> None:
     start(processes, tmp_path)
     path = tmp_path / "processes" / "a.json"
