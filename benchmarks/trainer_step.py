@@ -1,0 +1,265 @@
+"""Samples per second of take, step, commit and publish: one rank, one thread, gRPC on loopback.
+
+`python benchmarks/trainer_step.py [--json PATH] [--steps N] [--sequences N] [--profile PATH]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import multiprocessing.connection
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from grpc import aio
+
+from paceline.chassis import run_loop
+from paceline.config import JobSpec, parse_job
+from paceline.rpc import SERVER_OPTIONS, connect
+from paceline.v1 import experience_pb2 as pb
+from paceline.v1 import roster_pb2, types_pb2
+from paceline.v1.experience_pb2_grpc import (
+    ExperienceServicer,
+    ExperienceStub,
+    add_ExperienceServicer_to_server,
+)
+from paceline.v1.jobs_pb2_grpc import JobsServicer, JobsStub, add_JobsServicer_to_server
+from paceline.v1.roster_pb2_grpc import RosterServicer, RosterStub, add_RosterServicer_to_server
+
+VOCAB, PROMPT, ANSWER = 32, 7, 4
+WARM_UP = 2
+
+
+class Source(ExperienceServicer, RosterServicer, JobsServicer):
+    """A ledger that always has a batch."""
+
+    def __init__(self, *, steps: int, sequences: int) -> None:
+        self._steps = steps
+        self._step = 0
+        self._versions = 0
+        self._total = sequences
+        chance = np.random.default_rng(0)
+        self._samples = [sample(chance, i) for i in range(sequences)]
+        self.commits: list[tuple[float, dict[str, Any]]] = []
+
+    async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
+        """Succeeded as soon as the last step is in."""
+        state = "succeeded" if self._step >= self._steps else "running"
+        return types_pb2.Job(status=types_pb2.JobStatus(job_id="j", state=state))
+
+    async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
+        """Nothing to rewind."""
+        return pb.RewindReply(parent_version=-1)
+
+    async def TakeBatch(self, request: Any, context: Any) -> AsyncIterator[pb.BatchPart]:
+        """The same samples every time."""
+        if self._step >= self._steps:
+            yield pb.BatchPart(stop="finished")
+            return
+        yield pb.BatchPart(
+            batch_id="b",
+            step=request.step,
+            total_sequences=self._total,
+            total_tokens=self._total * ANSWER,
+            num_samples=self._total,
+        )
+        for start in range(0, self._total, 256):
+            yield pb.BatchPart(samples=self._samples[start : start + 256])
+
+    async def CommitStep(self, request: Any, context: Any) -> pb.CommitStepReply:
+        """Note the time."""
+        self.commits.append((time.perf_counter(), json.loads(request.metrics_json)))
+        self._step += 1
+        return pb.CommitStepReply(step=self._step)
+
+    async def Checkpointed(self, request: Any, context: Any) -> pb.CheckpointedReply:
+        """Noted nowhere."""
+        return pb.CheckpointedReply()
+
+    async def Announce(self, request: Any, context: Any) -> roster_pb2.AnnounceReply:
+        """The next number."""
+        version = types_pb2.PolicyVersion(version=self._versions, step=request.step)
+        self._versions += 1
+        return roster_pb2.AnnounceReply(version=version)
+
+
+def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
+    """A prompt and a short answer."""
+    length = PROMPT + ANSWER
+    return pb.TrainSample(
+        group_id=f"g{index // 8}",
+        index=index % 8,
+        tokens=chance.integers(0, VOCAB, length).tolist(),
+        spans=[
+            types_pb2.Span(start=0, end=PROMPT, source="template"),
+            types_pb2.Span(start=PROMPT, end=length, source="policy"),
+        ],
+        logprobs=(-3 * chance.random(ANSWER)).tolist(),
+        versions=[types_pb2.VersionRun(version=0, count=ANSWER)],
+        advantages=[float(chance.normal())],
+        temperature=1.0,
+        weight=1.0,
+    )
+
+
+def serve(pipe: multiprocessing.connection.Connection, steps: int, sequences: int) -> None:
+    """The other process."""
+    asyncio.run(_serve(pipe, steps, sequences))
+
+
+async def _serve(pipe: multiprocessing.connection.Connection, steps: int, sequences: int) -> None:
+    source = Source(steps=steps, sequences=sequences)  # pyright: ignore[reportAbstractUsage]
+    server = aio.server(options=SERVER_OPTIONS)
+    add_ExperienceServicer_to_server(source, server)
+    add_RosterServicer_to_server(source, server)
+    add_JobsServicer_to_server(source, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    pipe.send(port)
+    await asyncio.to_thread(pipe.recv)
+    await server.stop(0)
+    pipe.send(source.commits)
+
+
+def make_model(path: Path) -> None:
+    """About a million parameters."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=448,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+
+
+async def train(spec: JobSpec, port: int, folder: Path) -> None:
+    """The trainer's own loop, in this process."""
+    import torch
+
+    from paceline.weights import WeightServer
+    from paceline_trainer.checkpoint import Checkpoints
+    from paceline_trainer.client import Ledger
+    from paceline_trainer.distributed import Group
+    from paceline_trainer.learner import Learner
+    from paceline_trainer.model import load_policy, shard
+    from paceline_trainer.objectives.base import load_objective
+    from paceline_trainer.optimizer import Optimizer
+    from paceline_trainer.place import Place
+    from paceline_trainer.publish import Copier, Publisher
+    from paceline_trainer.trainer import Clock, Engine, Trainer
+
+    channel = connect(f"127.0.0.1:{port}")
+    ledger = Ledger(
+        experience=ExperienceStub(channel),
+        roster=RosterStub(channel),
+        jobs=JobsStub(channel),
+        job_id="j",
+        incarnation=1,
+    )
+    compute = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+    group = Group(Place())
+    policy = load_policy(spec.model.path)
+    shard(policy, group, dtype=spec.trainer.dtype)
+    optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=spec.stop.steps)
+    learner = Learner(
+        policy=policy,
+        optimizer=optimizer,
+        objective=load_objective(spec.trainer.objective),
+        group=group,
+        budget=spec.trainer.tokens_per_micro_batch,
+    )
+    server = WeightServer(host="127.0.0.1")
+    endpoint = await server.start()
+    copier = Copier(policy, group, engine_dtype=spec.model.dtype, dtype=spec.trainer.dtype)
+    checkpoints = Checkpoints(folder / "checkpoints", group=group, keep=2)
+    trainer = Trainer(
+        engine=Engine(policy, optimizer, learner, checkpoints, copier, group),
+        ledger=ledger,
+        publisher=Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=1),
+        compute=compute,
+        spec=spec.trainer,
+        clock=Clock(),
+    )
+    await trainer.run()
+    await server.close()
+    await channel.close()
+    group.close()
+
+
+def report(commits: list[tuple[float, dict[str, Any]]], sequences: int) -> dict[str, Any]:
+    """Figures over the steps after the warm-up."""
+    measured = commits[WARM_UP:]
+    seconds = (commits[-1][0] - commits[WARM_UP - 1][0]) / len(measured)
+    names = ("step_s", "wait_s", "publish_s", "checkpoint_s")
+    phases = {n: sum(m[n] for _, m in measured) / len(measured) for n in names}
+    return {
+        "samples_per_s": sequences / seconds,
+        "tokens_per_s": sequences * (PROMPT + ANSWER) / seconds,
+        "s_per_step": seconds,
+        "steps": len(measured),
+        "sequences": sequences,
+        **phases,
+    }
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--sequences", type=int, default=512)
+    parser.add_argument("--budget", type=int, default=4096)
+    parser.add_argument("--profile", type=Path)
+    given = parser.parse_args()
+    here, there = multiprocessing.Pipe()
+    spawn = multiprocessing.get_context("spawn")
+    arguments = (there, given.steps + WARM_UP, given.sequences)
+    child = spawn.Process(target=serve, args=arguments, daemon=True)
+    child.start()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_model(folder / "model")
+        spec = parse_job(
+            {
+                "name": "bench",
+                "model": {"path": str(folder / "model")},
+                "tasks": {"environment": "arithmetic"},
+                "reward": [{"kind": "exact"}],
+                "trainer": {"tokens_per_micro_batch": given.budget},
+            }
+        )
+        work = train(spec, here.recv(), folder)
+        if given.profile is None:
+            run_loop(work)
+        else:
+            from torch.profiler import ProfilerActivity, profile
+
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                run_loop(work)
+            table = seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
+            given.profile.write_text(table)
+    here.send("end")
+    figures = report(here.recv(), given.sequences)
+    child.join()
+    print(json.dumps(figures, indent=2))
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
