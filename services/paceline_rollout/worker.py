@@ -67,7 +67,7 @@ class Follower:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name="route")
             while True:
-                route = await self._newer_than(self._have)
+                route = await self._newer_than(lambda: self._have)
                 staging = await self._pull(route)
                 if staging is not None:
                     self._have = max(self._have, staging.header.version)
@@ -93,10 +93,10 @@ class Follower:
             self._route = route
             self._news.notify_all()
 
-    async def _newer_than(self, version: int) -> pb.Route:
-        """The newest route, once it leads to a version after this one."""
+    async def _newer_than(self, version: Callable[[], int]) -> pb.Route:
+        """The newest route, once it leads to a version after the one given."""
         async with self._news:
-            while self._route is None or self._route.version.version <= version:
+            while self._route is None or self._route.version.version <= version():
                 await self._news.wait()
             return self._route
 
@@ -114,7 +114,7 @@ class Follower:
                 timeout_s=PULL_S,
             )
         )
-        newer = asyncio.create_task(self._newer_than(version))
+        newer = asyncio.create_task(self._newer_than(lambda: version))
         try:
             await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
             staging = pulling.result() if pulling.done() else None

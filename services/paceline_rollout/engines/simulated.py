@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.errors import InvalidError, UnavailableError
 from paceline.interfaces import Emission, EngineStatus, Generation
+from paceline.logs import Log
 from paceline_rollout.activation import Activation, Gate, Line, Swap, parse_activation
 from paceline_rollout.engines.base import (
     Limits,
@@ -31,6 +32,7 @@ from paceline_rollout.engines.base import (
     version_gone,
 )
 
+log = Log("engine")
 _LAWS = ("fixed", "uniform", "lognormal")
 _MASK = (1 << 64) - 1
 
@@ -142,8 +144,7 @@ class SimulatedEngine:
         """Start the clock."""
         self._seen = self._flushed = self._clock()
         self._task = asyncio.create_task(self._run(), name="simulated")
-        # Whatever ends the clock, the consumer of emissions learns of it.
-        self._task.add_done_callback(lambda _: self._outbox.close())
+        self._task.add_done_callback(self._stopped)
 
     def submit(self, batch: Sequence[Generation]) -> None:
         """Queue requests."""
@@ -204,7 +205,9 @@ class SimulatedEngine:
             await asyncio.wait({self._task})
         if self._gate.pending is not None:
             self._gate.finish(UnavailableError("the engine is closing"))
-        self.abort([*self._running, *self._joining, *(s.request_id for s in self._line.clear())])
+        waiting = [slot.request_id for slot in self._line.clear()]
+        self._out.extend(emit(name, (), (), version=-1, reason="abort") for name in waiting)
+        self.abort([*self._running, *self._joining])
         self._outbox.put(self._out)
         self._outbox.close()
 
@@ -227,6 +230,12 @@ class SimulatedEngine:
             if self._out:
                 batch, self._out = self._out, []
                 self._outbox.put(batch)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        """A clock that failed has no more emissions; `close` says so itself."""
+        if not task.cancelled():
+            log.error("the clock failed", error=task.exception())
+            self._outbox.close()
 
     async def _sleep(self) -> bool:
         """Until the next tick, or while idle until something comes; whether work was going on."""

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import Qwen2Config
 
+from paceline.errors import InvalidError
 from paceline.interfaces import Generation
+from paceline_rollout.engines.torch.model import Policy
 
 Ask = Callable[..., Generation]
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11], [12], list(range(20))]
@@ -56,3 +60,142 @@ async def test_logprobs_equal_a_full_forward(
             assert out.logprobs(one.request_id) == pytest.approx(wanted, abs=1e-5)
             assert out.versions(one.request_id) == [0] * 30
         assert out.engine.status().prompt_tokens == sum(map(len, PROMPTS))
+
+
+async def test_same_tokens_alone_and_in_a_crowd(model_of: Any, open_torch: Any, request_of: Ask):
+    model = model_of()
+    probe = [
+        request_of(f"p{i}", p, seed=i, max_tokens=25, top_p=0.9) for i, p in enumerate(PROMPTS)
+    ]
+    async with open_torch(model, max_concurrent=8) as out:
+        for one in probe:
+            await out.run(one)
+        alone = {one.request_id: out.tokens(one.request_id) for one in probe}
+    crowd = [
+        request_of(f"c{i}", PROMPTS[i % 5], seed=100 + i, max_tokens=1 + i % 17) for i in range(60)
+    ]
+    async with open_torch(model, max_concurrent=8) as out:
+        mixed = [x for i, one in enumerate(probe) for x in (*crowd[12 * i : 12 * i + 12], one)]
+        await out.run(*mixed)
+        assert {name: out.tokens(name) for name in alone} == alone
+        assert all(len(out.tokens(c.request_id)) == c.sampling.max_tokens for c in crowd)
+
+
+async def test_seeds_differ_and_a_resumed_request_goes_on(
+    model_of: Any, open_torch: Any, request_of: Ask
+):
+    async with open_torch(model_of()) as out:
+        group = [request_of(str(i), [1, 2], seed=i, max_tokens=20) for i in range(8)]
+        await out.run(*group)
+        answers = {tuple(out.tokens(str(i))) for i in range(8)}
+        assert len(answers) == 8
+        half = [1, 2, *out.tokens("3")[:10]]
+        await out.run(request_of("resumed", half, seed=3, max_tokens=10))
+        assert out.tokens("resumed") == out.tokens("3")[10:]
+
+
+async def test_cache_grows_and_rows_are_compacted(model_of: Any, open_torch: Any, request_of: Ask):
+    model = model_of()
+    async with open_torch(model, max_context=120, max_concurrent=20) as out:
+        asked = [
+            request_of(str(i), PROMPTS[i % 5], seed=i, max_tokens=3 + 7 * (i % 14))
+            for i in range(40)
+        ]
+        await out.run(*asked)
+        for one in asked:
+            tokens = out.tokens(one.request_id)
+            assert len(tokens) == one.sampling.max_tokens
+            wanted = reference(model, list(one.tokens), tokens, 1.0)
+            assert out.logprobs(one.request_id) == pytest.approx(wanted, abs=1e-5)
+
+
+async def test_small_cache_budget_makes_requests_wait(
+    model_of: Any, open_torch: Any, request_of: Ask
+):
+    async with open_torch(model_of(), cache_bytes=1) as out:
+        await out.run(*(request_of(str(i), [1, 2], seed=i) for i in range(5)))
+        assert all(len(out.tokens(str(i))) == 8 for i in range(5))
+
+
+async def test_stop_tokens_and_context_end_a_request(
+    model_of: Any, open_torch: Any, request_of: Ask
+):
+    async with open_torch(model_of(), max_context=16) as out:
+        await out.run(request_of("free", [1, 2], temperature=0.0, max_tokens=100))
+        free = out.tokens("free")
+        assert len(free) == 14
+        assert out.end("free").finish_reason == "length"
+        stops = (36, free[4])
+        await out.run(request_of("stop", [1, 2], temperature=0.0, stop_tokens=stops))
+        assert out.tokens("stop") == free[: free.index(free[4]) + 1]
+        assert out.end("stop").finish_reason == "stop"
+        assert out.end("stop").matched_stop == str(free[4])
+
+
+async def test_stop_strings(model_of: Any, open_torch: Any, request_of: Ask, tmp_path: Any):
+    words = {f"w{i} ": i for i in range(37)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0 "))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    async with open_torch(model_of()) as out:
+        await out.run(request_of("free", [1, 2], seed=5, max_tokens=20))
+        free = out.tokens("free")
+        stop = f"w{free[6]} w{free[7]} "
+        stopped = request_of("stop", [1, 2], seed=5, max_tokens=20, stop_strings=("zzz", stop))
+        await out.run(stopped, request_of("other", [3], seed=6, max_tokens=20))
+        assert out.tokens("stop") == free[:8]
+        assert out.end("stop").matched_stop == stop
+        assert len(out.tokens("other")) == 20
+
+
+async def test_long_answers_stream(model_of: Any, open_torch: Any, request_of: Ask):
+    async with open_torch(model_of(), max_context=128, flush_s=0.0) as out:
+        await out.run(request_of("a", [1], seed=1, max_tokens=100))
+        assert len(out.parts["a"]) > 5
+        assert len(out.tokens("a")) == len(out.logprobs("a")) == len(out.versions("a")) == 100
+
+
+async def test_bfloat16_stays_close(model_of: Any, open_torch: Any, request_of: Ask):
+    model = model_of()
+    async with open_torch(model, dtype="bfloat16") as out:
+        await out.run(request_of("a", [1, 2, 3], seed=1, max_tokens=20))
+        wanted = reference(model, [1, 2, 3], out.tokens("a"), 1.0)
+        assert out.logprobs("a") == pytest.approx(wanted, abs=0.25)
+
+
+async def test_weights_that_are_not_numbers_end_requests(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    model = model_of()
+    async with open_torch(model) as out:
+        with torch.no_grad():
+            model.lm_head.weight.fill_(torch.nan)
+        await out.engine.load(snapshot_of(model, version=1), "in_flight")
+        await out.run(request_of("a", [1, 2]))
+        assert out.end("a").error_code == "INTERNAL"
+        assert "version 1" in out.end("a").error
+
+
+async def test_foreign_snapshot_leaves_the_old_version(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    async with open_torch(model_of()) as out:
+        with pytest.raises(InvalidError, match="unknown to this model"):
+            await out.engine.load(snapshot_of(model_of("gpt2"), version=1), "in_flight")
+        assert out.engine.status().version == 0
+        await out.run(request_of("a", [1, 2], seed=1))
+        assert out.versions("a") == [0] * 8
+
+
+async def test_score_is_the_canary(model_of: Any, open_torch: Any, snapshot_of: Any):
+    model = model_of("qwen2")
+    async with open_torch(model) as out:
+        header = snapshot_of(model, canary=(3, 1, 4, 1, 5)).header
+        got = await out.engine.score(header.canary_tokens)
+        assert got == pytest.approx(list(header.canary_logprobs), abs=1e-5)
+
+
+def test_model_that_cannot_be_served_is_refused_by_name(tmp_path: Any):
+    Qwen2Config(vocab_size=9, max_position_embeddings=32).save_pretrained(tmp_path)
+    with pytest.raises(InvalidError, match="max_context: 64"):
+        Policy(model_dir=tmp_path, dtype="float32", max_context=64, device="cpu")

@@ -5,7 +5,7 @@ Legend of shapes: R rows, P padded prompt, L cached columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,10 @@ class Policy:
         self.device = torch.device(device)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The weights."""
+        yield from self._model.parameters()
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[PrefillCache, Tensor]:
         """Run prompts, padded on the right; what attention needs later, and [R, V] logits."""

@@ -1,0 +1,266 @@
+"""What every engine promises, whatever computes behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline import plugins
+from paceline.errors import InvalidError
+from paceline.interfaces import Emission, Engine, Generation
+from paceline.types import Sampling
+from paceline.weights import Header, Staging, plan
+
+VOCAB, CONTEXT = 32, 256
+OPTIONS: dict[str, dict[str, Any]] = {
+    "torch": {"flush_s": 0.01},
+    "simulated": {
+        "vocab_size": VOCAB,
+        "decode_tokens_per_s": 400.0,
+        "length": {"mean": 10_000.0},
+        "tick_s": 0.002,
+        "flush_s": 0.01,
+    },
+}
+
+
+class Answers:
+    """Collects emissions by request."""
+
+    def __init__(self, engine: Engine, model: Any) -> None:
+        self.engine = engine
+        self.model = model
+        self.parts: dict[str, list[Emission]] = defaultdict(list)
+        self.task = asyncio.create_task(self._collect())
+
+    async def _collect(self) -> None:
+        async for batch in self.engine.emissions():
+            for emission in batch:
+                assert not self.ended(emission.request_id), "nothing follows an end"
+                self.parts[emission.request_id].append(emission)
+
+    def ended(self, name: str) -> Emission | None:
+        found = self.parts[name]
+        return found[-1] if found and found[-1].finish_reason else None
+
+    def tokens(self, name: str) -> list[int]:
+        return [t for e in self.parts[name] for t in e.tokens]
+
+    def versions(self, name: str) -> list[int]:
+        runs = [run for e in self.parts[name] for run in e.versions]
+        return [run.version for run in runs for _ in range(run.count)]
+
+    async def until(self, name: str, tokens: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.tokens(name)) < tokens:
+                await asyncio.sleep(0.005)
+
+    async def end(self, name: str) -> Emission:
+        async with asyncio.timeout(20):
+            while (found := self.ended(name)) is None:
+                await asyncio.sleep(0.005)
+        return found
+
+    async def swap(self, version: int, activation: str = "in_flight") -> None:
+        await self.engine.load(snapshot(self.model, version), activation)
+
+
+def snapshot(model: Any, version: int) -> Staging:
+    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
+    header = Header(
+        job_id="job",
+        version=version,
+        step=version,
+        parent_version=-1,
+        base_version=-1,
+        incarnation=1,
+        num_bytes=num_bytes,
+        chunk_bytes=1 << 16,
+        tensors=entries,
+        tied=(),
+        canary_tokens=(1, 2),
+        canary_logprobs=(-3.0,),
+    )
+    staging = Staging(header)
+    for entry in entries:
+        staging.fill(entry.offset, named[entry.name].detach().numpy().tobytes())
+    staging.finish()
+    return staging
+
+
+def ask(name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, **s: Any) -> Generation:
+    knobs: dict[str, Any] = {"max_tokens": 8, **s}
+    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(params=sorted(OPTIONS))
+async def out(request: Any, model: Any, tmp_path: Path) -> AsyncGenerator[Answers]:
+    model.config.save_pretrained(tmp_path)
+    make: Any = plugins.find("engines", request.param)
+    engine: Engine = make(
+        model_dir=tmp_path,
+        dtype="float32",
+        max_context=CONTEXT,
+        max_concurrent=16,
+        threads=1,
+        tokenizer_dir=None,
+        job_id="job",
+        **OPTIONS[request.param],
+    )
+    await engine.start()
+    yield Answers(engine, model)
+    await engine.close()
+
+
+async def test_generates_after_the_first_version(out: Answers):
+    out.engine.submit([ask(str(i), seed=i) for i in range(40)])
+    await asyncio.sleep(0.05)
+    assert not out.parts
+    await out.swap(3)
+    for name in map(str, range(40)):
+        end = await out.end(name)
+        assert end.finish_reason == "length"
+        tokens = out.tokens(name)
+        assert len(tokens) == 8
+        assert all(0 <= t < VOCAB for t in tokens)
+        assert out.versions(name) == [3] * 8
+        assert all(x <= 0 for e in out.parts[name] for x in e.logprobs)
+    now = out.engine.status()
+    assert (now.running, now.waiting, now.tokens_generated) == (0, 0, 320)
+    assert (now.version, now.vocab_size, now.max_context) == (3, VOCAB, CONTEXT)
+
+
+async def test_same_seed_same_answer(out: Answers):
+    await out.swap(0)
+    out.engine.submit([ask("a", seed=1), ask("b", seed=1), ask("c", seed=2)])
+    for name in "abc":
+        await out.end(name)
+    assert out.tokens("a") == out.tokens("b") != out.tokens("c")
+
+
+async def test_streams_before_the_end(out: Answers):
+    await out.swap(0)
+    out.engine.submit([ask("a", max_tokens=200)])
+    await out.until("a", 1)
+    await out.end("a")
+    assert len(out.parts["a"]) > 1
+    assert len(out.tokens("a")) == 200
+
+
+async def test_abort_keeps_what_there_is(out: Answers):
+    await out.swap(0)
+    out.engine.submit([ask("a", max_tokens=250), ask("b"), ask("later", pinned=7)])
+    await out.until("a", 3)
+    out.engine.abort(["a", "later", "unknown"])
+    assert (await out.end("a")).finish_reason == "abort"
+    assert 3 <= len(out.tokens("a")) < 250
+    assert (await out.end("later")).finish_reason == "abort"
+    assert (await out.end("b")).finish_reason == "length"
+
+
+@pytest.mark.parametrize("activation", ["in_flight", "interrupt"])
+async def test_swap_while_running(out: Answers, activation: str):
+    await out.swap(0)
+    out.engine.submit([ask("a", max_tokens=200)])
+    await out.until("a", 3)
+    await out.swap(1, activation)
+    await out.end("a")
+    versions = out.versions("a")
+    assert len(versions) == 200
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 1}
+
+
+async def test_at_boundary(out: Answers):
+    await out.swap(0)
+    out.engine.submit([ask("a", max_tokens=100)])
+    await out.until("a", 3)
+    swap = asyncio.create_task(out.swap(1, "at_boundary"))
+    await asyncio.sleep(0)
+    out.engine.submit([ask("b")])
+    await swap
+    assert out.ended("a")
+    await out.end("b")
+    assert set(out.versions("a")) == {0}
+    assert set(out.versions("b")) == {1}
+
+
+async def test_pinned_requests(out: Answers):
+    await out.swap(1)
+    out.engine.submit([ask("now", pinned=1, max_tokens=100), ask("next", pinned=2)])
+    out.engine.submit([ask("gone", pinned=0)])
+    assert (await out.end("gone")).error_code == "FAILED_PRECONDITION"
+    await out.until("now", 3)
+    await out.swap(2)
+    assert set(out.versions("now")) == {1}
+    await out.end("next")
+    assert set(out.versions("next")) == {2}
+    out.engine.submit([ask("skipped", pinned=3)])
+    await out.swap(4)
+    assert "pinned_version: 3 is gone" in (await out.end("skipped")).error
+
+
+BAD: list[tuple[Generation, str]] = [
+    (ask("x", ()), "tokens: is empty"),
+    (ask("x", (1, VOCAB)), f"tokens: id {VOCAB} is not in the vocabulary; allowed: 0 to 31"),
+    (ask("x", (-1,)), "tokens: id -1"),
+    (ask("x", [1] * CONTEXT), f"tokens: {CONTEXT} of them; allowed: fewer than {CONTEXT}"),
+    (ask("x", max_tokens=0), "sampling.max_tokens: 0"),
+    (ask("x", temperature=float("nan")), "sampling.temperature: nan"),
+    (ask("x", temperature=-1.0), "sampling.temperature: -1.0"),
+    (ask("x", temperature=1e9), "sampling.temperature: 1000000000.0; allowed: 0 or"),
+    (ask("x", top_p=0.0), "sampling.top_p: 0.0; allowed: above 0"),
+    (ask("x", top_k=-1), "sampling.top_k: -1"),
+    (ask("x", min_p=1.5), "sampling.min_p: 1.5"),
+    (ask("x", stop_tokens=(99,)), "sampling.stop_tokens: id 99"),
+    (ask("x", stop_strings=("",)), "sampling.stop_strings"),
+    (ask("x", seed=1 << 64), "sampling.seed"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD, ids=[m[:30] for _, m in BAD])
+async def test_bad_requests_end_with_an_error(out: Answers, bad: Generation, message: str):
+    await out.swap(0)
+    out.engine.submit([bad, ask("good")])
+    end = await out.end("x")
+    assert (end.finish_reason, end.error_code) == ("error", "INVALID_ARGUMENT")
+    assert message in end.error
+    assert (await out.end("good")).finish_reason == "length"
+
+
+async def test_unknown_activation_is_refused(out: Answers):
+    with pytest.raises(InvalidError, match="in_flight, interrupt, at_boundary"):
+        await out.swap(0, "someday")
+
+
+async def test_close_ends_everything(out: Answers):
+    await out.swap(0)
+    out.engine.submit([ask("a", max_tokens=250), ask("b", pinned=9)])
+    await out.until("a", 1)
+    await out.engine.close()
+    await asyncio.wait_for(out.task, 5)
+    assert out.ended("a")
+    assert out.ended("b")

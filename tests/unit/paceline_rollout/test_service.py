@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from grpc import aio
+
+from paceline.chassis import Chassis
+from paceline.config import ServiceSettings
+from paceline.errors import ConfigError
+from paceline.metrics import Metrics
+from paceline.rpc import ErrorInterceptor, connect, exchange
+from paceline.types import WorkerKind
+from paceline.v1 import experience_pb2, rollout_pb2, roster_pb2, types_pb2
+from paceline.v1.experience_pb2_grpc import ExperienceServicer, add_ExperienceServicer_to_server
+from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
+from paceline.v1.rollout_pb2_grpc import RolloutStub
+from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
+from paceline.weights import Staging, WeightServer, pull
+from paceline_rollout.service import RolloutService
+
+if TYPE_CHECKING:
+    from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
+
+SPEC: dict[str, Any] = {
+    "name": "job",
+    "model": {"path": "unused"},
+    "tasks": {"environment": "arithmetic"},
+    "reward": [{"kind": "exact"}],
+    "sampling": {"max_tokens": 8, "max_context": 64},
+}
+
+
+class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
+    """The calls of the experience service that a rollout worker makes."""
+
+    def __init__(self, spec: dict[str, Any], files: dict[str, bytes]) -> None:
+        self.spec = spec
+        self.blobs = {hashlib.sha256(data).hexdigest(): data for data in files.values()}
+        self.names = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        self.workers: dict[str, types_pb2.Worker] = {}
+        self.left = 0
+        self.routes: list[roster_pb2.Route] = []
+        self.news = asyncio.Event()
+
+    async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return types_pb2.Job(spec_json=json.dumps(self.spec), artefacts=self.names)
+
+    async def GetArtefact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: experience_pb2.GetArtefactRequest, context: Any
+    ) -> AsyncIterator[experience_pb2.ArtefactChunk]:
+        data = self.blobs[request.digest]
+        for first in range(0, len(data), 100):
+            yield experience_pb2.ArtefactChunk(data=data[first : first + 100])
+
+    async def Join(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: roster_pb2.JoinRequest, context: Any
+    ) -> roster_pb2.JoinReply:
+        self.workers[request.worker.worker_id] = request.worker
+        return roster_pb2.JoinReply(lease_s=6)
+
+    async def Beat(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: roster_pb2.BeatRequest, context: Any
+    ) -> roster_pb2.BeatReply:
+        self.workers[request.worker_id].active_version = request.active_version
+        self.workers[request.worker_id].load.update(request.load)
+        return roster_pb2.BeatReply()
+
+    async def Leave(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: roster_pb2.LeaveRequest, context: Any
+    ) -> roster_pb2.LeaveReply:
+        self.workers.pop(request.worker_id, None)
+        self.left += 1
+        return roster_pb2.LeaveReply()
+
+    async def WatchRoute(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: Any, context: Any
+    ) -> AsyncIterator[roster_pb2.Route]:
+        sent = 0
+        while True:
+            for route in self.routes[sent:]:
+                yield route
+            sent = len(self.routes)
+            self.news.clear()
+            await self.news.wait()
+
+    def announce(self, version: int, endpoint: str) -> None:
+        policy = types_pb2.PolicyVersion(version=version, step=version)
+        self.routes.append(roster_pb2.Route(version=policy, parent_endpoint=endpoint))
+        self.news.set()
+
+
+class World:
+    """A ledger, a trainer's weight server and one rollout worker."""
+
+    def __init__(self, ledger: Ledger, trainer: WeightServer, endpoint: str, stub: Any) -> None:
+        self.ledger = ledger
+        self.trainer = trainer
+        self.endpoint = endpoint
+        self.stub: RolloutAsyncStub = stub
+
+    def publish(self, staging: Staging) -> None:
+        self.trainer.offer(staging)
+        self.ledger.announce(staging.header.version, self.endpoint)
+
+    async def until_active(self, version: int) -> types_pb2.Worker:
+        async with asyncio.timeout(20):
+            while True:
+                worker = self.ledger.workers.get("r0")
+                if worker is not None and worker.active_version == version:
+                    return worker
+                await asyncio.sleep(0.02)
+
+    async def generate(self, *names: str) -> list[rollout_pb2.GenerateEvent]:
+        sampling = types_pb2.Sampling(max_tokens=4, temperature=1, top_p=1)
+        batch = rollout_pb2.GenerateBatch(
+            requests=[
+                rollout_pb2.GenerateRequest(
+                    request_id=n,
+                    tokens=[1, 2],
+                    sampling=sampling,
+                    pinned_version=-1,
+                    min_version=-1,
+                )
+                for n in names
+            ]
+        )
+
+        async def sent() -> AsyncIterator[rollout_pb2.GenerateBatch]:
+            yield batch
+
+        replies = exchange(self.stub.Generate, sent(), timeout_s=20)
+        return [event async for message in replies for event in message.events]
+
+
+def new_server() -> tuple[aio.Server, int]:
+    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())])
+    return server, server.add_insecure_port("127.0.0.1:0")
+
+
+@asynccontextmanager
+async def world(
+    tmp_path: Path, spec: dict[str, Any], files: dict[str, bytes]
+) -> AsyncGenerator[World]:
+    ledger = Ledger({**SPEC, **spec}, files)  # pyright: ignore[reportAbstractUsage]
+    central, port = new_server()
+    add_JobsServicer_to_server(ledger, central)
+    add_ExperienceServicer_to_server(ledger, central)
+    add_RosterServicer_to_server(ledger, central)
+    await central.start()
+    trainer = WeightServer(host="127.0.0.1")
+    endpoint = await trainer.start()
+    server, own = new_server()
+    settings = ServiceSettings(
+        kind=WorkerKind.ROLLOUT,
+        worker_id="r0",
+        experience=f"127.0.0.1:{port}",
+        job_id="job",
+        run_dir=tmp_path,
+    )
+    chassis = Chassis(
+        settings=settings, server=server, metrics=Metrics(), address=f"127.0.0.1:{own}"
+    )
+    service = RolloutService(chassis)
+    await service.start()
+    await server.start()
+    work = asyncio.create_task(service.run())
+    channel = connect(chassis.address)
+    try:
+        yield World(ledger, trainer, endpoint, RolloutStub(channel))
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
+        await service.drain()
+        await channel.close()
+        await server.stop(0)
+        await service.close()
+        await trainer.close()
+        await central.stop(0)
+        assert not ledger.workers
+
+
+def model_files(model: Any, tmp_path: Path) -> dict[str, bytes]:
+    model.config.save_pretrained(tmp_path / "source")
+    return {p.name: p.read_bytes() for p in (tmp_path / "source").iterdir()}
+
+
+async def test_follows_versions_and_relays(tmp_path: Path, model_of: Any, snapshot_of: Any) -> None:
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        waiting = asyncio.create_task(w.generate("early"))
+        w.publish(snapshot_of(model, version=0))
+        worker = await w.until_active(0)
+        assert {v.version for e in await waiting for v in e.versions} == {0}
+        w.publish(snapshot_of(model_of(seed=1), version=1))
+        await w.until_active(1)
+        events = await w.generate("a", "b")
+        assert {v.version for e in events for v in e.versions} == {1}
+        status = await w.stub.Status(rollout_pb2.RolloutStatusRequest(), timeout=5)
+        assert status.active.version == 1
+        assert status.canary_error < 1e-4
+        assert status.tokens_generated == 12
+        copy = await pull(
+            [worker.weights_endpoint], job_id="job", version=1, into=Staging, timeout_s=5
+        )
+        assert copy.complete
+        assert {"cpu_s", "busy_s", "tokens_generated"} <= set(worker.load)
+
+
+async def test_a_wrong_canary_takes_the_worker_out_until_it_is_right(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    model = model_of()
+    async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
+        good = snapshot_of(model, version=0)
+        wrong = Staging(replace(good.header, canary_logprobs=(-9.0, -9.0)))
+        wrong.fill(0, bytes(good.buffer()))
+        wrong.finish()
+        w.publish(wrong)
+        async with asyncio.timeout(10):
+            while not w.ledger.left:
+                await asyncio.sleep(0.02)
+        assert not w.ledger.workers
+        w.trainer.offer(good)
+        await w.until_active(0)
+
+
+async def test_a_simulated_engine_follows_too(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 500}
+    async with world(tmp_path, {"rollout": {"engine": engine}}, {}) as w:
+        w.publish(snapshot_of(model_of(), version=0))
+        await w.until_active(0)
+        events = await w.generate("a")
+        assert sum(len(e.tokens) for e in events) == 4
+
+
+async def test_an_unknown_engine_option_names_the_known_ones(tmp_path: Path) -> None:
+    spec = {"rollout": {"engine": {"kind": "simulated", "speed": 3}}}
+    with pytest.raises(ConfigError, match=r"rollout.engine.speed: unknown .*decode_tokens_per_s"):
+        async with world(tmp_path, spec, {}):
+            pass
+
+
+async def test_a_worker_without_a_job_is_refused() -> None:
+    settings = ServiceSettings(kind=WorkerKind.ROLLOUT, worker_id="r0")
+    chassis = Chassis(settings=settings, server=aio.server(), metrics=Metrics(), address="x:1")
+    with pytest.raises(ConfigError, match="job_id"):
+        RolloutService(chassis)

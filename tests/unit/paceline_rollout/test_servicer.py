@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from grpc import aio
+
+from paceline.metrics import Metrics
+from paceline.rpc import ErrorInterceptor, connect, exchange
+from paceline.types import PolicyVersion
+from paceline.v1 import rollout_pb2 as pb
+from paceline.v1 import types_pb2
+from paceline.v1.rollout_pb2_grpc import RolloutStub, add_RolloutServicer_to_server
+from paceline_rollout.engines.simulated import SimulatedEngine
+from paceline_rollout.servicer import Servicer
+from paceline_rollout.streams import Hub
+
+if TYPE_CHECKING:
+    from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
+
+
+class Header:
+    version = 5
+    tied = ()
+    canary_tokens = (1, 2)
+    canary_logprobs = (-1.0,)
+
+
+class Snapshot:
+    header = Header()
+
+
+def request(name: str, tokens: tuple[int, ...] = (1, 2), **fields: Any) -> pb.GenerateRequest:
+    knobs: dict[str, Any] = {
+        "max_tokens": 4,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        **fields.pop("sampling", {}),
+    }
+    known: dict[str, Any] = {"pinned_version": -1, "min_version": -1, "timeout_s": 10.0}
+    sampling = types_pb2.Sampling(**knobs)
+    return pb.GenerateRequest(
+        request_id=name, tokens=tokens, sampling=sampling, **{**known, **fields}
+    )
+
+
+class Caller:
+    """One stream."""
+
+    def __init__(self, stub: RolloutAsyncStub) -> None:
+        self._outgoing: asyncio.Queue[pb.GenerateBatch | None] = asyncio.Queue()
+        self._replies = aiter(exchange(stub.Generate, self._sent(), timeout_s=30))
+        self.events: list[pb.GenerateEvent] = []
+        self.messages = 0
+
+    async def _sent(self) -> AsyncIterator[pb.GenerateBatch]:
+        while (batch := await self._outgoing.get()) is not None:
+            yield batch
+
+    def send(self, *requests: pb.GenerateRequest, abort: tuple[str, ...] = ()) -> None:
+        self._outgoing.put_nowait(pb.GenerateBatch(requests=requests, abort=abort))
+
+    def half_close(self) -> None:
+        self._outgoing.put_nowait(None)
+
+    async def read(self) -> bool:
+        message = await anext(self._replies, None)
+        self.messages += message is not None
+        self.events.extend(message.events if message is not None else ())
+        return message is not None
+
+    async def ends(self, num: int) -> dict[str, pb.GenerateEvent]:
+        while len(found := [e for e in self.events if e.finish_reason]) < num:
+            assert await self.read()
+        return {e.request_id: e for e in found}
+
+
+class Service:
+    def __init__(self, engine: SimulatedEngine, hub: Hub, stub: RolloutAsyncStub) -> None:
+        self.engine = engine
+        self.hub = hub
+        self.stub = stub
+
+    def call(self) -> Caller:
+        return Caller(self.stub)
+
+
+@asynccontextmanager
+async def serve(**options: Any) -> AsyncGenerator[Service]:
+    engine = SimulatedEngine(
+        model_dir=None,
+        dtype="float32",
+        max_context=64,
+        max_concurrent=1000,
+        threads=1,
+        tokenizer_dir=None,
+        job_id="job",
+        vocab_size=32,
+        tick_s=0.002,
+        **options,
+    )
+    await engine.start()
+    await engine.load(Snapshot(), "in_flight")
+    hub = Hub(engine=engine)
+    passing = asyncio.create_task(hub.run())
+    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())])
+    servicer = Servicer(
+        hub=hub, worker_id="w", status=lambda: (engine.status(), PolicyVersion(5, 5), 0.25)
+    )
+    add_RolloutServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = connect(f"127.0.0.1:{port}")
+    try:
+        yield Service(engine, hub, RolloutStub(channel))
+    finally:
+        await channel.close()
+        await server.stop(0)
+        passing.cancel()
+        await asyncio.wait({passing})
+        await engine.close()
+
+
+FAST: dict[str, Any] = {"decode_tokens_per_s": 2000.0}
+SLOW: dict[str, Any] = {"decode_tokens_per_s": 20.0, "length": {"mean": 1000.0}}
+
+
+async def test_many_requests_share_messages_and_half_close_ends_the_stream():
+    async with serve(**FAST) as service:
+        caller = service.call()
+        caller.send(*(request(str(i), sampling={"seed": i}) for i in range(200)))
+        caller.half_close()
+        ends = await caller.ends(200)
+        assert not await caller.read()
+        assert len(ends) == 200
+        assert caller.messages < 50
+        assert all(e.finish_reason == "length" for e in ends.values())
+        assert all(len(e.tokens) == len(e.logprobs) for e in caller.events)
+        assert all([(v.version, v.count) for v in e.versions] == [(5, 4)] for e in ends.values())
+
+
+async def test_streams_get_their_own_answers_even_with_equal_names():
+    async with serve(**FAST) as service:
+        one, two = service.call(), service.call()
+        one.send(request("a", (1,), sampling={"seed": 1}))
+        two.send(request("a", (1,), sampling={"seed": 2}))
+        first, second = (await one.ends(1))["a"], (await two.ends(1))["a"]
+        assert list(first.tokens) != list(second.tokens)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "text"),
+    [
+        (request("x", ()), "INVALID_ARGUMENT", "tokens: is empty"),
+        (request("x", (32,)), "INVALID_ARGUMENT", "id 32 is not in the vocabulary"),
+        (request("x", (1,) * 64), "INVALID_ARGUMENT", "allowed: fewer than 64"),
+        (request("x", sampling={"top_p": 0}), "INVALID_ARGUMENT", "sampling.top_p: 0.0"),
+        (request("x", sampling={"temperature": -3}), "INVALID_ARGUMENT", "temperature: -3.0"),
+        (request("x", timeout_s=-1), "INVALID_ARGUMENT", "timeout_s: -1.0"),
+        (request("x", timeout_s=float("nan")), "INVALID_ARGUMENT", "timeout_s: nan"),
+        (request(""), "INVALID_ARGUMENT", "request_id: is empty"),
+        (request("x", min_version=6), "FAILED_PRECONDITION", "version 5 is active"),
+        (request("x", pinned_version=4), "FAILED_PRECONDITION", "pinned_version: 4 is gone"),
+    ],
+)
+async def test_bad_requests_end_alone(bad: pb.GenerateRequest, code: str, text: str):
+    async with serve(**FAST) as service:
+        caller = service.call()
+        caller.send(bad, request("good"))
+        ends = await caller.ends(2)
+        assert ends["good"].finish_reason == "length"
+        end = ends[bad.request_id]
+        assert (end.finish_reason, end.error_code) == ("error", code)
+        assert text in end.error
+
+
+async def test_a_name_that_is_open_is_refused():
+    async with serve(**SLOW) as service:
+        caller = service.call()
+        caller.send(request("a"), request("a"))
+        end = (await caller.ends(1))["a"]
+        assert "request_id: 'a' is already open" in end.error
+
+
+async def test_deadline_aborts_and_keeps_tokens():
+    async with serve(**SLOW) as service:
+        caller = service.call()
+        caller.send(request("a", timeout_s=0.3, sampling={"max_tokens": 50}), request("b"))
+        ends = await caller.ends(2)
+        assert ends["a"].error_code == "DEADLINE_EXCEEDED"
+        assert sum(len(e.tokens) for e in caller.events if e.request_id == "a") >= 1
+        assert ends["b"].finish_reason == "length"
+
+
+async def test_abort_over_the_wire():
+    async with serve(**SLOW) as service:
+        caller = service.call()
+        caller.send(request("a", sampling={"max_tokens": 50}))
+        caller.send(abort=("a", "unknown"))
+        assert (await caller.ends(1))["a"].finish_reason == "abort"
+
+
+async def test_a_closed_stream_takes_its_requests_along():
+    async with serve(**SLOW) as service:
+        channel_call = service.stub.Generate()
+        await channel_call.write(pb.GenerateBatch(requests=[request("a")]))
+        async with asyncio.timeout(5):
+            while not service.hub.num_open:
+                await asyncio.sleep(0.01)
+            channel_call.cancel()
+            while service.hub.num_open or service.engine.status().running:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_draining_worker_hands_requests_back():
+    async with serve(**SLOW) as service:
+        caller = service.call()
+        caller.send(request("a", sampling={"max_tokens": 50}))
+        reading = asyncio.create_task(caller.ends(2))
+        async with asyncio.timeout(5):
+            while not service.hub.num_open:
+                await asyncio.sleep(0.01)
+        service.hub.refuse_all("draining")
+        caller.send(request("b"))
+        ends = await reading
+        assert {e.error_code for e in ends.values()} == {"UNAVAILABLE"}
+
+
+async def test_status():
+    async with serve() as service:
+        status = await service.stub.Status(pb.RolloutStatusRequest(), timeout=5)
+        assert (status.worker_id, status.engine, status.active.version) == ("w", "simulated", 5)
+        assert (status.max_context, status.canary_error) == (64, 0.25)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import StateError
+from paceline.interfaces import Generation
+
+Ask = Callable[..., Generation]
+LONG = {"max_tokens": 90}
+OPTIONS: dict[str, Any] = {"max_context": 100, "flush_s": 0.0}
+
+
+def logprobs(model: Any, tokens: list[int]) -> list[float]:
+    with torch.no_grad():
+        logp = torch.log_softmax(model(torch.tensor([tokens])).logits[0, :-1], -1)
+    return logp.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1).tolist()
+
+
+async def swap_midway(out: Any, new: Any, activation: str, snapshot_of: Any) -> None:
+    await out.until(lambda: len(out.tokens("a")) >= 5)
+    await out.engine.load(snapshot_of(new, version=1), activation)
+    await out.finish(["a"])
+
+
+@pytest.mark.parametrize("activation", ["in_flight", "interrupt"])
+async def test_running_requests_go_on_under_the_new_version(
+    activation: str, model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    old, new = model_of(seed=0), model_of(seed=1)
+    async with open_torch(old, **OPTIONS) as out:
+        out.engine.submit([request_of("a", [1, 2], **LONG)])
+        await swap_midway(out, new, activation, snapshot_of)
+        versions, tokens = out.versions("a"), out.tokens("a")
+        cut = versions.index(1)
+        assert versions == [0] * cut + [1] * (90 - cut)
+        assert 5 <= cut < 90
+        got, theirs = out.logprobs("a"), logprobs(new, [1, 2, *tokens])[1:]
+        assert got[:cut] == pytest.approx(logprobs(old, [1, 2, *tokens])[1:][:cut], abs=1e-5)
+        # Only a recomputed prefix makes the new version's log-probs those of a full forward.
+        recomputed = got[cut:] == pytest.approx(theirs[cut:], abs=1e-5)
+        assert recomputed is (activation == "interrupt")
+
+
+async def test_at_boundary_lets_running_finish_and_new_ones_wait(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    async with open_torch(model_of(seed=0), **OPTIONS) as out:
+        out.engine.submit([request_of("a", [1, 2], **LONG)])
+        await out.until(lambda: len(out.tokens("a")) >= 5)
+        load = out.engine.load(snapshot_of(model_of(seed=1), version=1), "at_boundary")
+        swap = asyncio.ensure_future(load)
+        await asyncio.sleep(0)
+        out.engine.submit([request_of("b", [3], max_tokens=2)])
+        await out.finish(["a", "b"])
+        await swap
+        assert set(out.versions("a")) == {0}
+        assert set(out.versions("b")) == {1}
+
+
+async def test_new_requests_use_no_prefix_of_the_old_version(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    new = model_of(seed=1)
+    async with open_torch(model_of(seed=0)) as out:
+        await out.run(request_of("a", [1, 2, 3], seed=1))
+        await out.engine.load(snapshot_of(new, version=1), "in_flight")
+        await out.run(request_of("b", [1, 2, 3], seed=1))
+        wanted = logprobs(new, [1, 2, 3, *out.tokens("b")])[2:]
+        assert out.logprobs("b") == pytest.approx(wanted, abs=1e-5)
+
+
+async def test_a_newer_swap_displaces_one_that_waits(
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+):
+    model = model_of()
+    async with open_torch(model, **OPTIONS) as out:
+        out.engine.submit([request_of("a", [1], pinned=0, **LONG)])
+        await out.until(lambda: len(out.tokens("a")) >= 2)
+        loads = [out.engine.load(snapshot_of(model, version=v), "in_flight") for v in (1, 2)]
+        first, second = await asyncio.gather(*loads, return_exceptions=True)
+        assert isinstance(first, StateError)
+        assert second is None
+        assert out.engine.status().version == 2
+        with pytest.raises(StateError, match="version 2 is active"):
+            await out.engine.load(snapshot_of(model, version=1), "in_flight")
