@@ -19,6 +19,10 @@ from paceline.rest import JobEvent, JobView
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
 _DONE = ("trained", "durable")
+_ORDER = (
+    *("state", "step", "reward", "held-out reward"),
+    *("staleness", "tokens/s", "episodes/s", "waiting"),
+)
 
 
 @dataclass(slots=True)
@@ -77,15 +81,18 @@ class Progress:
 
     def line(self) -> str:
         """Everything on one line."""
-        return "  ".join(f"{name} {value}" for name, value in self.status.items())
+        return "  ".join(f"{name} {value}" for name, value in self._ordered())
 
     def table(self, title: str) -> Table:
         """Everything, one row each."""
         made = Table.grid(padding=(0, 2))
         made.add_row("[bold]job[/]", title)
-        for name, value in self.status.items():
+        for name, value in self._ordered():
             made.add_row(f"[bold]{name}[/]", value)
         return made
+
+    def _ordered(self) -> list[tuple[str, str]]:
+        return [(name, self.status[name]) for name in _ORDER if name in self.status]
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
