@@ -153,6 +153,9 @@ class Ending:
             if not group.states.strip(states) and (taken or not group.is_eval)
         ]
         await self._groups.drop(names, reason)
+        for step, batch in [*book.batches.items()]:
+            if not all(name in book.groups for name in batch["groups"]):
+                del book.batches[step]
         if taken and book.meta.get("eval"):
             rest = json.dumps([*book.evals] or [""])
             await self._core.change("evals", "close", json.dumps({"eval_due": ""}), rest)

@@ -2,7 +2,7 @@
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
 local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING = unpack(KEYS)
-local records, touched, removed, delta, meta = {}, {}, {}, {}, {}
+local records, touched, removed, delta, meta, unfixed = {}, {}, {}, {}, {}, {}
 
 local function fail(word, text)
   error({err = word .. ' ' .. text})
@@ -96,6 +96,7 @@ local function drop(rec, reason, only, only_reason)
       bump('groups:ended', 1)
     end
     if reason == 'invalid' then bump('groups:invalid', 1) end
+    if rec.b then unfixed[rec.b] = true end
   end
   forget(rec)
 end
@@ -127,6 +128,7 @@ local function finish(answer)
       changed[#changed + 1] = text
     end
   end
+  for step in pairs(unfixed) do redis.call('HDEL', BATCHES, step) end
   for name, by in pairs(delta) do
     if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end
   end

@@ -1,0 +1,75 @@
+"""Order of tasks, and how its state travels."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidError
+from paceline_experience.feed import Feed, stable_seed
+from paceline_experience.samplers.shuffle import Shuffle
+
+
+def positions(sampler: Shuffle, count: int) -> list[int | None]:
+    return [sampler.next() for _ in range(count)]
+
+
+def test_every_task_once_per_epoch_then_nothing() -> None:
+    sampler = Shuffle(5, seed=3, epochs=2)
+    first, second = positions(sampler, 5), positions(sampler, 5)
+    assert sorted(map(str, first)) == sorted(map(str, second)) == list("01234")
+    assert first != second
+    assert positions(sampler, 2) == [None, None]
+
+
+def test_order_depends_on_seed_and_epoch_only() -> None:
+    assert positions(Shuffle(50, seed=1), 120) == positions(Shuffle(50, seed=1), 120)
+    assert positions(Shuffle(50, seed=1), 50) != positions(Shuffle(50, seed=2), 50)
+
+
+def test_the_order_is_frozen() -> None:
+    assert positions(Shuffle(6, seed=0), 6) == [0, 2, 4, 1, 3, 5]
+
+
+@given(st.integers(1, 30), st.integers(0, 70), st.integers(1, 20))
+def test_a_state_continues_where_it_was(size: int, done: int, more: int) -> None:
+    sampler = Shuffle(size, seed=5)
+    positions(sampler, done)
+    other = Shuffle(size, seed=5)
+    other.load(sampler.state())
+    assert positions(other, more) == positions(sampler, more)
+
+
+def test_an_empty_source_is_refused() -> None:
+    with pytest.raises(InvalidError, match="empty"):
+        Shuffle(0)
+
+
+def test_feed_repeats_a_task_that_infrastructure_failed_on() -> None:
+    feed = Feed(Shuffle(2, epochs=1))
+    drawn = [feed.draw(), feed.draw()]
+    assert feed.draw() is None
+    assert feed.over
+    assert drawn[0] is not None
+    feed.redo(drawn[0].position)
+    assert not feed.over
+    again = feed.draw()
+    assert again is not None
+    assert (again.seq, again.position, again.again) == (2, drawn[0].position, True)
+
+
+def test_feed_after_a_rewind_draws_what_was_never_drawn() -> None:
+    feed, other = Feed(Shuffle(9)), Feed(Shuffle(9))
+    [feed.draw() for _ in range(3)]
+    old = feed.state()
+    [feed.draw() for _ in range(4)]
+    [other.draw() for _ in range(7)]
+    feed.rewind(old)
+    assert [feed.draw() for _ in range(5)] == [other.draw() for _ in range(5)]
+
+
+def test_seeds_are_stable() -> None:
+    assert stable_seed(7, "train", 3) == stable_seed(7, "train", 3)
+    assert stable_seed(7, "train", 3) != stable_seed(7, "train", 4)
+    assert 0 <= stable_seed("x") < 1 << 63
