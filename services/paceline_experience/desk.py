@@ -1,0 +1,167 @@
+"""What users and the controller ask of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config import JobSpec, parse_job
+from paceline.errors import InvalidError
+from paceline.logs import Log
+from paceline.types import Job, JobState, JobStatus, check_job_step
+from paceline_experience.artefacts import Artefacts
+from paceline_experience.export import Exporter
+from paceline_experience.history import History, Row, summarise
+from paceline_experience.hooks import start
+from paceline_experience.jobs import JobStore
+from paceline_experience.ledgers import Ledgers
+from paceline_experience.roster import wait
+from paceline_experience.routes import Tracker
+from paceline_experience.sources import check_plugins, task_sources
+
+log = Log("desk")
+_ROWS = 1000
+_WATCH_S = 1.0
+_LEAST_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a watcher of a job is told."""
+
+    status: JobStatus
+    rows: list[Row]
+    live: dict[str, Any]
+
+
+class Desk:
+    """Submits, watches, moves and concludes jobs."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobStore,
+        artefacts: Artefacts,
+        history: History,
+        ledgers: Ledgers,
+        tracker: Tracker,
+    ) -> None:
+        self._jobs = jobs
+        self._artefacts = artefacts
+        self._history = history
+        self._ledgers = ledgers
+        self._tracker = tracker
+        self._exporters: dict[str, Exporter] = {}
+
+    async def submit(self, text: str, *, request_id: str, files: Mapping[str, bytes]) -> Job:
+        """A new job, or the one that the same request made before.
+
+        Raises:
+            InvalidError: the spec is wrong, or it has no tasks.
+            ConflictError: the request made a job from another spec.
+        """
+        spec = parse_job(_decode(text))
+        made = await self._jobs.find(spec.tenant, request_id)
+        if made is not None:
+            return await self._create(spec, request_id, made.artefacts)
+        check_plugins(spec)
+        sources = await asyncio.to_thread(task_sources, spec)
+        job = await self._create(spec, request_id, await self._artefacts.put(files))
+        if not job.status.state.terminal:
+            await self._ledgers.activate(job, sources)
+        return job
+
+    async def _create(self, spec: JobSpec, request_id: str, artefacts: Mapping[str, str]) -> Job:
+        job = await self._jobs.create(spec, artefacts=artefacts, request_id=request_id)
+        log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
+        return job
+
+    async def cancel(self, job_id: str, *, reason: str) -> Job:
+        """Ask a job to end: nothing is leased or trained any more.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        job = await self._jobs.cancel(job_id, reason=reason)
+        ledger = await self._ledgers.get(job_id)
+        await ledger.stop("cancelled")
+        self._history.changed(job_id).fire()
+        log.info("cancelling", job=job_id, reason=reason)
+        return job
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
+        """Move a job on; the same state again changes nothing.
+
+        Raises:
+            TransitionError: the table of job states does not allow it.
+        """
+        now = (await self._jobs.get(job_id)).status.state
+        if now is not state:
+            check_job_step(now, state)
+            if state.terminal:
+                ledger = await self._ledgers.get(job_id)
+                await ledger.stop("cancelled")
+                await self.conclude(job_id, state, reason)
+            else:
+                await self._jobs.step(job_id, state, reason=reason)
+            self._history.changed(job_id).fire()
+        return await self._jobs.get(job_id)
+
+    async def conclude(self, job_id: str, state: JobState, reason: str) -> None:
+        """The job is over: write what is left of it, then say so."""
+        job = await self._jobs.get(job_id)
+        if job.status.state.terminal:
+            return
+        if state is JobState.SUCCEEDED:
+            if job.status.state is JobState.CANCELLING:
+                return  # the controller brings it to its end
+            await start(self._jobs, job_id)
+        ledger = await self._ledgers.get(job_id)
+        report = await ledger.audit()
+        summary = summarise(job, await ledger.live(), state=state, audit_ok=report.ok)
+        await self.export(job_id, name="final")
+        self._history.write_summary(job, summary)
+        await self._jobs.step(job_id, state, reason=reason, summary=json.dumps(summary))
+        self._ledgers.retire(job_id)
+        self._tracker.forget(job_id)
+        self._exporters.pop(job_id, None)
+        self._history.changed(job_id).fire()
+        log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
+
+    async def export(self, job_id: str, *, name: str) -> None:
+        """Write the trajectories that were trained since the last export."""
+        if job_id not in self._exporters:
+            folder = self._history.folder(job_id) / "trajectories"
+            self._exporters[job_id] = Exporter(folder)
+        await self._exporters[job_id].export(await self._ledgers.get(job_id), name=name)
+
+    async def watch(self, job_id: str, *, after: int) -> AsyncIterator[Event]:
+        """The state now, then every change and at least one event a second, until the end."""
+        seen = after
+        while True:
+            changed = self._history.changed(job_id).event()
+            job = await self._jobs.get(job_id)
+            rows = await self._history.rows(job, after=seen, limit=_ROWS)
+            seen += len(rows)
+            ledger = self._ledgers.peek(job_id)
+            yield Event(job.status, rows, await ledger.live() if ledger else {})
+            if job.status.state.terminal and len(rows) < _ROWS:
+                return
+            await wait(changed, _WATCH_S)
+            await asyncio.sleep(_LEAST_S)  # many changes make one event
+
+    async def rows(self, job_id: str, *, after: int, page_size: int) -> tuple[list[Row], int]:
+        """Rows of the history from `after` on, and where to go on; 0: no more at the moment."""
+        size = min(page_size or 500, 5000)
+        found = await self._history.rows(await self._jobs.get(job_id), after=after, limit=size + 1)
+        return found[:size], after + size if len(found) > size else 0
+
+
+def _decode(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidError(f"spec_json: not JSON: {error}") from None

@@ -1,0 +1,102 @@
+"""Metric rows of jobs in the store and as files, and the summary at the end."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.files import write_json
+from paceline.types import Job
+from paceline_experience.core import Signal
+from paceline_experience.store import Store, job_key
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a job's history; `index` counts from 0."""
+
+    index: int
+    step: int
+    kind: str  # train | eval
+    values: dict[str, Any]
+
+
+class History:
+    """What jobs have reported. `changed` fires for each new row and each change of state."""
+
+    def __init__(self, store: Store, run_dir: Path) -> None:
+        self._store = store
+        self._run_dir = run_dir
+        self._changed: defaultdict[str, Signal] = defaultdict(Signal)
+
+    def changed(self, job_id: str) -> Signal:
+        """Wakes whoever watches the job."""
+        return self._changed[job_id]
+
+    def folder(self, job_id: str) -> Path:
+        """Where the files of a job are."""
+        return self._run_dir / "jobs" / job_id
+
+    async def open(self, job: Job) -> None:
+        """Write `metrics.jsonl` as the store has it: a crash may have come between the two."""
+        path = self._path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = await self.rows(job, after=0, limit=-1)
+        path.write_text("".join(map(_line, rows)))
+
+    async def add(self, job: Job, *, step: int, kind: str, values: dict[str, Any]) -> Row:
+        """Keep a row."""
+        key = self._key(job)
+        text = json.dumps({"step": step, "kind": kind, "values": values})
+        row = Row(await self._store.command("RPUSH", key, text) - 1, step, kind, values)
+        with self._path(job).open("a") as file:
+            file.write(_line(row))
+        self._changed[job.status.job_id].fire()
+        return row
+
+    async def rows(self, job: Job, *, after: int, limit: int) -> list[Row]:
+        """At most `limit` rows (negative: all) from index `after` on."""
+        last = after + limit - 1 if limit >= 0 else -1
+        found = await self._store.command("LRANGE", self._key(job), after, last)
+        return [Row(after + i, **json.loads(text)) for i, text in enumerate(found)]
+
+    def write_summary(self, job: Job, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        write_json(self.folder(job.status.job_id) / "summary.json", summary)
+
+    def _path(self, job: Job) -> Path:
+        return self.folder(job.status.job_id) / "metrics.jsonl"
+
+    @staticmethod
+    def _key(job: Job) -> str:
+        return job_key(job.status.tenant, job.status.job_id, "metrics")
+
+
+def _line(row: Row) -> str:
+    head = {"index": row.index, "step": row.step, "kind": row.kind}
+    return json.dumps({**head, **row.values}) + "\n"
+
+
+def summarise(job: Job, live: dict[str, Any], *, state: str, audit_ok: bool) -> dict[str, Any]:
+    """The content of `summary.json`."""
+    counts, status = live["counts"], job.status
+    histogram = {age: n for age, n in live["staleness_histogram"].items() if n}
+    return {
+        "job_id": status.job_id,
+        "name": status.name,
+        "state": state,
+        "eval_reward_start": live["eval_reward_start"],
+        "eval_reward_end": live["eval_reward"],
+        "steps": live["step"],
+        "wall_s": round(status.running_s, 3),
+        "episodes_trained": counts["trained"] + counts["durable"],
+        "episodes_dropped": live["dropped"],
+        "tokens_generated": live["tokens_generated"] + live["eval_tokens"],
+        "staleness_max": max((int(age) for age in histogram), default=0),
+        "staleness_histogram": histogram,
+        "audit_ok": audit_ok,
+        "versions": live["version"] + 1,
+    }

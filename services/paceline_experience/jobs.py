@@ -1,0 +1,274 @@
+"""Job records: created once, listed by pages, moved along the table of job states."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config import JobSpec
+from paceline.errors import ConflictError, InvalidError, NotFoundError, StateError
+from paceline.types import JOB_STEPS, Job, JobState, JobStatus
+from paceline_experience.store import Store, job_key, translated
+
+Value = str | int | float
+_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
+    f"{{registry}}:{name}" for name in ("tenants", "requests", "jobs", "live", "sequence")
+)
+_CHUNK = 200
+_ALREADY = {
+    JobState.SUCCEEDED: "has already succeeded",
+    JobState.FAILED: "has already failed",
+    JobState.CANCELLED: "is already cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs, newest first; `token` asks for the next page, empty at the end."""
+
+    jobs: list[Job]
+    token: str
+
+
+class JobStore:
+    """The records of all jobs in Redis."""
+
+    def __init__(
+        self, store: Store, *, suffix: Callable[[], str] = lambda: secrets.token_hex(3)
+    ) -> None:
+        self._store = store
+        self._suffix = suffix
+        self._tenants: dict[str, str] = {}  # immutable once registered
+
+    async def create(
+        self, spec: JobSpec, *, artefacts: Mapping[str, str], request_id: str = ""
+    ) -> Job:
+        """A new job, or the one that this request made before.
+
+        Raises:
+            ConflictError: the request made a job with another spec.
+        """
+        job_id = await self._register(spec, request_id)
+        text = spec.model_dump_json()
+        fields: dict[str, Value] = {
+            "name": spec.name,
+            "tenant": spec.tenant,
+            "spec": text,
+            "artefacts": json.dumps(dict(artefacts)),
+            "state": JobState.QUEUED,
+            "created": repr(await self._store.now()),
+        }
+        flat = [part for item in fields.items() for part in item]
+        # A crash between registration and this is mended by the caller's retry.
+        await self._store.run("job_write", [self._key(spec.tenant, job_id)], *flat)
+        job = await self.get(job_id)
+        if job.spec != text:
+            raise ConflictError(
+                f"request_id {request_id!r} has made job {job_id!r} from another spec; "
+                "use a new request_id"
+            )
+        return job
+
+    async def find(self, tenant: str, request_id: str) -> Job | None:
+        """The job that a request made before."""
+        if not request_id:
+            return None
+        found = await self._store.command("HGET", _REQUESTS, f"{tenant}/{request_id}")
+        try:
+            return await self.get(found.decode()) if found else None
+        except NotFoundError:
+            return None  # it died before the record was written
+
+    async def get(self, job_id: str) -> Job:
+        """One job.
+
+        Raises:
+            NotFoundError: no job has this id.
+        """
+        (job,) = await self._read([job_id])
+        if job is None:
+            raise _unknown(job_id)
+        return job
+
+    async def list_page(
+        self,
+        *,
+        tenant: str = "",
+        states: Sequence[str] = (),
+        page_size: int = 0,
+        page_token: str = "",
+    ) -> Page:
+        """Jobs of a tenant in some states, newest first."""
+        wanted = {_state(name) for name in states}
+        size = min(page_size or 100, 1000)
+        only_live = bool(wanted) and not any(state.terminal for state in wanted)
+        found: list[Job] = []
+        last = _position(page_token)
+        while True:
+            chunk = await self._chunk(_LIVE if only_live else _INDEX, last)
+            jobs = await self._read([job_id for job_id, _ in chunk])
+            for (job_id, number), job in zip(chunk, jobs, strict=True):
+                last = str(number)
+                if job is None or (tenant and job.status.tenant != tenant):
+                    continue
+                if only_live and job.status.state.terminal:
+                    await self._unlist(job_id)
+                elif not wanted or job.status.state in wanted:
+                    found.append(job)
+                if len(found) == size:
+                    return Page(found, last)
+            if len(chunk) < _CHUNK:
+                return Page(found, "")
+
+    async def live(self) -> list[Job]:
+        """All jobs that are not over."""
+        states = [state for state in JobState if not state.terminal]
+        jobs: list[Job] = []
+        token = ""
+        while True:
+            page = await self.list_page(states=states, page_size=1000, page_token=token)
+            jobs += page.jobs
+            token = page.token
+            if not token:
+                return jobs
+
+    async def step(self, job_id: str, to: JobState, *, reason: str = "", **fields: Value) -> Job:
+        """Move a job; nothing happens if it is in that state already.
+
+        Raises:
+            TransitionError: the table of job states does not allow it.
+        """
+        key = await self._record(job_id)
+        origins = "".join(f"{state}," for state, after in JOB_STEPS.items() if to in after)
+        once = "ended" if to.terminal else "running" if to is JobState.RUNNING else ""
+        changes: dict[str, Value] = {"reason": reason, **fields}
+        flat = [part for item in changes.items() for part in item]
+        now = repr(await self._store.now())
+        await self._store.run("job_step", [key], job_id, to, origins, once, now, *flat)
+        if to.terminal:
+            await self._unlist(job_id)
+        return await self.get(job_id)
+
+    async def cancel(self, job_id: str, *, reason: str = "") -> Job:
+        """Ask a job to end.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        job = await self.get(job_id)
+        if job.status.state is JobState.CANCELLING:
+            return job
+        if job.status.state.terminal:
+            raise StateError(f"job {job_id} {_ALREADY[job.status.state]}")
+        return await self.step(job_id, JobState.CANCELLING, reason=reason)
+
+    async def note(self, job_id: str, **fields: Value) -> None:
+        """Set fields of a record: step, version, incarnation, eval_reward, eval_step, ..."""
+        flat = [part for item in fields.items() for part in item]
+        await self._store.command("HSET", await self._record(job_id), *flat)
+
+    async def noted(self, job_id: str, *names: str) -> list[str]:
+        """Fields of a record; empty where nothing was noted."""
+        found = await self._store.command("HMGET", await self._record(job_id), *names)
+        return [value.decode() if value is not None else "" for value in found]
+
+    async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
+        """Take the job (epoch 0) or renew; the epoch, or 0 if another owner has it."""
+        tenant, job_id = job.status.tenant, job.status.job_id
+        keys = [job_key(tenant, job_id, name) for name in ("owner", "epoch")]
+        return int(await self._store.run("job_claim", keys, owner, int(lease_s * 1000), epoch))
+
+    async def _register(self, spec: JobSpec, request_id: str) -> str:
+        keys = [_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE]
+        while True:
+            wanted = f"{spec.name}-{self._suffix()}"
+            reply = await self._store.run("job_register", keys, wanted, spec.tenant, request_id)
+            if reply:
+                return reply.decode()
+
+    async def _read(self, job_ids: Sequence[str]) -> list[Job | None]:
+        """Records in order; None where there is none."""
+        await self._learn(job_ids)
+        with translated():
+            async with self._store.redis.pipeline(transaction=False) as pipe:
+                pipe.time()
+                for job_id in job_ids:
+                    pipe.hgetall(self._key(self._tenants.get(job_id, ""), job_id))
+                (seconds, micros), *found = await pipe.execute()
+        now = seconds + micros / 1e6
+        records = zip(job_ids, map(_decode, found), strict=True)
+        return [_job(job_id, fields, now) if fields else None for job_id, fields in records]
+
+    async def _learn(self, job_ids: Sequence[str]) -> None:
+        unknown = [job_id for job_id in job_ids if job_id not in self._tenants]
+        if unknown:
+            found = await self._store.command("HMGET", _TENANTS, *unknown)
+            pairs = zip(unknown, found, strict=True)
+            self._tenants.update((job_id, name.decode()) for job_id, name in pairs if name)
+
+    async def _chunk(self, index: str, before: str) -> list[tuple[str, int]]:
+        most = f"({before}" if before else "+inf"
+        with translated():
+            flat: Any = await self._store.redis.zrange(
+                index, most, "-inf", desc=True, byscore=True, offset=0, num=_CHUNK, withscores=True
+            )
+        return [(name.decode(), int(score)) for name, score in flat]
+
+    async def _record(self, job_id: str) -> str:
+        await self._learn([job_id])
+        if job_id not in self._tenants:
+            raise _unknown(job_id)
+        return self._key(self._tenants[job_id], job_id)
+
+    async def _unlist(self, job_id: str) -> None:
+        await self._store.command("ZREM", _LIVE, job_id)
+
+    @staticmethod
+    def _key(tenant: str, job_id: str) -> str:
+        return job_key(tenant, job_id, "record")
+
+
+def _unknown(job_id: str) -> NotFoundError:
+    return NotFoundError(f"job {job_id!r} is not known")
+
+
+def _decode(found: Any) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in found.items()}
+
+
+def _job(job_id: str, fields: Mapping[str, str], now: float) -> Job:
+    end = float(fields.get("ended", now))
+    reward, step = fields.get("eval_reward", ""), fields.get("eval_step", "")
+    status = JobStatus(
+        job_id=job_id,
+        name=fields["name"],
+        tenant=fields["tenant"],
+        state=JobState(fields["state"]),
+        reason=fields.get("reason", ""),
+        step=int(fields.get("step", 0)),
+        version=int(fields.get("version", -1)),
+        incarnation=int(fields.get("incarnation", 0)),
+        eval_reward=float(reward) if reward else None,
+        eval_step=int(step) if step else None,
+        summary=json.loads(fields.get("summary", "{}")),
+        created_s=max(0.0, now - float(fields["created"])),
+        running_s=max(0.0, end - float(fields["running"])) if "running" in fields else 0.0,
+    )
+    return Job(status=status, spec=fields["spec"], artefacts=json.loads(fields["artefacts"]))
+
+
+def _state(name: str) -> JobState:
+    try:
+        return JobState(name)
+    except ValueError:
+        known = ", ".join(JobState)
+        raise InvalidError(f"states: {name!r} is no job state; allowed: {known}") from None
+
+
+def _position(token: str) -> str:
+    if token and not token.isdecimal():
+        raise InvalidError(f"page_token: {token!r} was not given by this service")
+    return token

@@ -1,0 +1,102 @@
+"""The job API over gRPC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from paceline import wire
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import jobs_pb2_grpc, types_pb2
+from paceline_experience.desk import Desk
+from paceline_experience.history import Row
+from paceline_experience.jobs import JobStore
+from paceline_experience.ledgers import Ledgers
+
+
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
+    """What users call, by way of the gateway."""
+
+    def __init__(self, *, desk: Desk, jobs: JobStore, ledgers: Ledgers) -> None:
+        self._desk = desk
+        self._jobs = jobs
+        self._ledgers = ledgers
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
+        """Idempotent on (tenant, request_id)."""
+        job = await self._desk.submit(
+            request.spec_json, request_id=request.request_id, files=dict(request.files)
+        )
+        return wire.job_to(job)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
+        """One job."""
+        return wire.job_to(await self._jobs.get(request.job_id))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsReply:
+        """A page of jobs, newest first."""
+        page = await self._jobs.list_page(
+            tenant=request.tenant,
+            states=request.states,
+            page_size=request.page_size,
+            page_token=request.page_token,
+        )
+        return pb.ListJobsReply(jobs=map(wire.job_to, page.jobs), next_page_token=page.token)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
+        """Ask a job to end."""
+        return wire.job_to(await self._desk.cancel(request.job_id, reason=request.reason))
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: Any
+    ) -> AsyncIterator[pb.JobEvent]:
+        """The state now, then every change, until the job ends."""
+        async for event in self._desk.watch(request.job_id, after=request.after_metric):
+            yield pb.JobEvent(
+                status=wire.status_to(event.status),
+                metrics=_rows(event.rows),
+                live_json=json.dumps(event.live),
+            )
+
+    async def ListMetrics(
+        self, request: pb.ListMetricsRequest, context: Any
+    ) -> pb.ListMetricsReply:
+        """Rows of a job's history."""
+        rows, more = await self._desk.rows(
+            request.job_id, after=request.after, page_size=request.page_size
+        )
+        return pb.ListMetricsReply(rows=_rows(rows), next=more)
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: Any
+    ) -> pb.ListTrajectoriesReply:
+        """A page of trajectories, newest first."""
+        ledger = await self._ledgers.get(request.job_id)
+        found, token = await ledger.trajectories(
+            purpose=request.purpose or "train",
+            page_size=min(request.page_size or 20, 200),
+            page_token=request.page_token,
+        )
+        trajectories = map(wire.trajectory_to, found)
+        return pb.ListTrajectoriesReply(trajectories=trajectories, next_page_token=token)
+
+    async def AuditJob(self, request: pb.AuditJobRequest, context: Any) -> pb.AuditReport:
+        """Whether the books are right."""
+        report = await (await self._ledgers.get(request.job_id)).audit()
+        return pb.AuditReport(
+            job_id=report.job_id,
+            ok=report.ok,
+            counts=report.counts,
+            dropped=report.dropped,
+            problems=report.problems,
+        )
+
+
+def _rows(rows: Iterable[Row]) -> list[pb.MetricRow]:
+    return [
+        pb.MetricRow(
+            index=row.index, step=row.step, kind=row.kind, values_json=json.dumps(row.values)
+        )
+        for row in rows
+    ]

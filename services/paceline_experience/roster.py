@@ -1,0 +1,140 @@
+"""Who is alive: membership that must be renewed.
+
+Kept in memory only: after a restart every worker's next beat is answered with NOT_FOUND, and it
+joins again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import NotFoundError
+from paceline.logs import Log
+from paceline.types import Worker
+from paceline_experience.core import Signal
+
+log = Log("roster")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker, when it was last heard of, and the versions that it can serve to peers."""
+
+    worker: Worker
+    seen_s: float
+    held: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which workers; an empty field means all. A job has its own workers and the shared pools."""
+
+    job_id: str = ""
+    kind: str = ""
+    site: str = ""
+
+    def matches(self, worker: Worker) -> bool:
+        """Whether a worker is asked for."""
+        return (
+            (not self.job_id or worker.job_id in {"", self.job_id})
+            and (not self.kind or worker.kind == self.kind)
+            and (not self.site or worker.site == self.site)
+        )
+
+
+class Roster:
+    """The members. `changed` fires for everything but load."""
+
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        refresh_s: float = 1.0,
+    ) -> None:
+        self.lease_s = lease_s
+        self.changed = Signal()
+        self._clock = clock
+        self._refresh_s = refresh_s
+        self._members: dict[str, Member] = {}
+
+    def join(self, worker: Worker) -> None:
+        """Enter, or replace what is known of the worker."""
+        before = self._members.get(worker.worker_id)
+        held = before.held if before and before.worker.pid == worker.pid else frozenset[int]()
+        self._members[worker.worker_id] = Member(worker, self._clock(), held)
+        if before is None or replace(before.worker, load=worker.load) != worker:
+            log.info("joined", worker=worker.worker_id, kind=worker.kind, at=worker.endpoint)
+            self.changed.fire()
+
+    def beat(
+        self,
+        worker_id: str,
+        *,
+        active_version: int = -1,
+        load: Mapping[str, float] | None = None,
+        held: Sequence[int] = (),
+    ) -> None:
+        """Renew.
+
+        Raises:
+            NotFoundError: the worker is not in the roster; it must join again.
+        """
+        before = self._members.get(worker_id)
+        if before is None:
+            raise NotFoundError(f"worker {worker_id!r} is not in the roster; join again")
+        worker = replace(before.worker, active_version=active_version, load=dict(load or {}))
+        member = Member(worker, self._clock(), frozenset(held))
+        self._members[worker_id] = member
+        moved = before.worker.active_version != active_version
+        if moved or before.held != member.held:
+            self.changed.fire()
+
+    def leave(self, worker_id: str) -> None:
+        """Go; unknown workers are ignored."""
+        if self._members.pop(worker_id, None) is not None:
+            log.info("left", worker=worker_id)
+            self.changed.fire()
+
+    def expire(self) -> list[Worker]:
+        """Drop those that have not been heard of for `lease_s`."""
+        late = self._clock() - self.lease_s
+        gone = [m.worker for m in self._members.values() if m.seen_s < late]
+        for worker in gone:
+            del self._members[worker.worker_id]
+            log.warning("expired", worker=worker.worker_id, kind=worker.kind)
+        if gone:
+            self.changed.fire()
+        return gone
+
+    def members(self, query: Query) -> list[Member]:
+        """Those that match, by worker id."""
+        found = [m for m in self._members.values() if query.matches(m.worker)]
+        return sorted(found, key=lambda m: m.worker.worker_id)
+
+    def workers(self, query: Query) -> list[Worker]:
+        """Those that match, by worker id."""
+        return [member.worker for member in self.members(query)]
+
+    async def watch(self, query: Query) -> AsyncIterator[list[Worker]]:
+        """Those that match, at every change; changes of load at most every `refresh_s`."""
+        last: list[Worker] | None = None
+        while True:
+            event = self.changed.event()
+            now = self.workers(query)
+            if now != last:
+                yield now
+                last = now
+            await wait(event, self._refresh_s)
+
+
+async def wait(event: asyncio.Event, most_s: float) -> None:
+    """Until the event is set, or `most_s` have passed."""
+    try:
+        async with asyncio.timeout(most_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,99 @@
+"""The roster and the weight routes over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from paceline import wire
+from paceline.types import Worker
+from paceline.v1 import roster_pb2 as pb
+from paceline.v1 import roster_pb2_grpc
+from paceline_experience.roster import Query, Roster
+from paceline_experience.routes import Route, Tracker
+from paceline_experience.training import Training
+
+
+class RosterServicer(roster_pb2_grpc.RosterServicer):
+    """What every process calls."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        tracker: Tracker,
+        training: Training,
+        live_jobs: Callable[[], Iterable[str]],
+    ) -> None:
+        self._roster = roster
+        self._tracker = tracker
+        self._training = training
+        self._live_jobs = live_jobs
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        """Enter the roster."""
+        self._roster.join(wire.worker_from(request.worker))
+        return pb.JoinReply(lease_s=self._roster.lease_s)
+
+    async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
+        """Stay in the roster."""
+        self._roster.beat(
+            request.worker_id,
+            active_version=request.active_version,
+            load=request.load,
+            held=request.held_versions,
+        )
+        return pb.BeatReply(live_jobs=self._live_jobs())
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        """Leave the roster."""
+        self._roster.leave(request.worker_id)
+        return pb.LeaveReply()
+
+    async def ListWorkers(
+        self, request: pb.ListWorkersRequest, context: Any
+    ) -> pb.ListWorkersReply:
+        """Who is there."""
+        return _workers(self._roster.workers(_query(request)))
+
+    async def WatchWorkers(
+        self, request: pb.ListWorkersRequest, context: Any
+    ) -> AsyncIterator[pb.ListWorkersReply]:
+        """Who is there, at every change."""
+        async for workers in self._roster.watch(_query(request)):
+            yield _workers(workers)
+
+    async def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:
+        """A new version is being served."""
+        version = await self._training.announce(
+            request.job_id,
+            incarnation=request.incarnation,
+            step=request.step,
+            parent=request.parent,
+            num_bytes=request.num_bytes,
+            endpoint=request.weights_endpoint,
+        )
+        return pb.AnnounceReply(version=wire.version_to(version))
+
+    async def WatchRoute(
+        self, request: pb.WatchRouteRequest, context: Any
+    ) -> AsyncIterator[pb.Route]:
+        """Where to pull the newest version from."""
+        async for route in self._tracker.watch(request.job_id, request.worker_id):
+            yield _route(route)
+
+
+def _query(request: pb.ListWorkersRequest) -> Query:
+    return Query(job_id=request.job_id, kind=request.kind, site=request.site)
+
+
+def _workers(workers: Iterable[Worker]) -> pb.ListWorkersReply:
+    return pb.ListWorkersReply(workers=map(wire.worker_to, workers))
+
+
+def _route(route: Route) -> pb.Route:
+    return pb.Route(
+        version=wire.version_to(route.version),
+        parent_endpoint=route.parent,
+        fallback_endpoints=route.fallbacks,
+    )

@@ -1,0 +1,174 @@
+"""The experience service: everything about jobs, behind one port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from paceline.chassis import Chassis, Service
+from paceline.config import ServiceSettings
+from paceline.config.load import validate
+from paceline.config.service import ExperienceOptions
+from paceline.errors import ConfigError, PacelineError
+from paceline.logs import Log
+from paceline.metrics import Metrics
+from paceline.types import Job, Worker, WorkerKind
+from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
+from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
+from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
+from paceline_experience.artefacts import Artefacts
+from paceline_experience.desk import Desk
+from paceline_experience.dispatch import Dispatcher
+from paceline_experience.experience_servicer import ExperienceServicer
+from paceline_experience.history import History
+from paceline_experience.hooks import JobHooks
+from paceline_experience.jobs import JobStore
+from paceline_experience.jobs_servicer import JobsServicer
+from paceline_experience.ledgers import Ledgers, sweep
+from paceline_experience.roster import Roster
+from paceline_experience.roster_servicer import RosterServicer
+from paceline_experience.routes import Tracker
+from paceline_experience.store import Store
+from paceline_experience.training import Training
+
+log = Log("experience")
+
+
+class ExperienceService(Service):
+    """Owns the connection to the store and one ledger for each live job."""
+
+    def __init__(self, chassis: Chassis, *, store: Store, options: ExperienceOptions) -> None:
+        self._settings = chassis.settings
+        self._metrics = chassis.metrics
+        self._address = chassis.address
+        self._options = options
+        self._store = store
+        self._jobs = JobStore(store)
+        self._artefacts = Artefacts(store)
+        self._history = History(store, self._settings.run_dir)
+        self._roster = Roster(lease_s=options.member_lease_s)
+        self._ledgers = Ledgers(
+            store=store,
+            jobs=self._jobs,
+            history=self._history,
+            hooks=self._hooks,
+            opened=self._opened,
+            options=options,
+            owner=self._settings.worker_id,
+        )
+        self._tracker = Tracker(self._roster)
+        self._desk = Desk(
+            jobs=self._jobs,
+            artefacts=self._artefacts,
+            history=self._history,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+        )
+        self._training = Training(
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            export=self._desk.export,
+        )
+        self._add_servicers(chassis)
+
+    async def start(self) -> None:
+        """Open the ledgers of all live jobs."""
+        await self._ledgers.open_all()
+        log.info("open", jobs=len(self._ledgers.active))
+
+    async def run(self) -> None:
+        """Look after leases, evals, members and the ownership of jobs."""
+        while True:
+            await self._pass()
+            await asyncio.sleep(self._options.sweep_s)
+
+    async def close(self) -> None:
+        """Let go of ledgers and store."""
+        await self._training.close()
+        await self._ledgers.close()
+        await self._store.close()
+
+    async def _pass(self) -> None:
+        self._roster.join(self._worker())
+        self._roster.expire()
+        try:
+            await self._ledgers.renew()
+        except PacelineError as error:
+            log.warning("cannot renew the ownership of jobs", error=error)
+        for entry in list(self._ledgers.active.values()):
+            await sweep(entry)
+        await self._look()
+
+    async def _look(self) -> None:
+        """Release rollout workers when an eval is over, and tell Prometheus."""
+        for job_id, entry in list(self._ledgers.active.items()):
+            self._tracker.hold(job_id, await entry.ledger.hold())
+            gauge(self._metrics, job_id, await entry.ledger.live())
+
+    def _worker(self) -> Worker:
+        return Worker(
+            worker_id=self._settings.worker_id,
+            kind=WorkerKind.EXPERIENCE,
+            endpoint=self._address,
+            site=self._settings.site,
+            load={"cpu_s": time.process_time()},
+            pid=os.getpid(),
+        )
+
+    def _hooks(self, job: Job) -> JobHooks:
+        return JobHooks(
+            job=job, jobs=self._jobs, history=self._history, conclude=self._desk.conclude
+        )
+
+    async def _opened(self, job: Job) -> None:
+        await self._training.restore(job)
+
+    def _add_servicers(self, chassis: Chassis) -> None:
+        jobs = JobsServicer(desk=self._desk, jobs=self._jobs, ledgers=self._ledgers)
+        experience = ExperienceServicer(
+            desk=self._desk,
+            ledgers=self._ledgers,
+            dispatcher=Dispatcher(self._ledgers),
+            training=self._training,
+            artefacts=self._artefacts,
+        )
+        roster = RosterServicer(
+            roster=self._roster,
+            tracker=self._tracker,
+            training=self._training,
+            live_jobs=lambda: list(self._ledgers.active),
+        )
+        add_JobsServicer_to_server(jobs, chassis.server)
+        add_ExperienceServicer_to_server(experience, chassis.server)
+        add_RosterServicer_to_server(roster, chassis.server)
+
+
+def gauge(metrics: Metrics, job_id: str, live: dict[str, Any]) -> None:
+    """Tell Prometheus what a ledger holds."""
+    for state, count in live["counts"].items():
+        metrics.set("episodes", count, job=job_id, state=state)
+    for reason, count in live["dropped"].items():
+        metrics.set("dropped", count, job=job_id, reason=reason)
+    metrics.set("step", live["step"], job=job_id)
+    metrics.set("version", live["version"], job=job_id)
+    metrics.set("wait", live["trainer_wait_total_s"], job=job_id, on="batch")
+    for purpose, reward in (("train", live["reward_mean"]), ("eval", live["eval_reward"])):
+        if reward is not None:
+            metrics.set("reward", reward, job=job_id, purpose=purpose)
+
+
+async def build(chassis: Chassis) -> ExperienceService:
+    """The service as its settings want it.
+
+    Raises:
+        StoreError: nothing answers at `store_url`.
+    """
+    settings: ServiceSettings = chassis.settings
+    if not settings.store_url:
+        raise ConfigError("store_url: is empty; the experience service needs a redis:// URL")
+    options = validate(ExperienceOptions, settings.options)
+    store = await Store.connect(settings.store_url)
+    return ExperienceService(chassis, store=store, options=options)

@@ -1,0 +1,91 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import JobSpec
+from paceline.types import Job
+from paceline_experience.history import History, summarise
+from paceline_experience.jobs import JobStore
+from paceline_experience.store import Store
+
+
+@pytest.fixture
+async def job(store: Store) -> Job:
+    fields: dict[str, Any] = {
+        "name": "sums",
+        "model": {"path": "m"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": "exact"}],
+    }
+    return await JobStore(store).create(JobSpec.model_validate(fields), artefacts={})
+
+
+def lines(history: History, job: Job) -> list[dict[str, Any]]:
+    path = history.folder(job.status.job_id) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_rows_are_in_the_store_and_in_the_file(
+    store: Store, job: Job, tmp_path: Path
+) -> None:
+    history = History(store, tmp_path)
+    await history.open(job)
+    changed = history.changed(job.status.job_id).event()
+    await history.add(job, step=1, kind="train", values={"loss": 0.5})
+    await history.add(job, step=1, kind="eval", values={"reward": 0.25})
+    assert changed.is_set()
+    rows = await history.rows(job, after=0, limit=10)
+    assert [(r.index, r.step, r.kind) for r in rows] == [(0, 1, "train"), (1, 1, "eval")]
+    assert lines(history, job) == [
+        {"index": 0, "step": 1, "kind": "train", "loss": 0.5},
+        {"index": 1, "step": 1, "kind": "eval", "reward": 0.25},
+    ]
+
+
+async def test_rows_come_in_pages(store: Store, job: Job, tmp_path: Path) -> None:
+    history = History(store, tmp_path)
+    await history.open(job)
+    for step in range(5):
+        await history.add(job, step=step, kind="train", values={})
+    assert [r.step for r in await history.rows(job, after=1, limit=2)] == [1, 2]
+    assert [r.step for r in await history.rows(job, after=3, limit=-1)] == [3, 4]
+    assert await history.rows(job, after=5, limit=2) == []
+
+
+async def test_a_torn_file_is_mended_from_the_store(store: Store, job: Job, tmp_path: Path) -> None:
+    history = History(store, tmp_path)
+    await history.open(job)
+    for step in range(3):
+        await history.add(job, step=step, kind="train", values={"x": step})
+    whole = lines(history, job)
+    path = history.folder(job.status.job_id) / "metrics.jsonl"
+    path.write_text(path.read_text()[:-9])
+    await History(store, tmp_path).open(job)
+    assert lines(history, job) == whole
+
+
+def test_a_summary_has_what_the_ledger_counted(job: Job, tmp_path: Path, store: Store) -> None:
+    live: dict[str, Any] = {
+        "counts": {"trained": 8, "durable": 16},
+        "dropped": {"filtered": 4},
+        "staleness_histogram": {"0": 20, "3": 4, "5": 0},
+        "tokens_generated": 90,
+        "eval_tokens": 10,
+        "eval_reward_start": 0.1,
+        "eval_reward": 0.9,
+        "step": 3,
+        "version": 3,
+    }
+    summary = summarise(job, live, state="succeeded", audit_ok=True)
+    history = History(store, tmp_path)
+    history.write_summary(job, summary)
+    path = history.folder(job.status.job_id) / "summary.json"
+    assert json.loads(path.read_text()) == summary
+    assert summary["episodes_trained"] == 24
+    assert summary["episodes_dropped"] == {"filtered": 4}
+    assert summary["staleness_max"] == 3
+    assert summary["tokens_generated"] == 100
+    assert (summary["eval_reward_start"], summary["eval_reward_end"]) == (0.1, 0.9)
+    assert (summary["steps"], summary["versions"], summary["audit_ok"]) == (3, 4, True)

@@ -1,0 +1,239 @@
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config import JobSpec
+from paceline.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+    TransitionError,
+)
+from paceline.types import JOB_STEPS, JobState
+from paceline_experience.jobs import JobStore
+from paceline_experience.sources import check_plugins, task_sources
+from paceline_experience.store import Store
+
+PATH = (JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED)
+
+
+def make_spec(**changes: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "name": "sums",
+        "model": {"path": "m"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": "exact"}],
+        **changes,
+    }
+    return JobSpec.model_validate(fields)
+
+
+@pytest.fixture
+def jobs(store: Store) -> JobStore:
+    return JobStore(store)
+
+
+async def test_a_job_is_read_as_it_was_made(jobs: JobStore) -> None:
+    job = await jobs.create(make_spec(), artefacts={"config.json": "ab"})
+    again = await jobs.get(job.status.job_id)
+    assert again.status.job_id.startswith("sums-")
+    assert len(again.status.job_id) == len("sums-") + 6
+    assert again.status.state is JobState.QUEUED
+    assert (again.status.step, again.status.version) == (0, -1)
+    assert again.artefacts == {"config.json": "ab"}
+    assert JobSpec.model_validate_json(again.spec) == make_spec()
+
+
+async def test_the_same_request_is_answered_with_the_same_job(jobs: JobStore) -> None:
+    one, two = await asyncio.gather(
+        jobs.create(make_spec(), artefacts={}, request_id="r"),
+        jobs.create(make_spec(), artefacts={}, request_id="r"),
+    )
+    assert one.status.job_id == two.status.job_id
+    found = await jobs.find("default", "r")
+    assert found is not None
+    assert found.status.job_id == one.status.job_id
+    assert await jobs.find("default", "other") is None
+
+
+async def test_requests_of_tenants_do_not_meet(jobs: JobStore) -> None:
+    one = await jobs.create(make_spec(), artefacts={}, request_id="r")
+    two = await jobs.create(make_spec(tenant="b"), artefacts={}, request_id="r")
+    assert one.status.job_id != two.status.job_id
+
+
+async def test_another_spec_under_the_same_request_is_refused(jobs: JobStore) -> None:
+    job = await jobs.create(make_spec(), artefacts={}, request_id="r")
+    with pytest.raises(ConflictError, match=f"'r' has made job '{job.status.job_id}'"):
+        await jobs.create(make_spec(name="other"), artefacts={}, request_id="r")
+
+
+async def test_an_id_that_is_taken_is_not_given_again(store: Store) -> None:
+    suffixes: Iterator[str] = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    jobs = JobStore(store, suffix=lambda: next(suffixes))
+    made = [await jobs.create(make_spec(), artefacts={}) for _ in range(2)]
+    assert [job.status.job_id for job in made] == ["sums-aaaaaa", "sums-bbbbbb"]
+
+
+async def test_pages_show_every_job_once_newest_first(jobs: JobStore) -> None:
+    made = [await jobs.create(make_spec(), artefacts={}) for _ in range(5)]
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = await jobs.list_page(page_size=2, page_token=token)
+        seen += [job.status.job_id for job in page.jobs]
+        token = page.token
+        if not token:
+            break
+    assert seen == [job.status.job_id for job in reversed(made)]
+
+
+async def test_pages_are_filtered_by_state_and_tenant(jobs: JobStore) -> None:
+    over = await jobs.create(make_spec(), artefacts={})
+    live = await jobs.create(make_spec(tenant="b"), artefacts={})
+    for state in PATH:
+        await jobs.step(over.status.job_id, state)
+    ids = {
+        "succeeded": (await jobs.list_page(states=["succeeded"])).jobs,
+        "queued": (await jobs.list_page(states=["queued", "running"])).jobs,
+        "b": (await jobs.list_page(tenant="b")).jobs,
+        "live": await jobs.live(),
+    }
+    names = {key: [job.status.job_id for job in found] for key, found in ids.items()}
+    alive = [live.status.job_id]
+    assert names == {"succeeded": [over.status.job_id], "queued": alive, "b": alive, "live": alive}
+
+
+async def test_bad_filters_are_named(jobs: JobStore) -> None:
+    with pytest.raises(InvalidError, match="states: 'lost' is no job state; allowed: queued"):
+        await jobs.list_page(states=["lost"])
+    with pytest.raises(InvalidError, match="page_token: 'x'"):
+        await jobs.list_page(page_token="x")
+
+
+@pytest.mark.parametrize("origin", list(JobState))
+@pytest.mark.parametrize("to", list(JobState))
+async def test_states_follow_the_table(jobs: JobStore, origin: JobState, to: JobState) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    await jobs.note(job_id, state=origin)
+    if origin is to or to in JOB_STEPS[origin]:
+        assert (await jobs.step(job_id, to, reason="why")).status.state is to
+    else:
+        with pytest.raises(TransitionError, match=f"job: {origin} -> {to} is not allowed"):
+            await jobs.step(job_id, to)
+
+
+async def test_only_one_of_two_steps_at_once_wins(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    await jobs.step(job_id, JobState.CANCELLING)
+    ends = (JobState.CANCELLED, JobState.FAILED)
+    results = await asyncio.gather(
+        *(jobs.step(job_id, end) for end in ends), return_exceptions=True
+    )
+    assert sum(isinstance(result, TransitionError) for result in results) == 1
+
+
+async def test_seconds_run_while_the_job_runs(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    assert (await jobs.get(job_id)).status.running_s == 0.0
+    for state in PATH:
+        await jobs.step(job_id, state)
+    first = (await jobs.get(job_id)).status
+    await asyncio.sleep(0.02)
+    second = (await jobs.get(job_id)).status
+    assert first.running_s == second.running_s > 0.0
+    assert second.created_s > first.created_s
+
+
+async def test_cancelling_twice_is_one_cancellation(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    await jobs.cancel(job_id, reason="enough")
+    job = await jobs.cancel(job_id)
+    assert (job.status.state, job.status.reason) == (JobState.CANCELLING, "enough")
+
+
+async def test_a_finished_job_cannot_be_cancelled(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    for state in PATH:
+        await jobs.step(job_id, state)
+    with pytest.raises(StateError, match=f"job {job_id} has already succeeded"):
+        await jobs.cancel(job_id)
+
+
+async def test_unknown_ids_are_named(jobs: JobStore) -> None:
+    for call in (jobs.get("x"), jobs.cancel("x"), jobs.step("x", JobState.FAILED)):
+        with pytest.raises(NotFoundError, match="job 'x' is not known"):
+            await call
+
+
+async def test_notes_show_in_the_status(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    await jobs.note(job_id, step=3, version=4, incarnation=2, eval_reward="0.5", eval_step=2)
+    status = (await jobs.get(job_id)).status
+    assert (status.step, status.version, status.incarnation) == (3, 4, 2)
+    assert (status.eval_reward, status.eval_step) == (0.5, 2)
+    assert await jobs.noted(job_id, "step", "nothing") == ["3", ""]
+
+
+async def test_one_owner_at_a_time(jobs: JobStore) -> None:
+    job = await jobs.create(make_spec(), artefacts={})
+    first = await jobs.claim(job, "a", lease_s=0.05)
+    assert first == 1
+    assert await jobs.claim(job, "b", lease_s=1.0) == 0
+    assert await jobs.claim(job, "a", lease_s=0.05, epoch=first) == first
+    await asyncio.sleep(0.1)
+    assert await jobs.claim(job, "b", lease_s=1.0) == 2
+    assert await jobs.claim(job, "a", lease_s=1.0, epoch=first) == 0
+
+
+def test_sources_of_a_job() -> None:
+    sources = task_sources(make_spec(eval={"options": {"split": "heldout"}}))
+    assert len(sources.train) > 0
+    assert sources.evals is not None
+    assert sources.train[0].task_id != sources.evals[0].task_id
+    assert task_sources(make_spec(eval=None)).evals is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "says"),
+    [
+        ({"environment": "chess"}, "tasks: 'chess' is not installed; installed: arithmetic"),
+        ({"environment": "no.such:thing"}, "tasks: cannot import 'no.such:thing'"),
+        (
+            {"environment": "arithmetic", "options": {"size": 0}},
+            r"tasks: arithmetic with options \{'size': 0\} has no tasks",
+        ),
+        (
+            {"environment": "arithmetic", "options": {"colour": 1}},
+            "tasks.options: arithmetic refuses them: .*colour",
+        ),
+    ],
+)
+def test_bad_task_sources_are_named(tasks: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidError, match=says):
+        task_sources(make_spec(tasks=tasks))
+
+
+@pytest.mark.parametrize(
+    ("experience", "says"),
+    [
+        ({"sampler": "best"}, "samplers: 'best' is not installed; installed: shuffle"),
+        ({"filters": ["good"]}, "filters: 'good' is not installed"),
+        ({"advantage": {"kind": "gae"}}, "advantages: 'gae' is not installed; installed: dr_grpo"),
+    ],
+)
+def test_plug_ins_that_are_not_there_are_named(experience: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidError, match=says):
+        check_plugins(make_spec(experience=experience))
+
+
+@given(st.text(alphabet="abc-0", min_size=1, max_size=8))
+def test_names_have_no_dot_so_that_group_ids_can_be_split(name: str) -> None:
+    from paceline_experience.dispatch import job_of
+
+    assert job_of(f"{name}-0a1b2c.e17.3") == f"{name}-0a1b2c"
