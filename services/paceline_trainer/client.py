@@ -11,7 +11,7 @@ from paceline import wire
 from paceline.errors import DeadlineError, UnavailableError
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call, stream
-from paceline.types import Job, PolicyVersion
+from paceline.types import Job, JobState, PolicyVersion
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import jobs_pb2, roster_pb2
 from paceline_trainer.take import Share
@@ -95,6 +95,13 @@ class Ledger:
         )
         reply = await self._call("Announce", self._roster.Announce, request)
         return wire.version_from(reply.version)
+
+    async def fail(self, reason: str) -> None:
+        """This job can never be trained: end it, so that nobody starts its trainer again."""
+        request = pb.SetJobStateRequest(
+            job_id=self.job_id, state=JobState.FAILED, reason=f"trainer: {reason}"
+        )
+        await call(self._experience.SetJobState, request, timeout_s=CALL_S, idempotent=True)
 
     async def _call(self, name: str, method: Any, request: Any) -> Any:
         return await _patiently(name, lambda: call(method, request, timeout_s=CALL_S))

@@ -196,12 +196,12 @@ class Learner:
             metrics |= {"mismatch_kl": k3 / fresh, "mismatch_k1": k1 / fresh}
             metrics |= {"logprob_diff_max": difference, "mismatch_tokens": fresh}
         return metrics | {
-            "loss": summed[0] / len(parts),
+            "loss": float(summed[0]) / len(parts),
             "grad_norm": sum(tally.norms) / max(len(tally.norms), 1),
             "lr": self._optimizer.lr(step),
             "tokens": float(tokens),
             "sequences": float(sum(part.scale.sequences for part in parts)),
-            "fed_tokens": summed[1],
+            "fed_tokens": float(summed[1]),
             "skipped_updates": float(tally.skipped),
         }
 

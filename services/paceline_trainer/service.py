@@ -16,7 +16,7 @@ from paceline import wire
 from paceline.chassis import Chassis, Service
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
-from paceline.errors import FencedError, InvalidError
+from paceline.errors import FencedError, InvalidError, PacelineError
 from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
@@ -135,6 +135,16 @@ class TrainerService(Service):
         except InvalidError as error:
             log.error("cannot train this job", error=error)
             self.exit_code = EXIT_INVALID
+            await self._give_up(error)
+
+    async def _give_up(self, error: InvalidError) -> None:
+        """Torchrun turns every exit code into 1, so the reason has to go another way."""
+        if not self._place.first:
+            return
+        try:
+            await self._ledger.fail(error.message)
+        except PacelineError as refused:
+            log.warning("cannot fail the job", error=refused)
 
     def _build(self, spec: JobSpec) -> Engine:
         """Everything that computes, in the thread that will compute."""

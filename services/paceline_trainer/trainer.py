@@ -149,7 +149,7 @@ class Trainer:
     async def commit(self, share: Share, metrics: dict[str, float]) -> None:
         """Tell the ledger, and ask for the next batch while other things are done."""
         if self._place.first:
-            told = _numbers(share) | metrics | self._seconds()
+            told = metrics | self._seconds()
             # JSON has no infinity.
             sound = {name: value for name, value in told.items() if math.isfinite(value)}
             stop = await self._ledger.commit(share.step, share.batch_id, sound)
@@ -243,7 +243,3 @@ class Trainer:
         since = {name: value - self._reported.get(name, 0.0) for name, value in now.items()}
         self._reported = now
         return since
-
-
-def _numbers(share: Share) -> dict[str, float]:
-    return {k: float(v) for k, v in share.stats.items() if isinstance(v, (int, float))}

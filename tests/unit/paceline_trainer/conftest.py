@@ -105,6 +105,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.incarnation = 0
         self.step = 0
         self.state = "running"
+        self.reason = ""
         self.limit = 4  # steps before it says `finished`
         self.versions: list[roster_pb2.AnnounceRequest] = []
         self.commits: list[tuple[int, int, dict[str, float]]] = []
@@ -124,6 +125,10 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
             job_id=request.job_id, name="test", state=self.state, step=self.step
         )
         return types_pb2.Job(status=status, spec_json=json.dumps(self.spec))
+
+    async def SetJobState(self, request: Any, context: Any) -> types_pb2.Job:
+        self.state, self.reason = request.state, request.reason
+        return types_pb2.Job()
 
     async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
         self.fence(request)
@@ -146,7 +151,6 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
             total_sequences=len(whole),
             total_tokens=total,
             num_samples=len(mine),
-            stats_json=json.dumps({"reward": 0.5}),
             samples=mine[:3],
         )
         yield pb.BatchPart(samples=mine[3:])

@@ -147,6 +147,8 @@ async def test_a_job_it_cannot_train(
     code, stderr = await end(await start(settings_file(tmp_path, one_job.address)))
     assert code == 2
     assert message in stderr
+    assert one_job.state == "failed"
+    assert message in one_job.reason
     assert "Traceback" not in stderr
 
 

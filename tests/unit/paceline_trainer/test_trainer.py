@@ -97,7 +97,6 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     metrics = one_job.commits[-1][2]
     for name in ("loss", "grad_norm", "lr", "wait_s", "step_s", "publish_s", "checkpoint_s"):
         assert name in metrics
-    assert metrics["reward"] == 0.5
 
 
 async def test_published_weights_can_be_pulled(
