@@ -13,7 +13,6 @@ from paceline.types import DropReason
 from paceline_experience import shares
 from paceline_experience.book import Book, Group
 from paceline_experience.core import Core
-from paceline_experience.feed import Feed
 from paceline_experience.groups import Groups
 from paceline_experience.payloads import PayloadStore
 from paceline_experience.shares import Batch, BatchShare
@@ -25,9 +24,8 @@ _YIELD_EVERY = 64
 class Batches:
     """The side of the ledger that the trainer sees."""
 
-    def __init__(self, *, core: Core, feed: Feed, groups: Groups, payloads: PayloadStore) -> None:
+    def __init__(self, *, core: Core, groups: Groups, payloads: PayloadStore) -> None:
         self._core = core
-        self._feed = feed
         self._groups = groups
         self._payloads = payloads
         spec = core.spec.experience.advantage
@@ -185,7 +183,8 @@ class Batches:
             fed = await self._fed_at(step)
             await self._core.change("rewind", incarnation, step)
             if fed:
-                self._feed.rewind(fed)
+                self._core.feed.rewind(fed)
+                await self._core.note(feed=self._core.feed.state())
             self._core.invalidate()
             self._built, self._since = None, None
         self._core.ready.fire()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from paceline.config import JobSpec
 from paceline_experience.book import Book
+from paceline_experience.feed import Feed
 from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store
 
@@ -79,13 +80,21 @@ class Core:
     """Runs scripts one at a time and keeps the book equal to what Redis holds."""
 
     def __init__(
-        self, *, store: Store, keys: JobKeys, job_id: str, spec: JobSpec, clock: Clock
+        self,
+        *,
+        store: Store,
+        keys: JobKeys,
+        job_id: str,
+        spec: JobSpec,
+        clock: Clock,
+        feed: Feed,
     ) -> None:
         self.store = store
         self.keys = keys
         self.job_id = job_id
         self.spec = spec
         self.clock = clock
+        self.feed = feed
         self.book = Book()
         self.work = Signal()  # something may be leased
         self.ready = Signal()  # a batch may be taken
@@ -116,6 +125,10 @@ class Core:
         """When a lease that is granted or renewed at this moment runs out."""
         return self.clock.now() + self.spec.experience.lease_s
 
+    async def note(self, **fields: str | int) -> None:
+        """Inside a transaction: set fields of the job's state."""
+        await self.change("note", json.dumps(fields))
+
     def invalidate(self) -> None:
         """Read the book again before the next transaction."""
         self._stale = True
@@ -133,6 +146,7 @@ class Core:
         for key, text in groups.items():
             name = key.decode()
             book.enter(name, text, before=old.groups.get(name), deadline=self.lease_end())
+        self.feed.load(book.meta.get("feed", ""))
         self.book = book
         self._stale = False
 

@@ -10,7 +10,6 @@ from paceline_experience.batches import Batches
 from paceline_experience.book import Book
 from paceline_experience.core import Core, Hooks
 from paceline_experience.evals import Evals
-from paceline_experience.feed import Feed
 from paceline_experience.groups import Groups
 from paceline_experience.leases import Leases
 
@@ -30,7 +29,6 @@ class Ending:
         self,
         *,
         core: Core,
-        feed: Feed,
         groups: Groups,
         leases: Leases,
         batches: Batches,
@@ -38,7 +36,6 @@ class Ending:
         hooks: Hooks,
     ) -> None:
         self._core = core
-        self._feed = feed
         self._groups = groups
         self._leases = leases
         self._batches = batches
@@ -48,7 +45,7 @@ class Ending:
     async def stop(self, reason: str) -> None:
         """`cancelled` drops everything untrained, `paused` only stops admission, empty resumes."""
         async with self._core.transaction() as book:
-            await self._note(stop=reason, stop_reason=reason)
+            await self._core.note(stop=reason, stop_reason=reason)
             if reason == "cancelled":
                 await self._drop_untrained(book, DropReason.CANCELLED, taken=True)
         self._core.ready.fire()
@@ -58,7 +55,7 @@ class Ending:
         """The trainer has been answered `finished`: what it has announced then is its last."""
         if stop == "finished" and not self._core.book.meta.get("told"):
             async with self._core.transaction():
-                await self._note(told=1)
+                await self._core.note(told=1)
 
     async def check(self) -> None:
         """Begin to end when a stop condition holds; fail when nothing can come of it."""
@@ -72,8 +69,10 @@ class Ending:
         if not reason:
             return
         async with self._core.transaction() as book:
+            if book.stop:  # somebody else was faster
+                return
             now = self._core.clock.now()
-            await self._note(stop="finished", stop_reason=reason, stop_at=repr(now), told="")
+            await self._core.note(stop="finished", stop_reason=reason, stop_at=repr(now), told="")
             await self._drop_untrained(book, DropReason.SURPLUS, taken=False)
         self._core.ready.fire()
 
@@ -99,11 +98,13 @@ class Ending:
             await self._drop_untrained(book, DropReason.SURPLUS, taken=True)
         await self._hooks.finished(state=state, reason=reason)
         async with self._core.transaction():
-            await self._note(done=1)
+            await self._core.note(done=1)
 
     async def _fail(self, reason: str) -> None:
-        async with self._core.transaction():
-            await self._note(stop="cancelled", stop_reason="failed")
+        async with self._core.transaction() as book:
+            if book.stop:
+                return
+            await self._core.note(stop="cancelled", stop_reason="failed")
         self._core.ready.fire()
         await self._finish("failed", reason)
 
@@ -127,14 +128,14 @@ class Ending:
 
     def _tasks_over(self, book: Book) -> bool:
         few = len(book.ready) < self._core.spec.experience.batch_groups
-        return self._feed.over and not book.open and few and book.step not in book.batches
+        return self._core.feed.over and not book.open and few and book.step not in book.batches
 
     def _hopeless(self) -> str:
         """Why the job cannot go on; empty if it can."""
         book, spec = self._core.book, self._core.spec.experience
         invalid, ended = book.counts["groups:invalid"], book.counts["groups:ended"]
         all_bad = 0 < invalid == ended and not book.open
-        if invalid == ended >= 2 * spec.batch_groups or (all_bad and self._feed.over):
+        if invalid == ended >= 2 * spec.batch_groups or (all_bad and self._core.feed.over):
             return book.meta.get("invalid_detail") or "no task could be run"
         load = self._leases.load()
         stuck = self._batches.waiting_s > 0 and not book.open
@@ -159,6 +160,3 @@ class Ending:
         if taken and book.meta.get("eval"):
             rest = json.dumps([*book.evals] or [""])
             await self._core.change("evals", "close", json.dumps({"eval_due": ""}), rest)
-
-    async def _note(self, **fields: str | int) -> None:
-        await self._core.change("note", json.dumps(fields))

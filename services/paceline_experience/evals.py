@@ -71,7 +71,7 @@ class Evals:
                 return
             if self.run:
                 if self.run["version"] != last["version"]:
-                    await self._core.change("note", json.dumps({"eval_due": 1}))
+                    await self._core.note(eval_due=1)
                 return
             await self._open(last)
         self._core.work.fire()
@@ -111,7 +111,7 @@ class Evals:
             # The time runs from the first lease: workers may still be starting.
             assert self._spec is not None
             run.update(leased=1, deadline=now + self._spec.timeout_s)
-            await self._core.change("note", json.dumps({"eval": json.dumps(run)}))
+            await self._core.note(eval=json.dumps(run))
         if now < run["deadline"] and any(g.states != "m" for g in groups):
             return None
         return await self._close(run, groups)

@@ -28,6 +28,7 @@ class Feed:
         self._draws = 0
         self._redo: list[int] = []
         self.over = False
+        self._initial = self.state()
 
     def draw(self) -> Draw | None:
         """The next group; None when all epochs are over."""
@@ -51,8 +52,8 @@ class Feed:
         return json.dumps({**fields, "seq": self._seq, "redo": self._redo})
 
     def load(self, text: str) -> None:
-        """Continue from a state."""
-        fields: dict[str, Any] = json.loads(text)
+        """Continue from a state; an empty one is the beginning."""
+        fields: dict[str, Any] = json.loads(text or self._initial)
         self._sampler.load(fields["sampler"])
         self._draws, self._seq, self._redo = fields["draws"], fields["seq"], fields["redo"]
         self.over = False

@@ -14,7 +14,6 @@ from paceline.types import DropReason, Trajectory, VerifierStatus
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.book import Facts, Group, payload_name
 from paceline_experience.core import Core
-from paceline_experience.feed import Feed
 from paceline_experience.payloads import PayloadStore, pack
 
 
@@ -45,11 +44,8 @@ class Entry:
 class Groups:
     """Finished episodes and what becomes of their groups."""
 
-    def __init__(
-        self, *, core: Core, feed: Feed, payloads: PayloadStore, compress_over_bytes: int
-    ) -> None:
+    def __init__(self, *, core: Core, payloads: PayloadStore, compress_over_bytes: int) -> None:
         self._core = core
-        self._feed = feed
         self._payloads = payloads
         self._compress_over = compress_over_bytes
         self._sizes: dict[str, int] = {}
@@ -80,8 +76,9 @@ class Groups:
                 if entry.payload and self._wanted(book.groups, entry):
                     new.setdefault(entry.name, entry.payload)
             await self._payloads.put(new)
-            self._sizes.update((name, len(data)) for name, data in new.items())
-            self.payload_bytes += sum(map(len, new.values()))
+            for name, data in new.items():
+                self.payload_bytes += len(data) - self._sizes.get(name, 0)
+                self._sizes[name] = len(data)
             outcomes = await self.report([e.report for e in entries])
             kept = {e.name for e, o in zip(entries, outcomes, strict=True) if o == "accepted"}
             self._submitted += len(kept)
@@ -129,19 +126,24 @@ class Groups:
         argument = json.dumps({"most": most, "items": items})
         outcomes: list[str] = await self._core.change("report", argument)
         gone = {name: g for name, g in before.items() if g and name not in book.groups}
-        self._redo(reports, gone)
+        await self._redo(reports, gone)
         await self.free([name for g in gone.values() for name in g.payloads()])
         await self.settle([name for name in before if name in book.open])
         if gone or any(outcome == "requeued" for outcome in outcomes):
             self._core.work.fire()
         return outcomes
 
-    def _redo(self, reports: Sequence[Report], gone: dict[str, Group]) -> None:
+    async def _redo(self, reports: Sequence[Report], gone: dict[str, Group]) -> None:
         """A task that only infrastructure failed on is not consumed; it gets one more group."""
+        if not gone:
+            return
+        before = self._core.feed.state()
         invalid = {r.group_id for r in reports if r.verdict == "invalid"}
         for name, group in gone.items():
             if name not in invalid and not group.is_eval and not group.again:
-                self._feed.redo(group.position)
+                self._core.feed.redo(group.position)
+        if self._core.feed.state() != before:
+            await self._core.note(feed=self._core.feed.state())
 
     async def settle(self, names: Sequence[str]) -> None:
         """Inside a transaction: decide on those groups that are complete."""

@@ -13,7 +13,7 @@ from paceline.v1 import types_pb2 as pb
 from paceline_experience.admission import Limits, Load, bound, headroom
 from paceline_experience.book import Book, Group
 from paceline_experience.core import Core
-from paceline_experience.feed import Draw, Feed, stable_seed
+from paceline_experience.feed import Draw, stable_seed
 from paceline_experience.groups import Groups, Report
 
 
@@ -44,13 +44,11 @@ class Leases:
         self,
         *,
         core: Core,
-        feed: Feed,
         groups: Groups,
         tasks: TaskSource,
         eval_tasks: TaskSource | None,
     ) -> None:
         self._core = core
-        self._feed = feed
         self._groups = groups
         self._tasks = tasks
         self._eval_tasks = eval_tasks
@@ -110,7 +108,7 @@ class Leases:
         # otherwise single credits would tear every group apart.
         tiny = 0 < credits < size and not plan.lease and book.held[worker_id] == 0
         for _ in range(min(room, 1 if tiny else credits // size)):
-            drawn = self._feed.draw()
+            drawn = self._core.feed.draw()
             if drawn is None:
                 break
             name = f"{self._core.job_id}.{drawn.seq}"
@@ -124,7 +122,7 @@ class Leases:
             "bound": [self.limits.max_staleness, self.limits.batch_groups],
             "admit": [[name, d.seq, d.position, size, int(d.again)] for name, d in plan.admit],
             "lease": plan.lease,
-            "feed": self._feed.state() if plan.admit else book.meta.get("feed", ""),
+            "feed": self._core.feed.state() if plan.admit else book.meta.get("feed", ""),
         }
         return json.dumps(fields)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,19 +61,17 @@ class JobLedger:
             job_id=job_id,
             spec=spec,
             clock=clock or StoreClock(store),
+            feed=feed,
         )
         over = options.compress_over_bytes
-        groups = Groups(core=core, feed=feed, payloads=payloads, compress_over_bytes=over)
-        self._core, self._feed, self._groups, self._payloads = core, feed, groups, payloads
+        groups = Groups(core=core, payloads=payloads, compress_over_bytes=over)
+        self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks = hooks
-        self._leases = Leases(
-            core=core, feed=feed, groups=groups, tasks=tasks, eval_tasks=eval_tasks
-        )
-        self._batches = Batches(core=core, feed=feed, groups=groups, payloads=payloads)
+        self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
+        self._batches = Batches(core=core, groups=groups, payloads=payloads)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks, hooks=hooks)
         self._ending = Ending(
             core=core,
-            feed=feed,
             groups=groups,
             leases=self._leases,
             batches=self._batches,
@@ -87,8 +84,6 @@ class JobLedger:
         await self._core.clock.sync()
         rings = await self._rings()
         async with self._core.transaction() as book:
-            if book.meta.get("feed"):
-                self._feed.load(book.meta["feed"])
             await self._groups.open(rings.__contains__)
             await self._groups.settle(list(book.open))
 
@@ -132,7 +127,7 @@ class JobLedger:
         """The number of the next start of the trainer; older ones are refused from then on."""
         async with self._core.transaction() as book:
             number = book.number("incarnation") + 1
-            await self._core.change("note", json.dumps({"incarnation": number}))
+            await self._core.note(incarnation=number)
         self._core.ready.fire()
         return number
 
@@ -175,7 +170,7 @@ class JobLedger:
             core.add_version(book, made)
             first = not book.meta.get("started")
             if first:
-                await core.change("note", json.dumps({"started": repr(core.clock.now())}))
+                await core.note(started=repr(core.clock.now()))
         if first:
             await self._hooks.running()
         await self._evals.announced(step)

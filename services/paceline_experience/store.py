@@ -8,6 +8,8 @@ from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
@@ -45,6 +47,8 @@ class Store:
     """A Redis client that runs the scripts under `lua/` by name; all errors are of our tree."""
 
     def __init__(self, redis: Redis) -> None:
+        # A script whose answer was lost must not run again behind the back of who called it.
+        redis.set_retry(Retry(NoBackoff(), 0))
         self.redis = redis
         self._digests: dict[str, str] = {}
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidError
-from paceline.interfaces import Advantage
 from paceline_experience.advantages.dr_grpo import dr_grpo
 from paceline_experience.advantages.grpo import grpo
 from paceline_experience.advantages.rloo import rloo
 
+Advantage = Callable[..., Any]
 ALL: list[Advantage] = [grpo, dr_grpo, rloo]
 EXAMPLES = [
     (grpo, [1.5, -0.5, -0.5, -0.5]),

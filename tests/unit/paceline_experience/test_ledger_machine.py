@@ -39,7 +39,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.store = Store(Redis(unix_socket_path=socket))
-        self.run(self.store.redis.flushall())
+        self.run(self.store.command("FLUSHALL"))
         self.world = worlds(self.store, experience={"payload_bytes": 1 << 30})
         self.ledger = self.run(self.world.started())
         self.incarnation, self.step, self.durable, self.version = 1, 0, 0, 0
@@ -206,8 +206,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def test_books_balance_in_any_history(redis_socket: str, worlds: Worlds) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+    class Machine(LedgerMachine):
+        def __init__(self) -> None:
+            super().__init__(redis_socket, worlds)
+
     run_state_machine_as_test(
-        lambda: LedgerMachine(redis_socket, worlds),
+        Machine,
         settings=settings(
             max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=checks
         ),

