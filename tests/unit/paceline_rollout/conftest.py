@@ -27,7 +27,7 @@ _COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    "initializer_range": 0.3,
+    "initializer_range": 0.1,
 }
 _GPT2: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -35,7 +35,7 @@ _GPT2: dict[str, Any] = {
     "n_layer": 2,
     "n_head": 4,
     "n_positions": 128,
-    "initializer_range": 0.3,
+    "initializer_range": 0.1,
 }
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**_COMMON),
