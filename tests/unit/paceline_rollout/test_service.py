@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 
 from paceline.chassis import Chassis
-from paceline.config import ServiceSettings
+from paceline.config import ServiceSettings, parse_job
 from paceline.errors import ConfigError
 from paceline.metrics import Metrics
 from paceline.rpc import ErrorInterceptor, connect, exchange
@@ -24,6 +24,7 @@ from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
 from paceline.weights import Staging, WeightServer, pull
+from paceline_rollout.job import build_engine
 from paceline_rollout.service import RolloutService
 
 if TYPE_CHECKING:
@@ -243,11 +244,10 @@ async def test_a_simulated_engine_follows_too(
         assert sum(len(e.tokens) for e in events) == 4
 
 
-async def test_an_unknown_engine_option_names_the_known_ones(tmp_path: Path) -> None:
-    spec = {"rollout": {"engine": {"kind": "simulated", "speed": 3}}}
+def test_an_unknown_engine_option_names_the_known_ones(tmp_path: Path) -> None:
+    spec = parse_job({**SPEC, "rollout": {"engine": {"kind": "simulated", "speed": 3}}})
     with pytest.raises(ConfigError, match=r"rollout.engine.speed: unknown .*decode_tokens_per_s"):
-        async with world(tmp_path, spec, {}):
-            pass
+        build_engine(spec, folder=tmp_path, job_id="job")
 
 
 async def test_a_worker_without_a_job_is_refused() -> None:
