@@ -59,7 +59,11 @@ class Store:
         Raises:
             StoreError: nothing answers there.
         """
-        redis = Redis.from_url(url, socket_connect_timeout=5.0, health_check_interval=15)
+        # With a socket_timeout, redis-py writes inside `asyncio.wait_for`, which costs a task per
+        # command and on Python 3.11 may swallow a cancellation. A dead host is found by keepalive.
+        redis = Redis.from_url(
+            url, socket_timeout=None, socket_connect_timeout=5.0, health_check_interval=15
+        )
         try:
             await redis.ping()
         except (RedisError, OSError) as error:

@@ -37,6 +37,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_experience.service import build
+from paceline_experience.store import Store
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -207,7 +208,7 @@ def make_spec(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def store_url() -> Iterator[str]:
+def server_url() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         server = ValkeyServer(
             port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
@@ -215,6 +216,15 @@ def store_url() -> Iterator[str]:
         server.start()
         yield f"unix://{folder}/s"
         server.stop()
+
+
+@pytest.fixture
+async def store_url(server_url: str) -> str:
+    """An empty store."""
+    store = await Store.connect(server_url)
+    await store.redis.flushall()
+    await store.close()
+    return server_url
 
 
 @asynccontextmanager
