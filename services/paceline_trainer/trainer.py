@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from paceline.config.job import TrainerSpec
 from paceline.errors import FencedError
@@ -101,16 +101,19 @@ class Trainer:
 
     async def run(self) -> None:
         """Train until the ledger says that it is enough."""
-        await self.resume()
-        await self.publish()
-        while (share := await self.take()) is not None:
-            metrics = await self.learn(share)
-            await self.commit(share, metrics)
-            if self.step % self._spec.checkpoint.every == 0:
-                await self.checkpoint()
-            if self.step % self._spec.publish_every == 0:
-                await self.publish()
-        await self.finish()
+        try:
+            await self.resume()
+            await self.publish()
+            while (share := await self.take()) is not None:
+                metrics = await self.learn(share)
+                await self.commit(share, metrics)
+                if self.step % self._spec.checkpoint.every == 0:
+                    await self.checkpoint()
+                if self.step % self._spec.publish_every == 0:
+                    await self.publish()
+            await self.finish()
+        finally:
+            await self._let_go()
 
     async def resume(self) -> None:
         """Load the newest checkpoint and take the ledger back to it."""
@@ -129,7 +132,8 @@ class Trainer:
     async def take(self) -> Share | None:
         """This rank's share of the next batch; None when all ranks are to end."""
         with self.clock.during("waiting"):
-            share = await self._until_stopped(self._next or self._ask())
+            self._next = self._next or self._ask()
+            share = await self._until_stopped(self._next)
             self._next = None
             reason = "signal" if share is None else share.stop
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
@@ -185,8 +189,6 @@ class Trainer:
     async def finish(self) -> None:
         """Leave nothing undone that the reason to end asks for."""
         log.info("ends", step=self.step, reason=self.stop_reason)
-        if self._next is not None:
-            self._next.cancel()
         if self.stop_reason != "cancelled" and self._saved != self.step:
             await self.checkpoint()
         if self.stop_reason == "finished" and self._copied != self.step:
@@ -197,6 +199,14 @@ class Trainer:
             if (await self._ledger.job()).status.state.terminal:
                 return
             await asyncio.sleep(POLL_S)
+
+    async def _let_go(self) -> None:
+        """End what still runs beside the loop; how it ends no longer matters."""
+        both: tuple[asyncio.Task[Any] | None, ...] = (self._next, self._publication)
+        left = [task for task in both if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _published(self) -> None:
         """Wait for the publication under way, so that a refused one ends this incarnation."""
