@@ -35,8 +35,14 @@ class Batches:
         self._options = spec.options
         self._built: Batch | None = None
         self._building = asyncio.Lock()
+        self._takers = 0
         self._since: float | None = None
         self._waited_s = 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the trainer waits for a batch."""
+        return self._since is not None
 
     @property
     def waiting_s(self) -> float:
@@ -52,6 +58,15 @@ class Batches:
         """One rank's part of the batch of `step`; waits until there is one."""
         if not 0 <= rank < world:
             raise InvalidError(f"rank {rank} of a world of {world}: ranks go from 0 to world - 1")
+        self._takers += 1
+        try:
+            return await self._take(incarnation, step, rank, world)
+        finally:
+            self._takers -= 1
+            if self._takers == 0:  # a trainer that went away does not wait
+                self._since = None
+
+    async def _take(self, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
         while True:
             event = self._core.ready.event()
             async with self._core.transaction() as book:

@@ -138,7 +138,7 @@ class Ending:
         if invalid == ended >= 2 * spec.batch_groups or (all_bad and self._core.feed.over):
             return book.meta.get("invalid_detail") or "no task could be run"
         load = self._leases.load()
-        stuck = self._batches.waiting_s > 0 and not book.open
+        stuck = self._batches.waiting and not book.open
         if stuck and over_budget(self._leases.limits, load):
             return (
                 f"experience.payload_bytes: {spec.payload_bytes} is full and no batch is ready; "

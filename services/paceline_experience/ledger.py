@@ -220,6 +220,7 @@ class JobLedger:
             "ready_groups": len(book.ready),
             "headroom_groups": self._leases.headroom(),
             "payload_bytes": load.payload_bytes,
+            "waiting": self._batches.waiting,
             "waiting_s": self._batches.waiting_s,
             "reward_mean": last.get("reward_mean"),
             "eval": self._evals.progress(),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -201,6 +202,14 @@ class World:
         await ledger.commit(incarnation=incarnation, step=step, batch_id=share.batch_id, metrics={})
         await ledger.announce(incarnation=incarnation, step=step + 1, parent=step, num_bytes=10)
         return share
+
+    async def waiting(self, ledger: JobLedger, step: int) -> asyncio.Task[BatchShare]:
+        """A trainer that has been told to wait for the batch of a step."""
+        call = ledger.take(incarnation=1, step=step, rank=0, world=1)
+        task = asyncio.create_task(call)
+        while not (await ledger.live())["waiting"]:
+            await asyncio.sleep(0.001)
+        return task
 
     async def clean(self, ledger: JobLedger) -> dict[str, int]:
         """Audit; the counts."""

@@ -141,10 +141,14 @@ class LedgerMachine(RuleBasedStateMachine):
                 incarnation=self.incarnation, step=self.step, rank=rank, world=world
             )
 
-        try:
-            return await asyncio.wait_for(asyncio.gather(*map(one, range(world))), 0.03)
-        except TimeoutError:
-            return None
+        calls = asyncio.gather(*map(one, range(world)))
+        while not calls.done() and not (await self.ledger.live())["waiting"]:
+            await asyncio.sleep(0.001)
+        if calls.done():
+            return await calls
+        calls.cancel()
+        await asyncio.gather(calls, return_exceptions=True)
+        return None
 
     @precondition(lambda self: self.taken is not None)
     @rule(twice=st.booleans())

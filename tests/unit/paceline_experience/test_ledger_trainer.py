@@ -235,10 +235,9 @@ async def test_payload_budget_blocks_admission_and_fails_a_stuck_job(
     await ledger.submit(world.whole(first))
     assert (await ledger.live())["headroom_groups"] == 0
     assert await ledger.lease(worker_id="w", train=4, evals=0) == []
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ledger.take(incarnation=1, step=0, rank=0, world=1), 0.02)
-    world.clock.advance(1)
+    trainer = await world.waiting(ledger, 0)
     await ledger.sweep()
+    assert (await trainer).stop == "cancelled"
     assert [state for state, _ in world.hooks.ends] == ["failed"]
     assert "experience.payload_bytes" in world.hooks.ends[0][1]
 
