@@ -202,8 +202,11 @@ class Trainer:
 
     async def _let_go(self) -> None:
         """End what still runs beside the loop; how it ends no longer matters."""
-        both: tuple[asyncio.Task[Any] | None, ...] = (self._next, self._publication)
-        left = [task for task in both if task is not None]
+        left: list[asyncio.Task[Any]] = []
+        if self._next is not None:
+            left.append(self._next)
+        if self._publication is not None:
+            left.append(self._publication)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
