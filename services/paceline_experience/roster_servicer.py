@@ -65,7 +65,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     async def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:
         """A new version is being served."""
-        version = await self._training.announce(
+        version, held = await self._training.announce(
             request.job_id,
             incarnation=request.incarnation,
             step=request.step,
@@ -73,7 +73,10 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             num_bytes=request.num_bytes,
             endpoint=request.weights_endpoint,
         )
-        return pb.AnnounceReply(version=wire.version_to(version))
+        reply = pb.AnnounceReply(version=wire.version_to(version))
+        if held >= 0:
+            reply.held_version = held
+        return reply
 
     async def WatchRoute(
         self, request: pb.WatchRouteRequest, context: Any

@@ -105,15 +105,19 @@ class Tracker:
         if job is None or worker_id not in {p.worker_id for p in peers}:
             return None
         everyone = {p.worker_id for p in peers}
-        splits = 0 <= job.held < job.newest
+        splits = 0 <= job.held < job.newest and self._available(job_id, job)
         stays = staying(peers, job.held) if splits else set[str]()
         if worker_id in stays:
-            version, takers = job.versions.get(job.held), stays
+            version, takers = job.versions[job.held], stays
         else:
             version, takers = job.versions[job.newest], everyone - stays
-        if version is None:
-            return None
         return plan(version, job.source, peers=peers, takers=takers)[worker_id]
+
+    def _available(self, job_id: str, job: _Published) -> bool:
+        """Whether the held version can still be had: its last holder may have died."""
+        held = [m.held for m in self._roster.members(Query(job_id=job_id)) if m.held]
+        passed = [job.held not in versions and max(versions) > job.held for versions in held]
+        return job.held in job.versions and not (passed and all(passed))
 
     async def watch(self, job_id: str, worker_id: str) -> AsyncIterator[Route]:
         """The worker's route for each newer version, and again when its parent is gone."""

@@ -94,8 +94,8 @@ class Training:
         parent: int,
         num_bytes: int,
         endpoint: str,
-    ) -> PolicyVersion:
-        """Number a publication and send the rollout workers for it."""
+    ) -> tuple[PolicyVersion, int]:
+        """Number a publication and send the rollout workers for it; also the version they hold."""
         ledger = await self._ledgers.get(job_id)
         version = await ledger.announce(
             incarnation=incarnation, step=step, parent=parent, num_bytes=num_bytes
@@ -104,7 +104,7 @@ class Training:
         await self._jobs.note(job_id, version=version.version, published=published)
         held = await ledger.hold()
         self._tracker.announce(job_id, version, source=endpoint, held=held)
-        return version
+        return version, held
 
     async def restore(self, job: Job) -> None:
         """Tell the tracker what was published last."""

@@ -83,8 +83,8 @@ class Ledger:
 
     async def announce(
         self, *, step: int, parent: int, endpoint: str, num_bytes: int
-    ) -> PolicyVersion:
-        """Publish the weights of a step; the version number they get."""
+    ) -> tuple[PolicyVersion, int]:
+        """Publish the weights of a step; its version, and one to keep serving (-1: none)."""
         request = roster_pb2.AnnounceRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
@@ -94,7 +94,8 @@ class Ledger:
             num_bytes=num_bytes,
         )
         reply = await self._call("Announce", self._roster.Announce, request)
-        return wire.version_from(reply.version)
+        held = reply.held_version if reply.HasField("held_version") else -1
+        return wire.version_from(reply.version), held
 
     async def fail(self, reason: str) -> None:
         """This job can never be trained: end it, so that nobody starts its trainer again."""

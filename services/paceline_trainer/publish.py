@@ -105,7 +105,7 @@ class Publisher:
         """Announce, then serve while the bytes are still being digested."""
         described = [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in snapshot.tensors.items()]
         entries, num_bytes = plan(described)
-        version = await self._ledger.announce(
+        version, held = await self._ledger.announce(
             step=snapshot.step,
             parent=parent,
             endpoint=self._endpoint,
@@ -126,7 +126,7 @@ class Publisher:
             canary_logprobs=snapshot.canary_logprobs,
         )
         staging = Staging(header)
-        self._server.offer(staging)
+        self._server.offer(staging, keep=held)
         self.published = version
         await asyncio.to_thread(fill, staging, snapshot.tensors)
         log.info("published", version=version.version, step=snapshot.step, bytes=num_bytes)

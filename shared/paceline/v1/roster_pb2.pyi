@@ -251,18 +251,24 @@ class AnnounceReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    HELD_VERSION_FIELD_NUMBER: _builtins.int
+    held_version: _builtins.int
+    """Being measured: keep serving it until a later announcement names another. Unset: none."""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     def __init__(
         self,
         *,
         version: _types_pb2.PolicyVersion | None = ...,
+        held_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_version", b"_held_version", "held_version", b"held_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_version", b"_held_version", "held_version", b"held_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__held_version: _TypeAlias = _typing.Literal["held_version"]  # noqa: Y015
+    _WhichOneofArgType__held_version: _TypeAlias = _typing.Literal["_held_version", b"_held_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_version) -> _WhichOneofReturnType__held_version | None: ...
 
 Global___AnnounceReply: _TypeAlias = AnnounceReply  # noqa: Y015
 

@@ -69,13 +69,14 @@ class WeightServer:
         self._runner = runner
         return f"http://{self._advertise}:{runner.addresses[0][1]}"
 
-    def offer(self, staging: Staging) -> None:
-        """Serve a snapshot; of each job the two newest versions are kept."""
+    def offer(self, staging: Staging, *, keep: int = -1) -> None:
+        """Serve a snapshot; of each job the two newest versions and `keep` are held."""
         job_id = staging.header.job_id
         self._held[job_id, staging.header.version] = staging
         mine = sorted(version for job, version in self._held if job == job_id)
         for version in mine[:-_KEPT]:
-            del self._held[job_id, version]
+            if version != keep:
+                del self._held[job_id, version]
 
     def versions(self) -> list[int]:
         """Versions held, whole or in part."""

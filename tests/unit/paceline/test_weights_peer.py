@@ -283,3 +283,12 @@ def test_two_newest_versions_are_kept() -> None:
     for version in (1, 2, 5, 3):
         server.offer(Staging(make_header(version)))
     assert server.versions() == [3, 5]
+
+
+def test_a_version_that_is_being_measured_is_kept_too() -> None:
+    server = WeightServer(host="127.0.0.1")
+    for version, keep in ((1, 1), (2, 1), (3, 1), (4, -1)):
+        server.offer(Staging(make_header(version)), keep=keep)
+        if version == 3:
+            assert server.versions() == [1, 2, 3]
+    assert server.versions() == [3, 4]

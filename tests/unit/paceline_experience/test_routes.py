@@ -161,6 +161,22 @@ async def test_an_eval_holds_a_quarter_of_the_workers(roster: Roster, tracker: T
     assert (await soon(held)).version.version == 1
 
 
+async def test_nobody_is_held_at_a_version_that_is_gone(roster: Roster, tracker: Tracker) -> None:
+    trainer = Worker(worker_id="t", kind=WorkerKind.TRAINER, endpoint="h:t", job_id="j")
+    for worker in (rollout(1), trainer):
+        roster.join(worker)
+    for version in range(3):
+        tracker.announce("j", PolicyVersion(version, version), source=SOURCE, held=1)
+    roster.beat("t", active_version=2, held=[1, 2])
+    staying = tracker.route("j", "w01")
+    assert staying is not None
+    assert staying.version.version == 1
+    roster.beat("t", active_version=2, held=[2])
+    free = tracker.route("j", "w01")
+    assert free is not None
+    assert free.version.version == 2
+
+
 async def test_workers_of_other_jobs_are_no_peers(roster: Roster, tracker: Tracker) -> None:
     roster.join(replace(rollout(1), job_id="k"))
     roster.join(rollout(2))
