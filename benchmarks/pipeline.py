@@ -74,7 +74,7 @@ def main() -> int:
     for name, overrides in scenarios.items():
         if arguments.only in (None, name):
             rows.append(run(name, arguments.job, {**overrides, "stop.steps": arguments.steps}))
-            print(json.dumps(rows[-1], indent=1))
+            print(json.dumps(rows[-1], indent=1), flush=True)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     return 0

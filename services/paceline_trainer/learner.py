@@ -81,6 +81,7 @@ class Learner:
         show how far engine and trainer disagree.
         """
         data = columns(share.samples)
+        data.check_vocabulary(self._policy.vocab_size)
         parts = self._parts(data)
         self._check(share, parts)
         fresh = _fresh(data, fresh_version)

@@ -37,6 +37,7 @@ class Policy(nn.Module):
         self.layouts: tuple[Layout, ...] = ("padded",)
         self.tied = _tied(inner)
         self.num_parameters = sum(p.numel() for p in inner.parameters())
+        self.vocab_size = int(self.config.get_text_config().vocab_size)
 
     def forward(
         self,
@@ -51,7 +52,7 @@ class Policy(nn.Module):
         out = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         hidden: Tensor = out.last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[where]
-        vocab = int(self.config.get_text_config().vocab_size)
+        vocab = self.vocab_size
         size = max(self._logits_at_once // vocab, 1)
         if len(chosen) <= size:
             return self._logprobs(chosen, targets, temperature)

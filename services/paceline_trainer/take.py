@@ -34,6 +34,15 @@ class Columns:
     temperatures: Floats  # per sequence, as is `weights`
     weights: Floats
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raise `InvalidError` unless every token id is one that the model knows."""
+        if len(self.tokens) and not 0 <= self.tokens.min() <= self.tokens.max() < size:
+            worst = self.tokens.max() if self.tokens.max() >= size else self.tokens.min()
+            raise InvalidError(
+                f"token id {worst} was sampled, the model has {size}; "
+                "engine and trainer need the same vocabulary (see rollout.engine)"
+            )
+
     @property
     def num_sequences(self) -> int:
         """Sequences with at least one trainable token."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -94,7 +95,7 @@ class SimulatedEngine:
         threads: int,
         tokenizer_dir: Path | None,
         job_id: str,
-        vocab_size: int = 256,
+        vocab_size: int = 0,
         prefill_tokens_per_s: float = 100_000.0,
         decode_tokens_per_s: float = 50.0,
         batch_tokens_per_s: float = 0.0,
@@ -109,6 +110,7 @@ class SimulatedEngine:
         _check(decode_tokens_per_s > 0, "decode_tokens_per_s", decode_tokens_per_s, "above 0")
         _check(batch_tokens_per_s >= 0, "batch_tokens_per_s", batch_tokens_per_s, "0 (off) or more")
         _check(0 <= failure_rate <= 1, "failure_rate", failure_rate, "0 to 1")
+        vocab_size = vocab_size or _vocab_size(model_dir)
         _check(vocab_size >= 2, "vocab_size", vocab_size, "at least 2")
         _check(tick_s > 0, "tick_s", tick_s, "above 0")
         self._limits = Limits(vocab_size, max_context, stop_strings=True)
@@ -398,6 +400,15 @@ def _lengths(options: Mapping[str, Any]) -> Lengths:
     _check(law.mean > 0, "length.mean", law.mean, "above 0")
     _check(1 <= law.low <= law.high, "length.low", law.low, f"1 to high ({law.high})")
     return law
+
+
+def _vocab_size(model_dir: Path | None) -> int:
+    """That of the model it stands for, so that a trainer can learn from its answers."""
+    config = model_dir / "config.json" if model_dir is not None else None
+    if config is None or not config.exists():
+        return 256
+    content: dict[str, Any] = json.loads(config.read_text())
+    return int(content.get("vocab_size") or content.get("text_config", {})["vocab_size"])
 
 
 def _check(fine: bool, name: str, value: object, allowed: str) -> None:
