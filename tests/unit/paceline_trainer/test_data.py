@@ -151,7 +151,7 @@ def test_far_lengths_do_not_share_a_row_of_padding() -> None:
     assert [chunk.tolist() for chunk in chunks] == [[0, 1], [2, 3]]
 
 
-def test_a_token_that_the_model_does_not_know_is_refused() -> None:
+def test_a_token_that_the_model_does_not_know_is_refused(make_samples: Any) -> None:
     data = columns(make_samples(2))
     data.check_vocabulary(int(data.tokens.max()) + 1)
     with pytest.raises(InvalidError, match="engine and trainer need the same vocabulary"):
