@@ -49,6 +49,12 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
 	$(BIN)/python -m pytest -q $(ARGS)
 
+BENCHES := pipeline ledger environment torch_engine trainer_step weights
+bench: $(STAMP) ## Measure; JSON under benchmarks/results
+	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
+	mkdir -p benchmarks/results
+	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
 clean: ## Remove build output, caches and runs (keeps .venv)
 	rm -rf build dist runs models .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+"""Reward on held-out tasks rises: the demo as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_demo_learns(tmp_path: Path) -> None:
+    model, results = tmp_path / "model", tmp_path / "run"
+    run(sys.executable, "examples/arithmetic/make_model.py", "--seed", "3", "--out", str(model))
+    paceline = (sys.executable, "-m", "paceline.cli")
+    job = ("run", "examples/arithmetic.yaml", "--set", f"model.path={model}")
+    run(*paceline, *job, "--run-dir", str(results), "--port", "0", "--quiet")
+    summary = json.loads((results / "summary.json").read_text())
+    assert summary["eval_reward_start"] <= 0.40
+    assert summary["eval_reward_end"] >= 0.80
+    assert summary["staleness_max"] <= 4
+    assert summary["audit_ok"]
+    rows = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
+    assert sum(row["kind"] == "train" for row in rows) == summary["steps"]
+    assert (results / "reward.png").stat().st_size > 10_000
