@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -18,7 +19,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is there: groups `accepted` are ready or later and not dropped."""
+    """What is there: groups `accepted` are ready or later and not dropped.
+
+    `step` is the one whose weights new episodes are sampled with: it lags behind the trainer's
+    while a version is on its way, and what is admitted meanwhile would end one step too old.
+    """
 
     step: int
     accepted_groups: int
@@ -26,6 +31,18 @@ class Load:
     open_episodes: int  # queued or leased
     payload_bytes: int
     episode_bytes: float = 0.0  # mean payload of an episode so far
+
+
+def serving_step(ages: Iterable[int], *, newest: int, step: int, max_staleness: int) -> int:
+    """The step whose weights new episodes will be sampled with.
+
+    `ages` are the steps of the versions that rollout workers answer with, `newest` that of the
+    last publication (which counts while no worker is known), `step` the trainer's. Workers beyond
+    the bound make nothing that can be trained, so they hold up nobody.
+    """
+    known = list(ages)
+    fresh = [age for age in known if step - age <= max_staleness]
+    return min(step, min(fresh) if fresh else max(known, default=newest))
 
 
 def bound(limits: Limits, step: int) -> int:

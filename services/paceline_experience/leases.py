@@ -10,7 +10,7 @@ from paceline import wire
 from paceline.interfaces import TaskSource
 from paceline.types import Assignment, DropReason, Progress, Purpose, Task
 from paceline.v1 import types_pb2 as pb
-from paceline_experience.admission import Limits, Load, bound, headroom
+from paceline_experience.admission import Limits, Load, bound, headroom, serving_step
 from paceline_experience.book import Book, Group
 from paceline_experience.core import Core
 from paceline_experience.feed import Draw, stable_seed
@@ -60,12 +60,25 @@ class Leases:
             max_in_flight=spec.max_in_flight,
             payload_bytes=spec.payload_bytes,
         )
+        self._serving: frozenset[int] = frozenset()
+
+    def serve(self, versions: frozenset[int]) -> None:
+        """The policy versions that rollout workers answer with."""
+        if versions != self._serving:
+            self._serving = versions
+            self._core.work.fire()
 
     def load(self) -> Load:
         """What bounds admission, as it is."""
         book, counts = self._core.book, self._core.book.counts
-        return Load(
+        step = serving_step(
+            map(book.age, self._serving),
+            newest=book.age(book.version),
             step=book.step,
+            max_staleness=self.limits.max_staleness,
+        )
+        return Load(
+            step=step,
             accepted_groups=counts["groups:accepted"],
             open_groups=len(book.open),
             open_episodes=counts["queued"] + counts["leased"],

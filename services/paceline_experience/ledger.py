@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline import plugins, wire
@@ -99,6 +99,10 @@ class JobLedger:
     async def lease(self, *, worker_id: str, train: int, evals: int) -> list[Assignment]:
         """Up to so many episodes, admitted as needed; empty when nothing is due."""
         return await self._leases.lease(worker_id=worker_id, train=train, evals=evals)
+
+    def serve(self, versions: Iterable[int]) -> None:
+        """Rollout workers answer with these versions; admission waits for weights on their way."""
+        self._leases.serve(frozenset(version for version in versions if version >= 0))
 
     def wakeup(self) -> asyncio.Event:
         """Set when leasable work may exist: take it before `lease`, wait for it after."""

@@ -27,7 +27,7 @@ from paceline_experience.hooks import JobHooks
 from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
 from paceline_experience.ledgers import Ledgers, sweep
-from paceline_experience.roster import Roster
+from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
 from paceline_experience.routes import Tracker
 from paceline_experience.store import Store
@@ -81,9 +81,23 @@ class ExperienceService(Service):
 
     async def run(self) -> None:
         """Look after leases, evals, members and the ownership of jobs."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep(), name="sweep")
+            tasks.create_task(self._follow_roster(), name="roster")
+
+    async def _sweep(self) -> None:
         while True:
             await self._pass()
             await asyncio.sleep(self._options.sweep_s)
+
+    async def _follow_roster(self) -> None:
+        """Tell every ledger which versions its rollout workers answer with."""
+        while True:
+            event = self._roster.changed.event()
+            for job_id, entry in list(self._ledgers.active.items()):
+                workers = self._roster.workers(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
+                entry.ledger.serve(w.active_version for w in workers if w.job_id == job_id)
+            await event.wait()
 
     async def close(self) -> None:
         """Let go of ledgers and store."""

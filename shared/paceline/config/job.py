@@ -200,6 +200,13 @@ class JobSpec(Closed):
                 f"experience.group_size: {size} with advantage {kind!r}, "
                 "which compares the episodes of a group; at least 2 is needed"
             )
+        bound = self.experience.max_staleness
+        if self.trainer.publish_every > bound + 1:
+            raise ValueError(
+                f"trainer.publish_every: {self.trainer.publish_every} with "
+                f"experience.max_staleness {bound}; at most {bound + 1}, or episodes get too old "
+                "before newer weights are published"
+            )
         if self.sampling.max_tokens >= self.sampling.max_context:
             raise ValueError(
                 f"sampling.max_tokens: {self.sampling.max_tokens} leaves no room for a prompt "

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from paceline_experience.admission import Limits, Load, bound, headroom, over_budget
+from paceline_experience.admission import (
+    Limits,
+    Load,
+    bound,
+    headroom,
+    over_budget,
+    serving_step,
+)
 
 LIMITS = Limits(
     batch_groups=4, group_size=8, max_staleness=2, max_in_flight=None, payload_bytes=1000
@@ -41,3 +48,20 @@ def test_payloads_that_are_there_or_coming_fill_the_budget() -> None:
     assert headroom(LIMITS, replace(EMPTY, payload_bytes=1000)) == 0
     coming = replace(EMPTY, payload_bytes=500, open_groups=1, episode_bytes=70.0)
     assert over_budget(LIMITS, coming)
+
+
+@pytest.mark.parametrize(
+    ("ages", "expected"),
+    [
+        ([], 7),  # nobody yet: the newest publication
+        ([8], 8),
+        ([7, 8], 7),
+        ([2, 8], 8),  # beyond the bound: nothing of it can be trained
+        ([1, 2], 2),
+        ([11], 9),  # never ahead of the trainer
+    ],
+)
+def test_new_episodes_are_as_old_as_the_weights_that_make_them(
+    ages: list[int], expected: int
+) -> None:
+    assert serving_step(ages, newest=7, step=9, max_staleness=4) == expected

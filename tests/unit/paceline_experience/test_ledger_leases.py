@@ -47,6 +47,19 @@ async def test_admission_stops_at_the_bound_and_goes_on_with_the_step(
     assert len(await ledger.lease(worker_id="w", train=8, evals=0)) == 2
 
 
+async def test_admission_waits_for_weights_on_their_way(store: Store, worlds: Worlds) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    ledger.serve([0, -1])
+    await world.filled(ledger)
+    await world.trained(ledger, 0)
+    assert await ledger.lease(worker_id="w", train=8, evals=0) == []
+    woken = ledger.wakeup()
+    ledger.serve([1])
+    assert woken.is_set()
+    assert len(await ledger.lease(worker_id="w", train=8, evals=0)) == 2
+
+
 async def test_single_credits_do_not_tear_groups_apart(store: Store, worlds: Worlds) -> None:
     ledger = await worlds(store).started()
     [part] = await ledger.lease(worker_id="tiny", train=1, evals=0)
