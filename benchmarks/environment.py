@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=1024)
     parser.add_argument("--burst", action="store_true", help="a whole answer in one event")
     parser.add_argument("--profile", type=Path)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     here, there = multiprocessing.Pipe()
     arguments = (options.episodes // GROUP, options.burst, there)
@@ -145,7 +146,10 @@ def main() -> None:
     other.join()
     figures["cpu_ms_per_episode"] = 1000 * figures["cpu_s"] / options.episodes
     figures["episodes_per_s"] = options.episodes / figures["wall_s"]
-    print(json.dumps({key: round(value, 3) for key, value in figures.items()}, indent=2))
+    text = json.dumps({key: round(value, 3) for key, value in figures.items()}, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":
