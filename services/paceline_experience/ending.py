@@ -79,7 +79,12 @@ class Ending:
     async def advance(self) -> None:
         """Finish once the last version is there and measured."""
         book = self._core.book
-        if book.stop != "finished" or book.meta.get("done"):
+        if book.meta.get("done"):
+            return
+        if book.meta.get("stop_reason") == "failed":  # what was begun before a restart or an error
+            await self._finish("failed", book.meta.get("problem", ""))
+            return
+        if book.stop != "finished":
             return
         last = book.versions.get(book.version)
         is_last = bool(book.meta.get("told")) and last is not None and last["step"] == book.step
@@ -104,7 +109,7 @@ class Ending:
         async with self._core.transaction() as book:
             if book.stop:
                 return
-            await self._core.note(stop="cancelled", stop_reason="failed")
+            await self._core.note(stop="cancelled", stop_reason="failed", problem=reason)
         self._core.ready.fire()
         await self._finish("failed", reason)
 

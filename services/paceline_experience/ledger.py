@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline import plugins, wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
+from paceline.errors import InvalidError
 from paceline.interfaces import TaskSource
 from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
@@ -25,6 +27,7 @@ from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
 
+_TOKEN = re.compile(r"[0-9.e+]+")  # a place in a ring
 __all__ = ["AuditReport", "BatchShare", "EpisodeKey", "Hooks", "JobLedger"]
 
 
@@ -205,6 +208,8 @@ class JobLedger:
         await self._evals.sweep()
         await self._ending.check()
         await self._ending.advance()
+        if self._leases.headroom() > 0:  # room can also come from what told nobody
+            self._core.work.fire()
 
     async def audit(self) -> AuditReport:
         """Count everything again."""
@@ -252,6 +257,8 @@ class JobLedger:
         """Trained (or measured, for purpose `eval`) trajectories that are kept, newest first."""
         keys = self._core.keys
         ring = keys.eval_ring if purpose == "eval" else keys.ring
+        if page_token and not _TOKEN.fullmatch(page_token):
+            raise InvalidError(f"page_token: {page_token!r} was not given by this service")
         most = f"({page_token}" if page_token else "+inf"
         found: list[bytes] = await self._core.store.command(
             "ZREVRANGEBYSCORE", ring, most, "-inf", "LIMIT", 0, page_size

@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict, model_validator
 class Closed(BaseModel):
     """An immutable model that refuses unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Plugin(BaseModel):
     """A plug-in by name (`kind`: entry-point name or `module:attribute`) and its own options."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     kind: str
 

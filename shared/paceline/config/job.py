@@ -85,6 +85,13 @@ class AdvantageSpec(Plugin):
     kind: str = "grpo"
     site: Literal["experience", "trainer"] = "experience"
 
+    @field_validator("site")
+    @classmethod
+    def _is_there(cls, value: str) -> str:
+        if value != "experience":
+            raise ValueError("no trainer estimates advantages yet; use 'experience'")
+        return value
+
 
 class ExperienceSpec(Closed):
     """Batches, staleness, filters, advantages."""

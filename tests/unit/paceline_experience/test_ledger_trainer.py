@@ -54,6 +54,24 @@ async def test_a_retry_gets_the_same_and_another_world_size_the_same_batch(
     assert sorted(x for p in parts for x in p.samples) == sorted(first.samples)
 
 
+async def test_other_ranks_may_ask_before_the_first_has_committed(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    await world.filled(ledger)
+    share = await ledger.take(incarnation=1, step=0, rank=0, world=2)
+    early = asyncio.create_task(ledger.take(incarnation=1, step=1, rank=1, world=2))
+    await asyncio.sleep(0.02)
+    assert not early.done()
+    assert not (await ledger.live())["waiting"]
+    await ledger.commit(incarnation=1, step=0, batch_id=share.batch_id, metrics={})
+    first = await ledger.take(incarnation=1, step=1, rank=0, world=2)
+    assert (await early).batch_id == first.batch_id
+    with pytest.raises(StateError, match="ledger is at step 1"):
+        await ledger.take(incarnation=1, step=3, rank=1, world=2)
+
+
 async def test_advantages_are_over_the_whole_batch(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
@@ -208,6 +226,8 @@ async def test_checkpoints_free_payloads_but_the_newest(store: Store, worlds: Wo
     size = (await ledger.live())["payload_bytes"]
     page, token = await ledger.trajectories(purpose="train", page_size=2, page_token="")
     rest, end = await ledger.trajectories(purpose="train", page_size=2, page_token=token)
+    with pytest.raises(InvalidError, match="page_token: 'x' was not given by this service"):
+        await ledger.trajectories(purpose="train", page_size=2, page_token="x")
     assert ([t.episode_id for t in page + rest], end) == (["j1.3/1", "j1.3/0", "j1.2/1"], "")
     reopened = await world.opened()
     assert (await reopened.live())["payload_bytes"] == size
