@@ -14,6 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, RedisError
 
 from paceline.errors import FencedError, NotFoundError, StateError, StoreError, TransitionError
+from paceline.store_url import without_secrets
 from paceline.types import EPISODE_STEPS, EpisodeState
 
 # A Lua script fails with `redis.error_reply("FENCED text")`; the first word picks the class.
@@ -57,18 +58,22 @@ class Store:
         """Connect to a redis://, rediss:// or unix:// URL.
 
         Raises:
-            StoreError: nothing answers there.
+            StoreError: nothing answers there, or it is no such URL.
         """
+        shown = without_secrets(url)
         # With a socket_timeout, redis-py writes inside `asyncio.wait_for`, which costs a task per
         # command and on Python 3.11 may swallow a cancellation. A dead host is found by keepalive.
-        redis = Redis.from_url(
-            url, socket_timeout=None, socket_connect_timeout=5.0, health_check_interval=15
-        )
+        try:
+            redis = Redis.from_url(
+                url, socket_timeout=None, socket_connect_timeout=5.0, health_check_interval=15
+            )
+        except ValueError as error:
+            raise StoreError(f"store_url {shown}: {error}") from None
         try:
             await redis.ping()
         except (RedisError, OSError) as error:
             await redis.aclose()
-            raise StoreError(f"store_url {_without_password(url)}: {error}") from None
+            raise StoreError(f"store_url {shown}: {error}") from None
         return cls(redis)
 
     async def run(self, script: str, keys: list[str], *args: str | int | float | bytes) -> Any:
@@ -143,8 +148,3 @@ def translate(error: RedisError) -> Exception:
     if isinstance(error, RedisConnectionError):
         return StoreError(f"the store cannot be reached: {error}")
     return StoreError(f"the store refused: {error}")
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline.errors import StoreError
 from paceline.files import read_json, write_json
 from paceline.processes import Processes
+from paceline.store_url import without_secrets
 
 NAME = "store"
 # Systems refuse longer paths of sockets (108 on Linux, 104 on macOS).
@@ -105,7 +106,7 @@ def check_url(url: str) -> None:
     from redis import Redis
     from redis.exceptions import RedisError
 
-    shown = f"{url.partition('://')[0]}://{url.partition('://')[2].rpartition('@')[2]}"
+    shown = without_secrets(url)
     try:
         with Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=5.0) as client:
             client.ping()
