@@ -140,8 +140,11 @@ class Child:
         assert self._process.stdin is not None
         # No drain: a child that died is noticed by reading, and chunks are small.
         self._process.stdin.write(frame(request))
-        if failed := (await self._receive(load_s))["failed"]:
-            raise UnloadableError(failed)
+        answer = await self._receive(load_s)
+        if "failed" not in answer:
+            raise BrokenChildError(f"unreadable answer: {answer}")
+        if answer["failed"]:
+            raise UnloadableError(str(answer["failed"]))
         self.loaded = True
 
     async def next(self, timeout_s: float) -> Score:
@@ -152,7 +155,7 @@ class Child:
         """
         try:
             return score_from(await self._receive(timeout_s))
-        except (KeyError, TypeError, ValueError) as error:
+        except TypeError as error:
             raise BrokenChildError(f"unreadable answer: {error}") from None
 
     async def kill(self) -> None:
@@ -169,13 +172,18 @@ class Child:
                 (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
                 if size > MAX_FRAME_BYTES:
                     raise BrokenChildError(f"answered with {size} bytes")
-                return json.loads(await reader.readexactly(size))
+                body = await reader.readexactly(size)
         except TimeoutError:
             raise BrokenChildError(f"no score within {timeout_s:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
             raise BrokenChildError(
                 f"the scorer process died ({await self._last_words()})"
             ) from None
+        # Code of the user's runs beside the pipe and could have written to it.
+        try:
+            return dict(json.loads(body))
+        except (TypeError, ValueError) as error:
+            raise BrokenChildError(f"unreadable answer: {error}") from None
 
     async def _last_words(self) -> str:
         try:

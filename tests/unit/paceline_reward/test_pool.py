@@ -83,6 +83,7 @@ async def test_asynchronous_functions_parts_and_options(scorer: Scorer, item: Ma
         ("no_such_module:f", "cannot import 'no_such_module:f'"),
         ("user_rewards:no_such", "cannot import 'user_rewards:no_such'"),
         ("broken_import:f", "the scorer process died (exit code 5)"),
+        ("noisy_import:f", "unreadable answer"),
     ],
 )
 async def test_functions_that_cannot_be_imported(
