@@ -115,8 +115,9 @@ class Scheduler:
 
     def fail(self, text: str) -> None:
         """End everything after an error inside the engine."""
-        for one in [*self._rows.clear(), *self._line.clear()]:
-            self.out.append(refusal(one.request_id, "INTERNAL", text))
+        open_ones = [*self._rows.clear(), *self._line.clear()]
+        for name in dict.fromkeys(one.request_id for one in open_ones):
+            self.out.append(refusal(name, "INTERNAL", text))
         self._cache.clear()
         self.gate.finish(PacelineError(text))
 
@@ -155,10 +156,11 @@ class Scheduler:
         joining = self._choose()
         if not joining:
             return
-        for one in joining:
-            self._line.pop(one.request_id)
         for part in self._portions(joining):
             self._join(part)
+            # Not before: what fails meanwhile must still be found, to be refused.
+            for one in part:
+                self._line.pop(one.request_id)
 
     def _choose(self) -> list[Running]:
         """Those for whom there is a row and cache; at least one if nothing runs."""
