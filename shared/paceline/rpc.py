@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
@@ -208,7 +209,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
     def __init__(self, *, metrics: Metrics, tokens: Iterable[str] = ()) -> None:
         self._metrics = metrics
-        self._tokens = frozenset(f"Bearer {token}" for token in tokens)
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
 
     async def intercept_service(
         self,
@@ -236,9 +237,10 @@ class ErrorInterceptor(aio.ServerInterceptor):
         )
 
     def _check(self, metadata: dict[str, Any] | None) -> None:
-        if not self._tokens or metadata is None:
+        if not self._expected or metadata is None:
             return
-        if metadata.get("authorization") not in self._tokens:
+        given = str(metadata.get("authorization", "")).encode()
+        if not any(hmac.compare_digest(given, expected) for expected in self._expected):
             raise AuthenticationError("a valid bearer token is needed")
 
     def _unary(

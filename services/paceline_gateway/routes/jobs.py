@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from paceline.errors import InvalidError
 from paceline.rest import AuditView, ErrorView, JobPage, JobView, MetricPage, TrajectoryPage
 from paceline.types import JobState, Purpose
 from paceline.v1 import jobs_pb2 as pb
 from paceline_gateway import views
 from paceline_gateway.events import lines
-from paceline_gateway.jobs import Desk, decode
+from paceline_gateway.jobs import MAX_SPEC_BYTES, Desk, decode, too_large
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorView} for code in (401, 404, 409, 422, 503, 504)
@@ -47,13 +49,29 @@ async def submit(
 ) -> JobView:
     """Submit a job file, as JSON or (content type `application/yaml`) as YAML."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    raw = decode(await request.body(), yaml_too=media in YAML_TYPES)
-    message = pb.SubmitJobRequest(
-        # Dates and the like, which only YAML knows, are left for validation to name.
-        spec_json=json.dumps(raw, default=str),
-        request_id=idempotency_key,
-    )
+    body = await _body(request)
+    text = await asyncio.to_thread(_as_json, body, yaml_too=media in YAML_TYPES)
+    message = pb.SubmitJobRequest(spec_json=text, request_id=idempotency_key)
     return views.job_view(await desk.submit(message))
+
+
+async def _body(request: Request) -> bytes:
+    """The body, as long as it is not larger than a job may be."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_SPEC_BYTES:
+            raise too_large()
+    return bytes(body)
+
+
+def _as_json(body: bytes, *, yaml_too: bool) -> str:
+    raw = decode(body, yaml_too=yaml_too)
+    try:
+        # Dates and the like, which only YAML knows, are left for validation to name.
+        return json.dumps(raw, default=str)
+    except TypeError as error:  # the keys of YAML may be anything
+        raise InvalidError(f"job: {error}") from None
 
 
 @router.get("")
