@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -52,3 +52,17 @@ class Coalescer(Generic[Item]):
         task = asyncio.create_task(self._send(items))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def portions(items: Sequence[Item], *, size: Callable[[Item], int], most: int) -> list[list[Item]]:
+    """The items in order, cut so that no portion of several is larger than `most`."""
+    found: list[list[Item]] = []
+    room = 0
+    for item in items:
+        needed = size(item)
+        if not found or needed > room:
+            found.append([])
+            room = most
+        found[-1].append(item)
+        room -= needed
+    return found

@@ -13,6 +13,7 @@ from paceline.logs import Log
 from paceline.rpc import backoff_s, exchange
 from paceline.types import Assignment, Progress
 from paceline.v1 import experience_pb2 as pb
+from paceline_environment.coalesce import portions
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 log = Log("leases")
 _STREAM_S = 24 * 3600.0
 _WINDOW_S = 0.01
+_MOST_TOKENS = 500_000  # of one message, well below the limit of gRPC
 
 
 class Key(NamedTuple):
@@ -117,26 +119,41 @@ class Leases:
         stale, self._outbox = self._outbox, self._hello()
         self._outbox.give_back.extend(stale.give_back)
         self._outbox.progress.extend(stale.progress)
-        yield self._message(**self._first)
+        for message in self._messages(**self._first):
+            yield message
         while not self._finishing:
             await wake.wait()
             await asyncio.sleep(_WINDOW_S)
             wake.clear()
             if stream != self._stream:
                 return
-            yield self._message()
+            for message in self._messages():
+                yield message
 
-    def _message(self, **first: object) -> pb.LeaseRequest:
+    def _messages(self, **first: object) -> list[pb.LeaseRequest]:
         said, self._outbox = self._outbox, Outbox()
-        message = pb.LeaseRequest(
-            credits=said.credits,
-            eval_credits=said.eval_credits,
-            progress=[wire.progress_to(progress) for progress in said.progress],
-            renew=[_key(key) for key in said.renew],
-            give_back=[_key(key, reason, detail) for key, reason, detail in said.give_back],
-        )
-        message.MergeFrom(pb.LeaseRequest(**first))  # pyright: ignore[reportArgumentType]
-        return message
+        return messages(said, **first)
+
+
+def messages(said: Outbox, **first: object) -> list[pb.LeaseRequest]:
+    """What there is to say, in messages that fit; `first` are more fields of the first one.
+
+    Progress comes first: what is given back is not leased any more.
+    """
+    made = [pb.LeaseRequest(**first)]  # pyright: ignore[reportArgumentType]
+    for number, part in enumerate(portions(said.progress, size=_tokens, most=_MOST_TOKENS)):
+        if number:
+            made.append(pb.LeaseRequest())
+        made[-1].progress.extend(wire.progress_to(progress) for progress in part)
+    last = made[-1]
+    last.credits, last.eval_credits = said.credits, said.eval_credits
+    last.renew.extend(_key(key) for key in said.renew)
+    last.give_back.extend(_key(*each) for each in said.give_back)
+    return made
+
+
+def _tokens(progress: Progress) -> int:
+    return sum(len(transcript.tokens) for transcript in progress.transcripts)
 
 
 def _key(key: Key, reason: str = "", detail: str = "") -> pb.EpisodeKey:

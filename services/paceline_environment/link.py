@@ -16,6 +16,7 @@ from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
+from paceline_environment.coalesce import portions
 from paceline_environment.turn import Ending, Turn
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = Log("link")
 _STREAM_S = 24 * 3600.0
 _WINDOW_S = 0.002
-_MOST_TOKENS = 500_000  # of one message, well below the limit of 16 MiB
+_MOST_TOKENS = 500_000  # of one message, well below the limit of gRPC
 
 
 class Link:
@@ -92,7 +93,7 @@ class Link:
                 return
             outbox, self._outbox = self._outbox, []
             aborts, self._aborts = self._aborts, []
-            for batch in _split(outbox):
+            for batch in portions(outbox, size=lambda each: len(each.tokens), most=_MOST_TOKENS):
                 yield pb.GenerateBatch(requests=batch)
             if aborts:
                 yield pb.GenerateBatch(abort=aborts)
@@ -132,16 +133,3 @@ def _request(turn: Turn) -> pb.GenerateRequest:
         min_version=-1,
         timeout_s=turn.timeout_s,
     )
-
-
-def _split(requests: list[pb.GenerateRequest]) -> list[list[pb.GenerateRequest]]:
-    batches: list[list[pb.GenerateRequest]] = []
-    room = 0
-    for request in requests:
-        size = len(request.tokens)
-        if not batches or size > room:
-            batches.append([])
-            room = _MOST_TOKENS
-        batches[-1].append(request)
-        room -= size
-    return batches

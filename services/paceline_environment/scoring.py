@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from grpc import aio
 
 from paceline import wire
-from paceline.errors import PacelineError, UnavailableError
+from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call
 from paceline.types import Score, Worker
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1.reward_pb2_grpc import RewardStub
-from paceline_environment.coalesce import Coalescer
+from paceline_environment.coalesce import Coalescer, portions
 from paceline_environment.roster import Workers
 
 log = Log("scoring")
 _WINDOW_S = 0.004
 _MOST_ITEMS = 256
+_MOST_BYTES = 8 << 20  # of one message, well below the limit of gRPC
 
 
 @dataclass(slots=True)
@@ -58,7 +59,8 @@ class Scoring:
         if job_id not in self._jobs:
 
             async def send(items: list[_Waiting]) -> None:
-                await self._send(job_id, rewards, items)
+                parts = portions(items, size=lambda each: each.item.ByteSize(), most=_MOST_BYTES)
+                await asyncio.gather(*(self._send(job_id, rewards, part) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST_ITEMS)
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
@@ -104,6 +106,8 @@ class Scoring:
                 continue
             try:
                 return await self._try(worker, request, min(left, self._timeout_s))
+            except InvalidError:  # every worker would refuse it
+                raise
             except PacelineError as error:
                 last = error
                 log.warning("scoring failed", reward=worker.worker_id, error=error)

@@ -13,7 +13,7 @@ from paceline.rpc import backoff_s, call
 from paceline.types import Trajectory
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
-from paceline_environment.coalesce import Coalescer
+from paceline_environment.coalesce import Coalescer, portions
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = Log("submitter")
 _WINDOW_S = 0.015
 _MOST = 256
-_MOST_TOKENS = 400_000  # of one message, well below the limit of 16 MiB
+_MOST_TOKENS = 400_000  # of one message, well below the limit of gRPC
 _MOST_INTERNAL = 5  # answers INTERNAL to a single trajectory before it is given up
 _TIMEOUT_S = 20.0
 
@@ -49,7 +49,7 @@ class Submitter:
         if job_id not in self._jobs:
 
             async def send(items: list[_Waiting]) -> None:
-                for batch in _split(items):
+                for batch in portions(items, size=lambda each: each.num_tokens, most=_MOST_TOKENS):
                     await self._send(job_id, batch)
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST)
@@ -104,15 +104,3 @@ def _settle(batch: list[_Waiting], outcomes: list[str]) -> None:
     for waiting, outcome in zip(batch, outcomes, strict=True):
         if not waiting.outcome.done():
             waiting.outcome.set_result(outcome)
-
-
-def _split(items: list[_Waiting]) -> list[list[_Waiting]]:
-    batches: list[list[_Waiting]] = []
-    room = 0
-    for item in items:
-        if not batches or item.num_tokens > room:
-            batches.append([])
-            room = _MOST_TOKENS
-        batches[-1].append(item)
-        room -= item.num_tokens
-    return batches
