@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import plugins
 from paceline.config import JobSpec
-from paceline.errors import ConfigError, InvalidError
+from paceline.config.named import missing
+from paceline.errors import ConfigError
 from paceline.rpc import MAX_MESSAGE_BYTES
 
 MODEL_FILES = (
@@ -35,29 +35,12 @@ def check_plugins(spec: JobSpec) -> None:
 
 
 def _problems(spec: JobSpec) -> Iterator[str]:
-    for field, kind, name in _named(spec):
-        try:
-            plugins.check(kind, name)
-        except InvalidError as error:
-            yield f"{field}: {error.message.removeprefix(f'{kind}: ')}"
+    yield from missing(spec)
     for index, part in enumerate(spec.reward):
         if part.kind == "python" and not _is_path(part.options.get("function")):
             yield f"reward.{index}.function: kind 'python' needs 'module:function'"
         if part.kind == "regex":
             yield from _pattern_problems(f"reward.{index}.pattern", part.options.get("pattern"))
-
-
-def _named(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
-    yield "tasks.environment", "environments", spec.tasks.environment
-    for index, part in enumerate(spec.reward):
-        yield f"reward.{index}.kind", "rewards", part.kind
-    experience = spec.experience
-    yield "experience.sampler.kind", "samplers", experience.sampler.kind
-    for index, each in enumerate(experience.filters):
-        yield f"experience.filters.{index}.kind", "filters", each.kind
-    yield "experience.advantage.kind", "advantages", experience.advantage.kind
-    yield "rollout.engine.kind", "engines", spec.rollout.engine.kind
-    yield "trainer.objective.kind", "objectives", spec.trainer.objective.kind
 
 
 def _is_path(value: Any) -> bool:

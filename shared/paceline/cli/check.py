@@ -11,6 +11,7 @@ import yaml
 
 from paceline import plugins as registry
 from paceline.config import JobSpec, load_job
+from paceline.config.named import missing
 from paceline.errors import ConfigError, InvalidError
 
 
@@ -42,7 +43,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
 
 def check(spec: JobSpec) -> None:
     """Raise `ConfigError` for everything that this machine can know to be wrong."""
-    problems = [*_plugin_problems(spec), *_model_problems(Path(spec.model.path))]
+    problems = [*missing(spec), *_model_problems(Path(spec.model.path))]
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -55,27 +56,6 @@ def _override(text: str) -> tuple[str, Any]:
         return field, yaml.safe_load(value)
     except yaml.YAMLError:
         return field, value
-
-
-def _plugin_problems(spec: JobSpec) -> Iterator[str]:
-    experience = spec.experience
-    named = [
-        ("tasks.environment", "environments", spec.tasks.environment),
-        *((f"reward.{i}.kind", "rewards", part.kind) for i, part in enumerate(spec.reward)),
-        ("experience.sampler.kind", "samplers", experience.sampler.kind),
-        *(
-            (f"experience.filters.{i}.kind", "filters", each.kind)
-            for i, each in enumerate(experience.filters)
-        ),
-        ("experience.advantage.kind", "advantages", experience.advantage.kind),
-        ("rollout.engine.kind", "engines", spec.rollout.engine.kind),
-        ("trainer.objective.kind", "objectives", spec.trainer.objective.kind),
-    ]
-    for field, kind, name in named:
-        try:
-            registry.check(kind, name)
-        except InvalidError as error:
-            yield f"{field}: {error.message.removeprefix(f'{kind}: ')}"
 
 
 def _model_problems(folder: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ from grpc import aio
 
 from paceline import wire
 from paceline.config import parse_job
-from paceline.errors import NotFoundError
+from paceline.errors import NotFoundError, StateError
 from paceline.metrics import Metrics
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.types import Job, JobState, JobStatus, Trajectory, check_job_step
@@ -80,6 +80,9 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
         """Ask a job to end."""
+        state = self._job(request.job_id).status.state
+        if state.terminal:
+            raise StateError(f"job {request.job_id} has already {state}")
         await self._set(request.job_id, JobState.CANCELLING, reason=request.reason)
         return wire.job_to(self._job(request.job_id))
 
@@ -127,7 +130,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
 
     def _job(self, job_id: str) -> Job:
         if job_id not in self.jobs:
-            raise NotFoundError(f"no job {job_id!r}")
+            raise NotFoundError(f"job {job_id!r} is not known")
         return self.jobs[job_id]
 
     async def _set(self, job_id: str, state: JobState, *, reason: str = "") -> None:

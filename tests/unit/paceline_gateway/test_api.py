@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from paceline.errors import NotFoundError, TransitionError
+from paceline.errors import NotFoundError, StateError
 from paceline.rpc import call, stream
 from paceline.types import (
     JobState,
@@ -101,10 +101,10 @@ async def test_cancel_a_finished_job(gateway: Gateway, job: Doc) -> None:
     response = await gateway.http.post(f"/v1/jobs/{job_id}/cancel")
     assert response.status_code == 409
     assert response.json()["error"] == {
-        "type": "TransitionError",
-        "message": "job: succeeded -> cancelling is not allowed",
+        "type": "StateError",
+        "message": f"job {job_id} has already succeeded",
     }
-    with pytest.raises(TransitionError, match="succeeded -> cancelling"):
+    with pytest.raises(StateError, match="has already succeeded"):
         await call(gateway.stub.CancelJob, pb.CancelJobRequest(job_id=job_id))
 
 
@@ -112,14 +112,17 @@ async def test_cancel_a_finished_job(gateway: Gateway, job: Doc) -> None:
 async def test_an_unknown_job(gateway: Gateway, rest: str) -> None:
     response = await gateway.http.get(f"/v1/jobs/nope{rest}")
     assert response.status_code == 404
-    assert response.json()["error"] == {"type": "NotFoundError", "message": "no job 'nope'"}
+    assert response.json()["error"] == {
+        "type": "NotFoundError",
+        "message": "job 'nope' is not known",
+    }
 
 
 async def test_an_unknown_job_over_grpc(gateway: Gateway) -> None:
-    with pytest.raises(NotFoundError, match="no job 'nope'"):
+    with pytest.raises(NotFoundError, match="job 'nope' is not known"):
         await call(gateway.stub.GetJob, pb.GetJobRequest(job_id="nope"))
     watching = stream(gateway.stub.WatchJob, pb.WatchJobRequest(job_id="nope"), timeout_s=5.0)
-    with pytest.raises(NotFoundError, match="no job 'nope'"):
+    with pytest.raises(NotFoundError, match="job 'nope' is not known"):
         await anext(watching)
 
 
