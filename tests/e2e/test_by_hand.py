@@ -43,7 +43,7 @@ def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., A
 def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None:
     with grpc.insecure_channel(platform.grpc) as channel:
         jobs = pb_grpc.JobsStub(channel)
-        spec = json.dumps(tiny_job(name="grpc", stop={"steps": 500}))
+        spec = json.dumps(tiny_job(name="grpc", eval=None, stop={"steps": 2000}))
         job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=30)
         job_id = job.status.job_id
         for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120):

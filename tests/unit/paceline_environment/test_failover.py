@@ -146,7 +146,7 @@ async def test_experience_goes_away(staged: Any, until: Any, assign: Any, when: 
         await until(lambda: service.stages.waiting["submit"] == 4)
     await stage.experience.start(stage.experience.address)
     await until(lambda: len(stage.experience.trajectories) == 4)
-    assert service.stages.finished == 4
+    await until(lambda: service.stages.finished == 4)
     await until(lambda: len(stage.experience.hellos) == 2)
     again = stage.experience.hellos[1]
     assert again.credits + len(again.renew) == 1024
