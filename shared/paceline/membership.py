@@ -48,6 +48,7 @@ class Membership:
                 await self.beat()
             except NotFoundError:
                 joined = False
+                await asyncio.sleep(min(0.1, self._period_s))
                 continue
             except PacelineError as error:
                 log.warning("no beat", error=error)

@@ -63,6 +63,15 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
         assert "nope" in str(caught.value)
 
 
+def test_a_source_without_tasks_is_refused_at_submit(
+    platform: Any, tiny_job: Callable[..., Any]
+) -> None:
+    tasks = {"environment": "arithmetic", "options": {"digits": 1, "size": 0}}
+    refused = httpx.post(f"{platform.http}/v1/jobs", json=tiny_job(tasks=tasks), timeout=60)
+    assert refused.status_code == 422
+    assert "has no tasks" in refused.json()["error"]["message"]
+
+
 def test_an_overlong_prompt_fails_the_job_and_says_so(
     platform: Any, tiny_job: Callable[..., Any]
 ) -> None:
