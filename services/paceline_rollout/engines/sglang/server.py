@@ -96,8 +96,6 @@ class Launch:
             "--host=127.0.0.1",
             f"--port={port}",
             "--sleep-on-idle",
-            # It asks for more tokens than a small context has room for.
-            "--skip-server-warmup",
         ]
         if self.ep > 1:
             flags.append(f"--ep-size={self.ep}")
