@@ -43,7 +43,6 @@ def make_model(seed: int) -> Any:
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
         initializer_range=0.2,
-        architectures=["LlamaForCausalLM"],
     )
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config).eval()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ ALL = [*SEEDED, "fake-0.5.6", "fake-0.5.23", pytest.param("sglang", marks=pytest
 
 
 @asynccontextmanager
-async def options_of(name: str, request: Any) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+async def options_of(name: str, request: Any) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """An engine's name and options, with the server behind it running."""
     if name in OPTIONS:
         yield name, OPTIONS[name]

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +213,7 @@ class FakeSglang:
             "weight_version": self.label,
             "output_token_logprobs": [[even, t, None] for t in request.output[start:]],
         }
-        if self.release >= SPANS and request.end is not None:
+        if self.release >= SPANS:
             meta["weight_versions"] = self._spans(request)
         return {"text": "", "output_ids": request.output[start:], "meta_info": meta}
 
@@ -347,7 +346,7 @@ class FakeSglang:
         return _done()
 
     async def _checksums(self, http: web.Request) -> web.Response:
-        ranks = [{"checksums": {"all": f"{zlib.crc32(self.label.encode()):08x}"}}]
+        ranks = [{"checksums": {"all": f"{hash(self.label) & 0xFFFF:x}"}}]
         return web.json_response({"success": True, "message": "", "ranks": ranks})
 
     async def _server_info(self, http: web.Request) -> web.Response:

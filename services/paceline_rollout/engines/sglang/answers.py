@@ -20,7 +20,6 @@ class Slot:
     tokens: list[int] = field(default_factory=list[int])
     rid: str = ""  # of the call that is open
     seen: int = 0  # tokens of that call
-    runs: list[VersionRun] = field(default_factory=list[VersionRun])  # of that call
     version: int = -1  # active when it began
     task: asyncio.Task[None] | None = None
     aborted: bool = False
@@ -74,22 +73,12 @@ def take(slot: Slot, event: Mapping[str, Any]) -> Emission | None:
     versions = _versions(meta, slot.seen, total, otherwise=slot.version)
     slot.seen = total
     slot.tokens.extend(tokens)
-    slot.runs.extend(versions)
     return Emission(
         request_id=slot.request_id,
         tokens=tokens,
         logprobs=tuple(float(row[0]) for row in rows),
         versions=versions,
     )
-
-
-def mislabelled(slot: Slot, event: Mapping[str, Any]) -> int:
-    """Tokens whose version the last event knows better than those before it did."""
-    meta: Mapping[str, Any] = event["meta_info"]
-    if not meta.get("weight_versions"):
-        return 0
-    real = _flat(_versions(meta, 0, slot.seen, otherwise=slot.version))
-    return sum(a != b for a, b in zip(real, _flat(slot.runs), strict=True))
 
 
 def prompt_logprobs(answer: Mapping[str, Any]) -> list[float]:
@@ -101,12 +90,7 @@ def prompt_logprobs(answer: Mapping[str, Any]) -> list[float]:
 def _versions(
     meta: Mapping[str, Any], start: int, end: int, *, otherwise: int
 ) -> tuple[VersionRun, ...]:
-    """Runs of output tokens `[start, end)`.
-
-    Only the last event of an answer has spans; before, the version that is active when the
-    server passes a token on is the one that made it, for nothing is on its way during a swap.
-    """
-    last = _number(meta.get("weight_version"), otherwise)
+    """Runs of output tokens `[start, end)`; a server that knows no spans had one version."""
     spans: Sequence[Mapping[str, Any]] = meta.get("weight_versions") or ()
     runs: list[VersionRun] = []
     at = start
@@ -116,12 +100,8 @@ def _versions(
             runs.append(VersionRun(_number(span["version"], otherwise), upto - at))
             at = upto
     if at < end:
-        runs.append(VersionRun(last, end - at))
+        runs.append(VersionRun(otherwise, end - at))
     return tuple(runs)
-
-
-def _flat(runs: Sequence[VersionRun]) -> list[int]:
-    return [run.version for run in runs for _ in range(run.count)]
 
 
 def _number(label: object, otherwise: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from paceline.errors import InvalidError, PacelineError, StateError, UnavailableError
 from paceline.interfaces import Emission, EngineStatus, Generation
 from paceline.logs import Log
+from paceline.rpc import backoff_s
 from paceline_rollout.activation import Activation, Gate, Line, Swap, parse_activation
 from paceline_rollout.engines.base import (
     Limits,
@@ -26,25 +28,26 @@ from paceline_rollout.engines.base import (
 from paceline_rollout.engines.sglang.answers import (
     Slot,
     body_of,
-    mislabelled,
     prompt_logprobs,
     score_body,
     take,
 )
 from paceline_rollout.engines.sglang.api import SglangClient
-from paceline_rollout.engines.sglang.connection import Connection, Link, pause_s
-from paceline_rollout.engines.sglang.layout import Layout, vocab_size
-from paceline_rollout.engines.sglang.loading import WAYS, folder_for
+from paceline_rollout.engines.sglang.capabilities import Capabilities
+from paceline_rollout.engines.sglang.layout import Layout
+from paceline_rollout.engines.sglang.loading import WAYS, Loader
 from paceline_rollout.engines.sglang.server import (
     MODULE,
     AttachedServer,
     Launch,
     LaunchedServer,
+    Server,
 )
 
 SCORE_S = 120.0
 DRAIN_S = 60.0
 ABORT_AGAIN_S = 0.5
+TMPFS = Path("/dev/shm")
 Seconds = dict[str, float]
 log = Log("engine")
 
@@ -91,7 +94,7 @@ class SglangEngine:
         if load not in WAYS:
             raise InvalidError(f"rollout.engine.load: {load!r}; allowed: {', '.join(WAYS)}")
         self._model_dir = model_dir
-        self._limits = Limits(vocab_size(model_dir), max_context, tokenizer_dir is not None)
+        self._limits = Limits(_vocab_size(model_dir), max_context, tokenizer_dir is not None)
         self._dtype = dtype
         self._max_concurrent = max_concurrent
         self._job_id = job_id
@@ -115,24 +118,26 @@ class SglangEngine:
             args=tuple(args),
             environment=dict(environment or {}),
         )
-        server = (
+        self._server: Server = (
             AttachedServer(url, api_key=api_key, timeout_s=startup_timeout_s)
             if url
             else LaunchedServer(launch, api_key=api_key, timeout_s=startup_timeout_s)
         )
-        loading: dict[str, Any] = {
+        self._loading: dict[str, Any] = {
             "way": load,
             "ranks": tp,
             "shared_memory": not url if shared_memory is None else shared_memory,
-            "folder": folder_for(folder, attached=bool(url)),
+            "folder": _folder(folder, attached=bool(url)),
             "bucket_bytes": bucket_bytes,
             "backend": backend or ("gloo" if device == "cpu" else "nccl"),
         }
-        self._connection = Connection(server=server, loading=loading, job_id=job_id)
         self._clock = clock
         self._gate = Gate()
         self._line: Line[Slot] = Line(self._gate)
         self._running: dict[str, Slot] = {}
+        self._client: SglangClient | None = None
+        self._loader: Loader | None = None
+        self._capabilities: Capabilities | None = None
         self._layout: Layout | None = None
         self._snapshot: Snapshot | None = None  # what a restarted server is given
         self._lost = ""  # why nothing is served, although something was
@@ -147,7 +152,7 @@ class SglangEngine:
 
     async def start(self) -> None:
         """Start the server with weights of no meaning; requests wait for the first `load`."""
-        await self._connection.open()
+        await self._open()
         self._spawn(self._supervise(), "sglang")
 
     def submit(self, batch: Sequence[Generation]) -> None:
@@ -196,18 +201,16 @@ class SglangEngine:
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of tokens[1:] at temperature 1 under the active version."""
-        client = self._connection.live.client
+        if self._client is None:
+            raise UnavailableError(self._lost or "the engine has not started")
         body = score_body(self._next_rid(), tokens, self._gate.version)
-        return prompt_logprobs(await client.generate(body, timeout_s=SCORE_S))
-
-    @property
-    def url(self) -> str:
-        """Where the server answers; another place after each restart."""
-        return self._connection.server.url
+        return prompt_logprobs(await self._client.generate(body, timeout_s=SCORE_S))
 
     async def checksums(self) -> list[dict[str, str]]:
         """Of the tensors of each rank: equal between replicas of one version."""
-        return await self._connection.live.client.checksums()
+        if self._client is None:
+            raise UnavailableError(self._lost or "the engine has not started")
+        return await self._client.checksums()
 
     def status(self) -> EngineStatus:
         """Counters now; version -1 while nothing is served."""
@@ -241,8 +244,8 @@ class SglangEngine:
             if swap is not None and not swap.done.done():
                 swap.fail(UnavailableError(self._lost))
         self._gate.pending = self._swap = None
-        await self._connection.drop()
-        await self._connection.server.stop()
+        await self._disconnect()
+        await self._server.stop()
         self._outbox.close()
 
     # requests -------------------------------------------------------------------------------
@@ -253,23 +256,21 @@ class SglangEngine:
 
     def _pump(self) -> None:
         """Start what may start: a swap that is due, else requests."""
-        link = self._connection.link
-        if self._swap is not None or link is None:
+        if self._swap is not None or self._client is None:
             return
         if self._swap_due():
-            self._tick()
             self._swap = self._gate.pending
+            self._tick()
             self._spawn(self._exchange(), "swap")
             return
         free = self._max_concurrent - len(self._running)
         for slot in list(islice(self._line.startable(), max(free, 0))):
             self._line.pop(slot.request_id)
-            self._begin(slot, link.client)
+            self._begin(slot, self._client)
 
     def _begin(self, slot: Slot, client: SglangClient) -> None:
         self._tick()
-        slot.rid, slot.version = self._next_rid(), self._gate.version
-        slot.seen, slot.runs = 0, []
+        slot.rid, slot.seen, slot.version = self._next_rid(), 0, self._gate.version
         self._running[slot.request_id] = slot
         self._counts["prompt"] += len(slot.request.tokens) + len(slot.tokens)
         slot.task = self._spawn(self._generate(slot, client), "generate")
@@ -285,14 +286,8 @@ class SglangEngine:
                     self._counts["tokens"] += len(emission.tokens)
                     self._put(emission)
                 end = event["meta_info"].get("finish_reason") or {}
-                if end and (wrong := mislabelled(slot, event)):
-                    log.warning("versions differ", job=self._job_id, tokens=wrong)
         except PacelineError as failure:
-            error = (
-                failure
-                if isinstance(failure, UnavailableError)
-                else PacelineError(f"sglang: {failure}")
-            )
+            error = failure if isinstance(failure, UnavailableError) else _internal(failure)
         self._tick()
         if self._running.pop(slot.request_id, None) is not None:
             self._finish(slot, end, error)
@@ -317,14 +312,15 @@ class SglangEngine:
             self._put(refusal(slot.request_id, code, text))
 
     def _end(self, slot: Slot, reason: str, *, matched: str = "") -> None:
-        self._put(emit(slot.request_id, (), (), version=-1, reason=reason, matched=matched))
+        version = slot.version
+        self._put(emit(slot.request_id, (), (), version=version, reason=reason, matched=matched))
 
     async def _abort(self, slot: Slot) -> None:
         """Ask until the answer ends: a call that has not arrived yet cannot be aborted."""
-        task, link = slot.task, self._connection.link
-        while task is not None and link is not None and not task.done():
+        task, client = slot.task, self._client
+        while task is not None and client is not None and not task.done():
             try:
-                await link.client.abort(slot.rid)
+                await client.abort(slot.rid)
             except PacelineError as error:
                 log.info("not aborted", error=error)
             await asyncio.wait({task}, timeout=ABORT_AGAIN_S)
@@ -339,7 +335,7 @@ class SglangEngine:
         swap = self._swap
         assert swap is not None
         try:
-            await self._replace(swap, self._connection.live)
+            await self._replace(swap)
         except PacelineError as error:
             log.error("weights not loaded", job=self._job_id, version=swap.version, error=error)
             self._lose(f"version {swap.version} could not be loaded: {error}")
@@ -351,18 +347,18 @@ class SglangEngine:
         self._swap = None
         self._pump()
 
-    async def _replace(self, swap: Swap, link: Link) -> None:
-        client, spans = link.client, link.capabilities.spans
-        keeps = swap.activation is Activation.IN_FLIGHT and spans and bool(self._running)
+    async def _replace(self, swap: Swap) -> None:
+        client, loader, known = self._client, self._loader, self._capabilities
+        if client is None or loader is None or known is None:
+            raise UnavailableError(self._lost)
+        keeps = swap.activation is Activation.IN_FLIGHT and known.spans and bool(self._running)
         try:
-            if spans:
+            if known.spans:
                 await client.pause("in_place" if keeps else "retract")
-                # An answer of the scheduler comes after all tokens it made before it paused.
-                await client.server_info()
             else:
                 await self._interrupt(client)
             # With the cache in use it cannot be emptied; new requests do not share it anyway.
-            await link.loader.load(swap.snapshot, flush=not keeps)
+            await loader.load(swap.snapshot, flush=not keeps)
         finally:
             await client.resume()
 
@@ -392,11 +388,11 @@ class SglangEngine:
 
     async def _supervise(self) -> None:
         while True:
-            reason = await self._connection.server.died()
+            reason = await self._server.died()
             log.error("server lost", job=self._job_id, reason=reason)
             self._lose(reason)
-            await self._connection.drop()
-            await self._connection.reopen()
+            await self._disconnect()
+            await self._reopen()
             self._pump()
             self._spawn(self._restore(), "restore")
 
@@ -411,8 +407,32 @@ class SglangEngine:
                 await asyncio.wrap_future(swap.done)
             except PacelineError as error:
                 log.warning("not restored", job=self._job_id, version=swap.version, error=error)
-                await asyncio.sleep(pause_s(attempt))
+                await asyncio.sleep(backoff_s(attempt, base_s=0.25, most_s=30.0))
                 attempt += 1
+
+    async def _reopen(self) -> None:
+        attempt = 0
+        while self._client is None:
+            await asyncio.sleep(backoff_s(attempt, base_s=0.25, most_s=30.0))
+            attempt += 1
+            try:
+                await self._open()
+            except PacelineError as error:
+                log.error("server not started", job=self._job_id, attempt=attempt, error=error)
+
+    async def _open(self) -> None:
+        known = await self._server.start()
+        client = SglangClient(self._server.url, api_key=self._server.api_key)
+        self._loader = Loader(client=client, capabilities=known, **self._loading)
+        self._capabilities, self._client = known, client
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.leave()
+        if client is not None:
+            await client.close()
 
     def _lose(self, reason: str) -> None:
         """No valid version: all callers go on elsewhere, with the tokens they have."""
@@ -453,3 +473,21 @@ class SglangEngine:
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the engine failed", task=task.get_name(), error=task.exception())
             self._outbox.close()
+
+
+def _vocab_size(model_dir: Path) -> int:
+    content: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+    return int(content.get("vocab_size") or content["text_config"]["vocab_size"])
+
+
+def _folder(given: str, *, attached: bool) -> Path | None:
+    """Where weights go on their way over disk: memory, if the machine has such a folder."""
+    if given:
+        return Path(given)
+    if attached:
+        return None
+    return TMPFS if TMPFS.is_dir() else Path("/tmp")
+
+
+def _internal(error: PacelineError) -> PacelineError:
+    return PacelineError(f"sglang: {error}")

@@ -5,7 +5,6 @@ SGLang skips tensors it does not know and dies of those with a wrong shape.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,3 @@ class Layout:
             names.add(entry.name)
         if missing := sorted(self._needed - names):
             raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
-
-
-def vocab_size(model_dir: Path) -> int:
-    """Number of token ids, from `config.json`."""
-    content: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
-    return int(content.get("vocab_size") or content["text_config"]["vocab_size"])

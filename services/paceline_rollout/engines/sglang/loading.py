@@ -26,7 +26,6 @@ from paceline_rollout.engines.sglang.broadcast import Broadcast
 from paceline_rollout.engines.sglang.capabilities import Capabilities
 
 WAYS = ("tensor", "disk", "distributed")
-TMPFS = Path("/dev/shm")
 _ALIGN = 64
 _SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
 Bucket = list[tuple[Entry, memoryview]]
@@ -128,15 +127,6 @@ class Loader:
             )
         finally:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-
-
-def folder_for(given: str, *, attached: bool) -> Path | None:
-    """Where weights go on their way over disk: memory, if the machine has such a folder."""
-    if given:
-        return Path(given)
-    if attached:
-        return None
-    return TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir())
 
 
 def buckets_of(snapshot: Snapshot, most_bytes: int) -> Iterator[Bucket]:
