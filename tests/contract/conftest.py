@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline_rollout.engines.sglang.capabilities import parse_version
@@ -63,6 +64,8 @@ def other_model() -> Any:
 def model_dir(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     model.config.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
+    words.save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -87,7 +90,6 @@ def sglang_url(sglang_python: str, model_dir: Path) -> Iterator[str]:
         max_concurrent=16,
         max_tokens=8192,
         threads=1,
-        tokenizer=False,
     )
     known = parse_version("0.5.23")
     command = launch.command(port=port, api_key="", capabilities=known)

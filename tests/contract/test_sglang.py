@@ -46,14 +46,14 @@ def kind(request: Any) -> Kind:
 @pytest.fixture
 def opened(model: Any, model_dir: Path) -> Open:
     @asynccontextmanager
-    async def make(**options: Any) -> AsyncGenerator[Answers]:
+    async def make(**changes: Any) -> AsyncGenerator[Answers]:
+        options: dict[str, Any] = {"tokenizer_dir": None, **changes}
         engine = SglangEngine(
             model_dir=model_dir,
             dtype="float32",
             max_context=CONTEXT,
             max_concurrent=16,
             threads=1,
-            tokenizer_dir=None,
             job_id="job",
             **options,
         )
@@ -247,6 +247,20 @@ async def test_the_models_own_end_token_is_not_an_end(opened: Open):
         await out.run(ask("some", max_tokens=60, stop_tokens=(tokens[9],)))
         assert out.tokens("some") == tokens[: tokens.index(tokens[9]) + 1]
         assert out.parts["some"][-1].matched_stop == str(tokens[9])
+
+
+async def test_a_stop_string_ends_with_its_last_token(opened: Open, kind: Kind, model_dir: Path):
+    async with opened(**kind.options, tokenizer_dir=model_dir) as out:
+        await out.swap(0)
+        await out.run(ask("all", max_tokens=60, temperature=0.0))
+        tokens = out.tokens("all")
+        text = f"<{tokens[4]}> <{tokens[5]}>"
+        await out.run(ask("some", max_tokens=60, temperature=0.0, stop_strings=(text,)))
+        some = out.tokens("some")
+        assert some == tokens[: len(some)]
+        assert some[-2:] == tokens[4:6]
+        assert len(some) == len(out.logprobs("some")) == len(out.versions("some"))
+        assert out.parts["some"][-1].matched_stop == text
 
 
 async def test_a_key_is_used(opened: Open):

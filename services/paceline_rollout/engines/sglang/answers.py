@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.interfaces import Emission, Generation
 from paceline.types import Sampling, VersionRun
+from paceline_rollout.engines.base import Limits, emit
+
+Decode = Callable[[list[int]], str]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +40,27 @@ class Slot:
     def left(self) -> int:
         """Tokens it may still have."""
         return self.room - len(self.tokens)
+
+
+def slot_for(request: Generation, limits: Limits) -> Slot:
+    """A request and the room it has."""
+    left = limits.max_context - len(request.tokens)
+    return Slot(request, room=min(request.sampling.max_tokens, left))
+
+
+def closing(name: str, reason: str, matched: str = "") -> Emission:
+    """The end of a request, all of whose tokens are out."""
+    return emit(name, (), (), version=-1, reason=reason, matched=matched)
+
+
+def decoder(folder: Path | None) -> Decode | None:
+    """From token ids to text, if there is a tokenizer."""
+    if folder is None or not (folder / "tokenizer.json").exists():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return partial(tokenizer.decode, skip_special_tokens=False)
 
 
 def body_of(slot: Slot, *, deterministic: bool) -> dict[str, Any]:
@@ -83,6 +109,31 @@ def take(slot: Slot, event: Mapping[str, Any]) -> Emission | None:
     )
 
 
+def cut_at_stop(slot: Slot, emission: Emission, decode: Decode) -> tuple[Emission, str]:
+    """What is left of an emission when one of its tokens completes a stop string, and the string.
+
+    Servers run without a tokenizer: what decodes tokens would also delay them, and then a token
+    could be passed on after the swap that followed it.
+    """
+    strings = slot.request.sampling.stop_strings
+    # A stop of n bytes ends within the newest n tokens, whatever the vocabulary.
+    keep = max(len(text.encode()) for text in strings) + 4
+    first = len(slot.tokens) - len(emission.tokens)
+    for end in range(first + 1, len(slot.tokens) + 1):
+        text = decode(slot.tokens[max(0, end - keep) : end])
+        if hit := next((stop for stop in strings if stop in text), ""):
+            count = end - first
+            del slot.tokens[end:]
+            kept = replace(
+                emission,
+                tokens=emission.tokens[:count],
+                logprobs=emission.logprobs[:count],
+                versions=_first(emission.versions, count),
+            )
+            return kept, hit
+    return emission, ""
+
+
 def mislabelled(slot: Slot, event: Mapping[str, Any]) -> int:
     """Tokens whose version the last event knows better than those before it did."""
     meta: Mapping[str, Any] = event["meta_info"]
@@ -90,6 +141,22 @@ def mislabelled(slot: Slot, event: Mapping[str, Any]) -> int:
         return 0
     real = _flat(_versions(meta, 0, slot.seen, otherwise=slot.version))
     return sum(a != b for a, b in zip(real, _flat(slot.runs), strict=True))
+
+
+def verdict(slot: Slot, end: Mapping[str, Any]) -> tuple[str, str]:
+    """How a request goes on after a call: a finish reason, `again` or `error`; what it matched."""
+    kind, matched = end.get("type", ""), end.get("matched")
+    if slot.aborted:
+        return "abort", ""
+    if kind == "stop" and (
+        isinstance(matched, str) or matched in slot.request.sampling.stop_tokens
+    ):
+        return "stop", str(matched)
+    if kind == "length" or (kind and not slot.left):
+        return "length", ""
+    # The model's own end token, of which the caller said nothing, or an interrupt.
+    goes_on = kind == "stop" or (kind == "abort" and slot.again)
+    return ("again" if goes_on else "error"), ""
 
 
 def prompt_logprobs(answer: Mapping[str, Any]) -> list[float]:
@@ -120,6 +187,15 @@ def _versions(
     return tuple(runs)
 
 
+def _first(runs: Sequence[VersionRun], count: int) -> tuple[VersionRun, ...]:
+    """Runs of the first `count` tokens."""
+    kept: list[VersionRun] = []
+    for run in runs:
+        if (some := min(run.count, count - sum(r.count for r in kept))) > 0:
+            kept.append(VersionRun(run.version, some))
+    return tuple(kept)
+
+
 def _flat(runs: Sequence[VersionRun]) -> list[int]:
     return [run.version for run in runs for _ in range(run.count)]
 
@@ -141,9 +217,6 @@ def _knobs(s: Sampling, room: int, *, deterministic: bool) -> dict[str, Any]:
         knobs["stop_token_ids"] = list(s.stop_tokens)
     else:
         knobs["ignore_eos"] = True
-    if s.stop_strings:
-        knobs["stop"] = list(s.stop_strings)
-        knobs["no_stop_trim"] = True
     if deterministic:
         # SGLang takes 32 bits.
         knobs["sampling_seed"] = s.seed & 0x7FFFFFFF

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 import aiohttp
@@ -77,7 +77,7 @@ class SglangClient:
         """One whole answer."""
         return await self._post("/generate", body, timeout_s=timeout_s)
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The events of one answer, as they come."""
         try:
             async with self._session.post(

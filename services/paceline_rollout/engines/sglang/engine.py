@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,12 @@ from paceline_rollout.engines.base import (
     Limits,
     Outbox,
     Snapshot,
-    emit,
     problem,
     refusal,
     version_gone,
 )
-from paceline_rollout.engines.sglang.answers import (
-    Slot,
-    body_of,
-    mislabelled,
-    prompt_logprobs,
-    score_body,
-    take,
-)
+from paceline_rollout.engines.sglang import answers
+from paceline_rollout.engines.sglang.answers import Slot
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.connection import Connection, Link, pause_s
 from paceline_rollout.engines.sglang.layout import Layout, vocab_size
@@ -50,7 +44,7 @@ log = Log("engine")
 
 
 class SglangEngine:
-    """One SGLang server: its own child, or with `url` one that someone else runs.
+    """One SGLang server: a child, or at `url` one that someone else runs.
 
     Options: `python`, the interpreter of SGLang's environment; `args`, further server flags;
     `load`, how weights travel: tensor (shared memory on this machine), disk, distributed.
@@ -91,7 +85,8 @@ class SglangEngine:
         if load not in WAYS:
             raise InvalidError(f"rollout.engine.load: {load!r}; allowed: {', '.join(WAYS)}")
         self._model_dir = model_dir
-        self._limits = Limits(vocab_size(model_dir), max_context, tokenizer_dir is not None)
+        self._decode = answers.decoder(tokenizer_dir)
+        self._limits = Limits(vocab_size(model_dir), max_context, self._decode is not None)
         self._dtype = dtype
         self._max_concurrent = max_concurrent
         self._job_id = job_id
@@ -106,7 +101,6 @@ class SglangEngine:
             max_concurrent=max_concurrent,
             max_tokens=cache_tokens,
             threads=threads,
-            tokenizer=tokenizer_dir is not None,
             tp=tp,
             dp=dp,
             ep=ep,
@@ -157,7 +151,7 @@ class SglangEngine:
                 self._put(refusal(request.request_id, "INVALID_ARGUMENT", wrong))
             elif self._lost:
                 self._put(refusal(request.request_id, "UNAVAILABLE", self._lost))
-            elif not self._line.add(self._slot(request)):
+            elif not self._line.add(answers.slot_for(request, self._limits)):
                 self._put(version_gone(request, self._gate.version))
         self._pump()
 
@@ -167,7 +161,7 @@ class SglangEngine:
             slot = self._running.get(name)
             if slot is None:
                 if self._line.pop(name) is not None:
-                    self._put(emit(name, (), (), version=-1, reason="abort"))
+                    self._put(answers.closing(name, "abort"))
             elif not slot.aborted:
                 slot.aborted = True
                 self._spawn(self._abort(slot), "abort")
@@ -197,8 +191,8 @@ class SglangEngine:
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of tokens[1:] at temperature 1 under the active version."""
         client = self._connection.live.client
-        body = score_body(self._next_rid(), tokens, self._gate.version)
-        return prompt_logprobs(await client.generate(body, timeout_s=SCORE_S))
+        body = answers.score_body(self._next_rid(), tokens, self._gate.version)
+        return answers.prompt_logprobs(await client.generate(body, timeout_s=SCORE_S))
 
     @property
     def url(self) -> str:
@@ -232,7 +226,7 @@ class SglangEngine:
         self._lost = "the engine is closing"
         for slot in [*self._running.values(), *self._line.clear()]:
             self._running.pop(slot.request_id, None)
-            self._put(emit(slot.request_id, (), (), version=-1, reason="abort"))
+            self._put(answers.closing(slot.request_id, "abort"))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -246,10 +240,6 @@ class SglangEngine:
         self._outbox.close()
 
     # requests -------------------------------------------------------------------------------
-
-    def _slot(self, request: Generation) -> Slot:
-        left = self._limits.max_context - len(request.tokens)
-        return Slot(request, room=min(request.sampling.max_tokens, left))
 
     def _pump(self) -> None:
         """Start what may start: a swap that is due, else requests."""
@@ -279,14 +269,12 @@ class SglangEngine:
         end: Mapping[str, Any] = {}
         error = UnavailableError("the SGLang server left the answer without an end")
         try:
-            body = body_of(slot, deterministic=self._deterministic)
-            async for event in client.stream(body):
-                if (emission := take(slot, event)) is not None:
-                    self._counts["tokens"] += len(emission.tokens)
-                    self._put(emission)
-                end = event["meta_info"].get("finish_reason") or {}
-                if end and (wrong := mislabelled(slot, event)):
-                    log.warning("versions differ", job=self._job_id, tokens=wrong)
+            body = answers.body_of(slot, deterministic=self._deterministic)
+            async with aclosing(client.stream(body)) as events:
+                async for event in events:
+                    end = self._take(slot, event)
+                    if end.get("cut"):  # leaving the stream makes the server abort
+                        break
         except PacelineError as failure:
             error = (
                 failure
@@ -298,26 +286,32 @@ class SglangEngine:
             self._finish(slot, end, error)
         self._pump()
 
+    def _take(self, slot: Slot, event: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Emit what an event brings; how the answer ends, if it does."""
+        end: Mapping[str, Any] = event["meta_info"].get("finish_reason") or {}
+        if end and (wrong := answers.mislabelled(slot, event)):
+            log.warning("versions differ", job=self._job_id, tokens=wrong)
+        emission = answers.take(slot, event)
+        if emission is None:
+            return end
+        if self._decode is not None and slot.request.sampling.stop_strings:
+            emission, hit = answers.cut_at_stop(slot, emission, self._decode)
+            end = {"type": "stop", "matched": hit, "cut": True} if hit else end
+        self._counts["tokens"] += len(emission.tokens)
+        self._put(emission)
+        return end
+
     def _finish(self, slot: Slot, end: Mapping[str, Any], error: PacelineError) -> None:
-        kind, matched = end.get("type", ""), end.get("matched")
-        stops = slot.request.sampling.stop_tokens
-        if slot.aborted:
-            self._end(slot, "abort")
-        elif kind == "stop" and (isinstance(matched, str) or matched in stops):
-            self._end(slot, "stop", matched=str(matched))
-        elif kind == "length" or (kind and not slot.left):
-            self._end(slot, "length")
-        elif kind == "stop" or (kind == "abort" and slot.again):
-            # The model's own end token, of which the caller said nothing, or an interrupt.
+        reason, matched = answers.verdict(slot, end)
+        if reason == "again":
             slot.again = False
             self._line.add(slot, first=True)
-        else:
+        elif reason == "error":
             text = str(end.get("message") or error)
             code = "UNAVAILABLE" if isinstance(error, UnavailableError) else "INTERNAL"
             self._put(refusal(slot.request_id, code, text))
-
-    def _end(self, slot: Slot, reason: str, *, matched: str = "") -> None:
-        self._put(emit(slot.request_id, (), (), version=-1, reason=reason, matched=matched))
+        else:
+            self._put(answers.closing(slot.request_id, reason, matched))
 
     async def _abort(self, slot: Slot) -> None:
         """Ask until the answer ends: a call that has not arrived yet cannot be aborted."""

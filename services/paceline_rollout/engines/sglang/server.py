@@ -73,7 +73,6 @@ class Launch:
     max_concurrent: int
     max_tokens: int  # of its cache; 0: what fits
     threads: int
-    tokenizer: bool
     tp: int = 1
     dp: int = 1
     ep: int = 1
@@ -96,6 +95,7 @@ class Launch:
             "--host=127.0.0.1",
             f"--port={port}",
             "--sleep-on-idle",
+            "--skip-tokenizer-init",
             # It asks for more tokens than a small context has room for.
             "--skip-server-warmup",
         ]
@@ -103,8 +103,6 @@ class Launch:
             flags.append(f"--ep-size={self.ep}")
         if api_key:
             flags.append(f"--api-key={api_key}")
-        if not self.tokenizer:
-            flags.append("--skip-tokenizer-init")
         if self.device:
             flags.append(f"--device={self.device}")
         if self.device == "cpu":
