@@ -165,17 +165,9 @@ async def _until_stopped(chassis: Chassis, service: Service) -> bool:
         work.cancel()
         await asyncio.wait({work}, timeout=5.0)
     if work.done() and not work.cancelled() and (error := work.exception()) is not None:
-        log.error("service failed", error=error, exc=type(error).__name__)
-        _log_traceback(error)
+        log.exception("service failed", of=error, error=error, exc=type(error).__name__)
         return True
     return False
-
-
-def _log_traceback(error: BaseException) -> None:
-    try:
-        raise error
-    except BaseException:
-        log.exception("traceback")
 
 
 async def _drain(service: Service, grace_s: float) -> None:

@@ -46,9 +46,9 @@ class Log:
         """Someone has to look."""
         self._logger.error(message, extra={"event": event})
 
-    def exception(self, message: str, **event: Any) -> None:
-        """An error with its traceback."""
-        self._logger.exception(message, extra={"event": event})
+    def exception(self, message: str, *, of: BaseException | None = None, **event: Any) -> None:
+        """An error with its traceback: the one being handled, or `of`."""
+        self._logger.error(message, exc_info=of or True, extra={"event": event})
 
 
 def setup(settings: LogSettings) -> None:
