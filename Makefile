@@ -4,10 +4,14 @@ BIN    := $(VENV)/bin
 # Another package index for torch, e.g. TORCH_INDEX=https://host/simple
 TORCH_INDEX ?=
 STAMP  := $(VENV)/.installed
+# SGLang has an environment of its own: it pins what Paceline leaves open.
+SGLANG_VENV  ?= .venv-sglang
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 test check protos protos-check bench clean
+.PHONY: help install demo demo-smollm2 test sglang-env test-sglang check protos protos-check bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -48,6 +52,19 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
 	$(BIN)/python -m pytest -q $(ARGS)
+
+$(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
+	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -c 'import torch' 2>/dev/null || $(SGLANG_VENV)/bin/pip install -q --no-deps \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(SGLANG_LIST))
+	$(SGLANG_VENV)/bin/pip install -q --no-deps -r $(SGLANG_LIST)
+	$(SGLANG_VENV)/bin/pip install -q --no-deps --force-reinstall ./examples/sglang_cpu
+	touch $@
+
+sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 3 GB)
+
+test-sglang: $(STAMP) $(SGLANG_STAMP) ## The engine contract against real SGLang on a CPU
+	$(BIN)/python -m pytest -q -m sglang tests/contract $(ARGS)
 
 BENCHES := pipeline ledger environment torch_engine trainer_step weights
 bench: $(STAMP) ## Measure; JSON under benchmarks/results

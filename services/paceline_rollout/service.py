@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The engine's thread and the event loop share one interpreter lock; with the default interval
 # either waits 5 ms for the other.
 SWITCH_S = 0.0005
+WATCH_S = 0.2
 log = Log("rollout")
 
 
@@ -105,6 +106,7 @@ class RolloutService(Service):
         self._join()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follower.run(), name="follow")
+            group.create_task(self._watch_engine(), name="engine")
             await asyncio.shield(self._passing)
 
     async def drain(self) -> None:
@@ -133,7 +135,8 @@ class RolloutService(Service):
             endpoint=self._chassis.address,
             site=self._settings.site,
             job_id=self._settings.job_id,
-            active_version=self._follower.active.version,
+            # An engine that lost its weights has none, whatever it was given before.
+            active_version=min(self._follower.active.version, now.version),
             weights_endpoint=self._weights_endpoint,
             pid=os.getpid(),
             load={
@@ -171,6 +174,19 @@ class RolloutService(Service):
             self._healthy = True
             self._join()
             return
+        await self._beat()
+
+    async def _watch_engine(self) -> None:
+        """Tell the roster at once when the engine loses its weights or has them again."""
+        served = False
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now = self._engine.status().version >= 0
+            if now != served and self._beating is not None:
+                served = now
+                await self._beat()
+
+    async def _beat(self) -> None:
         try:
             await self._member.beat()
         except PacelineError as error:

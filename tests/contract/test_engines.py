@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline import plugins
 from paceline.errors import InvalidError
-from paceline.interfaces import Emission, Engine, Generation
-from paceline.types import Sampling
-from paceline.weights import Header, Staging, plan
+from paceline.interfaces import Engine, Generation
+from paceline.testing.engines import Answers, ask
+from paceline.testing.sglang import FakeSglang
 
 VOCAB, CONTEXT = 32, 256
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -31,108 +29,42 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Answers:
-    """Collects emissions by request."""
-
-    def __init__(self, engine: Engine, model: Any) -> None:
-        self.engine = engine
-        self.model = model
-        self.parts: dict[str, list[Emission]] = defaultdict(list)
-        self.task = asyncio.create_task(self._collect())
-
-    async def _collect(self) -> None:
-        async for batch in self.engine.emissions():
-            for emission in batch:
-                assert not self.ended(emission.request_id), "nothing follows an end"
-                self.parts[emission.request_id].append(emission)
-
-    def ended(self, name: str) -> Emission | None:
-        found = self.parts[name]
-        return found[-1] if found and found[-1].finish_reason else None
-
-    def tokens(self, name: str) -> list[int]:
-        return [t for e in self.parts[name] for t in e.tokens]
-
-    def versions(self, name: str) -> list[int]:
-        runs = [run for e in self.parts[name] for run in e.versions]
-        return [run.version for run in runs for _ in range(run.count)]
-
-    async def until(self, name: str, tokens: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.tokens(name)) < tokens:
-                await asyncio.sleep(0.005)
-
-    async def end(self, name: str) -> Emission:
-        async with asyncio.timeout(20):
-            while (found := self.ended(name)) is None:
-                await asyncio.sleep(0.005)
-        return found
-
-    async def swap(self, version: int, activation: str = "in_flight") -> None:
-        await self.engine.load(snapshot(self.model, version), activation)
+SEEDED = [*sorted(OPTIONS)]
+ALL = [*SEEDED, "fake-0.5.6", "fake-0.5.23", pytest.param("sglang", marks=pytest.mark.sglang)]
 
 
-def snapshot(model: Any, version: int) -> Staging:
-    named: dict[str, torch.Tensor] = dict(model.named_parameters())
-    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
-    header = Header(
-        job_id="job",
-        version=version,
-        step=version,
-        parent_version=-1,
-        base_version=-1,
-        incarnation=1,
-        num_bytes=num_bytes,
-        chunk_bytes=1 << 16,
-        tensors=entries,
-        tied=(),
-        canary_tokens=(1, 2),
-        canary_logprobs=(-3.0,),
-    )
-    staging = Staging(header)
-    for entry in entries:
-        staging.fill(entry.offset, named[entry.name].detach().numpy().tobytes())
-    staging.finish()
-    return staging
+@asynccontextmanager
+async def options_of(name: str, request: Any) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+    """An engine's name and options, with the server behind it running."""
+    if name in OPTIONS:
+        yield name, OPTIONS[name]
+    elif name == "sglang":
+        url = request.getfixturevalue("sglang_url")
+        yield "sglang", {"url": url, "shared_memory": True, "startup_timeout_s": 60}
+    else:
+        fake = FakeSglang(vocab_size=VOCAB, context=CONTEXT + 8, version=name.removeprefix("fake-"))
+        url = await fake.start()
+        yield "sglang", {"url": url}
+        await fake.stop()
 
 
-def ask(name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, **s: Any) -> Generation:
-    knobs: dict[str, Any] = {"max_tokens": 8, **s}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
-
-
-@pytest.fixture(scope="session")
-def model() -> Any:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
-@pytest.fixture(params=sorted(OPTIONS))
-async def out(request: Any, model: Any, tmp_path: Path) -> AsyncGenerator[Answers]:
-    model.config.save_pretrained(tmp_path)
-    make: Any = plugins.find("engines", request.param)
-    engine: Engine = make(
-        model_dir=tmp_path,
-        dtype="float32",
-        max_context=CONTEXT,
-        max_concurrent=16,
-        threads=1,
-        tokenizer_dir=None,
-        job_id="job",
-        **OPTIONS[request.param],
-    )
-    await engine.start()
-    yield Answers(engine, model)
-    await engine.close()
+@pytest.fixture(params=ALL)
+async def out(request: Any, model: Any, model_dir: Path) -> AsyncGenerator[Answers]:
+    async with options_of(request.param, request) as (kind, options):
+        make: Any = plugins.find("engines", kind)
+        engine: Engine = make(
+            model_dir=model_dir,
+            dtype="float32",
+            max_context=CONTEXT,
+            max_concurrent=16,
+            threads=1,
+            tokenizer_dir=None,
+            job_id="job",
+            **options,
+        )
+        await engine.start()
+        yield Answers(engine, model)
+        await engine.close()
 
 
 async def test_generates_after_the_first_version(out: Answers):
@@ -153,6 +85,7 @@ async def test_generates_after_the_first_version(out: Answers):
     assert (now.version, now.vocab_size, now.max_context) == (3, VOCAB, CONTEXT)
 
 
+@pytest.mark.parametrize("out", SEEDED, indirect=True)
 async def test_same_seed_same_answer(out: Answers):
     await out.swap(0)
     out.engine.submit([ask("a", seed=1), ask("b", seed=1), ask("c", seed=2)])

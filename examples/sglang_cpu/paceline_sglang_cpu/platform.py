@@ -1,0 +1,96 @@
+"""What SGLang asks of a device, answered for a CPU."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from typing import Any
+
+import psutil
+import torch
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+_FACTORIES = ("empty", "full", "ones", "tensor", "zeros")
+
+
+class PlainCpu(SRTPlatform):
+    """Every operator takes its plain torch path; collectives go over gloo."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def init_backend(self) -> None:
+        """Make pinned memory, which LoRA asks for on any device, ordinary memory."""
+        for name in _FACTORIES:
+            setattr(torch, name, _unpinned(getattr(torch, name)))
+        torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+
+    def get_device(self, device_id: int = 0) -> torch.device:
+        """The one there is."""
+        return torch.device("cpu")
+
+    def set_device(self, device: torch.device) -> None:
+        """Nothing to choose from."""
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        """For logs."""
+        return "cpu"
+
+    def get_device_uuid(self, device_id: int = 0) -> str:
+        """The kind of processor: there is one device."""
+        return platform.machine()
+
+    def get_device_capability(self, device_id: int = 0) -> None:
+        """None: a notion of CUDA."""
+
+    def get_device_total_memory(self, device_id: int = 0) -> int:
+        """Bytes of the machine."""
+        return int(psutil.virtual_memory().total)
+
+    def get_current_memory_usage(self, device: Any = None) -> float:
+        """Bytes that are taken."""
+        memory = psutil.virtual_memory()
+        return float(memory.total - memory.available)
+
+    def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
+        """Free and total bytes."""
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def empty_cache(self) -> None:
+        """Give back what is no longer used."""
+        gc.collect()
+
+    def synchronize(self) -> None:
+        """Every operator has finished when it returns."""
+
+    def get_torch_distributed_backend_str(self) -> str:
+        """For tensor parallel ranks and weight updates."""
+        return "gloo"
+
+    def get_default_attention_backend(self) -> str:
+        """The one without kernels of its own."""
+        return "torch_native"
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        """No compiler."""
+        return "eager"
+
+    def get_dispatch_key_name(self) -> str:
+        """`forward_native` of each operator."""
+        return "native"
+
+
+def _unpinned(make: Any) -> Any:
+    if getattr(make, "drops_pinning", False):
+        return make
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pin_memory", None)
+        return make(*args, **kwargs)
+
+    made.drops_pinning = True  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,220 @@
+"""SGLang's HTTP interface: one method for each call that Paceline makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+import aiohttp
+
+from paceline.errors import (
+    AuthenticationError,
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    PacelineError,
+    PermissionDeniedError,
+    UnavailableError,
+)
+
+PROBE_S = 5.0
+CONTROL_S = 60.0
+UPDATE_S = 600.0
+_ERRORS: dict[int, type[PacelineError]] = {
+    400: InvalidError,
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    422: InvalidError,
+}
+
+
+class SglangClient:
+    """One server: a refusal is an `InvalidError`, no answer an `UnavailableError`."""
+
+    def __init__(self, url: str, *, api_key: str = "") -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PROBE_S),
+            headers=headers,
+        )
+
+    async def close(self) -> None:
+        """Close all connections; the server aborts what they asked for."""
+        await self._session.close()
+
+    async def server_info(self) -> dict[str, Any]:
+        """Its arguments, its state and its version."""
+        return await self._get("/server_info", timeout_s=CONTROL_S)
+
+    async def model_info(self) -> dict[str, Any]:
+        """Model path, weight version and more."""
+        return await self._get("/model_info", timeout_s=PROBE_S)
+
+    async def ready(self) -> bool:
+        """Whether it can take requests; asks without generating where the server can say so."""
+        try:
+            await self._get("/ready", timeout_s=PROBE_S)
+        except NotFoundError:
+            return await self.healthy(timeout_s=CONTROL_S)
+        except PacelineError:
+            return False
+        return True
+
+    async def healthy(self, *, timeout_s: float) -> bool:
+        """Whether it generates a token; takes a second at least."""
+        try:
+            await self._get("/health_generate", timeout_s=timeout_s)
+        except PacelineError:
+            return False
+        return True
+
+    async def generate(self, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """One whole answer."""
+        return await self._post("/generate", body, timeout_s=timeout_s)
+
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The events of one answer, as they come."""
+        try:
+            async with self._session.post(
+                f"{self.url}/generate", json={**body, "stream": True}
+            ) as reply:
+                if reply.status != 200:
+                    _refuse(reply.status, await reply.read())
+                async for event in _events(reply.content):
+                    if event.get("error"):
+                        _refuse(400, json.dumps(event).encode())
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnavailableError(f"sglang at {self.url}: {_text(error)}") from error
+
+    async def abort(self, rid: str) -> None:
+        """End a request; its answer ends with what it has. Matches all ids that begin so."""
+        await self._post("/abort_request", {"rid": rid}, timeout_s=CONTROL_S)
+
+    async def pause(self, mode: str) -> None:
+        """`in_place` stops between steps, `retract` also empties the cache, `abort` ends all."""
+        await self._post("/pause_generation", {"mode": mode}, timeout_s=UPDATE_S)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        await self._post("/continue_generation", {}, timeout_s=CONTROL_S)
+
+    async def flush_cache(self) -> None:
+        """Forget all prefixes; refused while something runs."""
+        await self._post("/flush_cache", {}, timeout_s=CONTROL_S)
+
+    async def begin_update(self) -> None:
+        """Open a session of weight updates."""
+        await self._post("/begin_weight_update", {"selector": "target"}, timeout_s=CONTROL_S)
+
+    async def end_update(self) -> None:
+        """Close the session."""
+        await self._post("/end_weight_update", {}, timeout_s=UPDATE_S)
+
+    async def update_from_tensor(self, body: Mapping[str, Any]) -> None:
+        """Take weights that the request carries or points to."""
+        await self._update("/update_weights_from_tensor", body)
+
+    async def update_from_disk(self, body: Mapping[str, Any]) -> None:
+        """Take weights from a folder."""
+        await self._update("/update_weights_from_disk", body)
+
+    async def update_from_distributed(self, body: Mapping[str, Any]) -> None:
+        """Take weights that rank 0 of a process group broadcasts while this call is open."""
+        await self._update("/update_weights_from_distributed", body)
+
+    async def join_group(self, body: Mapping[str, Any]) -> None:
+        """Join a process group; returns when all ranks have."""
+        await self._update("/init_weights_update_group", body)
+
+    async def leave_group(self, name: str) -> None:
+        """Leave it."""
+        await self._update("/destroy_weights_update_group", {"group_name": name})
+
+    async def checksums(self) -> list[dict[str, str]]:
+        """Of each rank's tensors, by SGLang's names."""
+        reply = await self._post("/weights_checker", {"action": "checksum"}, timeout_s=UPDATE_S)
+        return [dict(rank.get("checksums", {})) for rank in reply.get("ranks") or []]
+
+    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
+        reply = await self._post(path, body, timeout_s=UPDATE_S)
+        if reply.get("success") is False:
+            raise InvalidError(f"sglang: {path}: {reply.get('message') or 'failed'}")
+
+    async def _get(self, path: str, *, timeout_s: float) -> dict[str, Any]:
+        return await self._call("GET", path, None, timeout_s=timeout_s)
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        return await self._call("POST", path, body, timeout_s=timeout_s)
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
+    ) -> dict[str, Any]:
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(method, f"{self.url}{path}", json=body) as reply,
+            ):
+                data = await reply.read()
+        except TimeoutError as error:
+            text = f"sglang at {self.url}: {path} did not answer within {timeout_s:g} s"
+            raise DeadlineError(text) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(f"sglang at {self.url}: {_text(error)}") from error
+        if reply.status != 200:
+            _refuse(reply.status, data, path)
+        return _object(data)
+
+
+def error_text(data: bytes) -> str:
+    """What an error says, in whichever of SGLang's four forms it comes.
+
+    `{"success": false, "message"}`, `{"error": {"message"}}`, `{"error": "text"}` and
+    `{"object": "error", "message"}`; anything else is quoted.
+    """
+    content = _object(data)
+    error = content.get("error")
+    if isinstance(error, Mapping):
+        error = error.get("message")
+    found = error or content.get("message") or content.get("detail")
+    return str(found) if found else data.decode(errors="replace").strip()[:500]
+
+
+def _refuse(status: int, data: bytes, path: str = "/generate") -> NoReturn:
+    kind = _ERRORS.get(status, UnavailableError)
+    raise kind(f"sglang: {path}: {error_text(data) or f'status {status}'}")
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """An answer that is a JSON object; others are plain texts or null."""
+    try:
+        content: Any = json.loads(data)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """`data:` lines, however long they are; ends after `[DONE]`."""
+    held = b""
+    async for block in content.iter_any():
+        held += block
+        *lines, held = held.split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data == b"[DONE]":
+                return
+            if data:
+                yield json.loads(data)
+    raise aiohttp.ClientPayloadError("the answer broke off")
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,116 @@
+"""Weights over a process group: this worker is rank 0, the server's ranks follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from paceline.errors import PacelineError, UnavailableError
+from paceline.logs import Log
+from paceline_rollout.engines.base import Entry
+from paceline_rollout.engines.sglang.api import SglangClient
+
+JOIN_S = 120.0
+NAME = "paceline"
+Bucket = list[tuple[Entry, memoryview]]
+log = Log("sglang")
+
+
+class Broadcast:
+    """A group with one server, made when it is first needed. On a CPU its backend is gloo."""
+
+    def __init__(self, *, client: SglangClient, ranks: int, backend: str) -> None:
+        self._client = client
+        self._ranks = ranks
+        self._backend = backend
+        self._host = "127.0.0.1"
+        self._group: Any = None
+
+    async def send(self, bucket: Bucket, labels: dict[str, Any]) -> None:
+        """One flattened bucket; the server's call stays open while it travels."""
+        if self._group is None:
+            await self._join()
+        body = {
+            "names": [entry.name for entry, _ in bucket],
+            "dtypes": [entry.dtype for entry, _ in bucket],
+            "shapes": [list(entry.shape) for entry, _ in bucket],
+            "group_name": NAME,
+            "load_format": "flattened_bucket",
+            **labels,
+        }
+        try:
+            sent = asyncio.to_thread(self._broadcast, bucket)
+            await _both(self._client.update_from_distributed(body), sent)
+        except PacelineError:
+            # Ranks may be out of step: the next load starts with a new group.
+            await self.leave()
+            raise
+
+    def forget(self) -> None:
+        """Drop the group without a word."""
+        self._group = None
+
+    async def leave(self) -> None:
+        """Take the group apart."""
+        self.forget()
+        try:
+            await self._client.leave_group(NAME)
+        except PacelineError as error:
+            log.info("the server did not leave the group", error=error)
+
+    async def _join(self) -> None:
+        store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+            self._host,
+            0,
+            1 + self._ranks,
+            is_master=True,
+            timeout=timedelta(seconds=JOIN_S),
+            wait_for_workers=False,
+        )
+        body = {
+            "master_address": self._host,
+            "master_port": store.port,
+            "rank_offset": 1,
+            "world_size": 1 + self._ranks,
+            "group_name": NAME,
+            "backend": self._backend,
+        }
+        entering = asyncio.to_thread(self._enter, store)
+        self._group = await _both(self._client.join_group(body), entering)
+
+    def _enter(self, store: Any) -> Any:
+        """Rank 0 of the group; keys in the store are spelled as torch spells them for a new one."""
+        if self._backend != "gloo":
+            raise UnavailableError(f"rollout.engine.backend: {self._backend!r}; allowed: gloo")
+        for prefix in (NAME, f"{NAME}/", "cpu/"):
+            store = PrefixStore(prefix, store)
+        return dist.ProcessGroupGloo(store, 0, 1 + self._ranks, timedelta(seconds=JOIN_S))
+
+    def _broadcast(self, bucket: Bucket) -> None:
+        flat = torch.cat([torch.frombuffer(data, dtype=torch.uint8) for _, data in bucket])
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        self._group.broadcast([flat], options).wait()
+
+
+async def _both(theirs: Coroutine[Any, Any, None], mine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of my part; if the server refuses its part, mine is left to its timeout."""
+    call, part = asyncio.create_task(theirs), asyncio.create_task(mine)
+    await asyncio.wait({call, part}, return_when=asyncio.FIRST_EXCEPTION)
+    try:
+        if call.done():
+            call.result()
+        result = await part
+    except RuntimeError as error:
+        raise UnavailableError(f"broadcast: {error}") from error
+    finally:
+        part.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await call
+    return result

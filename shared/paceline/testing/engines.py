@@ -1,0 +1,105 @@
+"""What a test of an engine needs: requests, snapshots of a model, and what came out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.interfaces import Emission, Engine, Generation
+from paceline.types import Sampling
+from paceline.weights import Header, Staging, plan
+
+PATIENCE_S = 60.0
+
+
+class Answers:
+    """Collects emissions by request; `model` is what `swap` loads."""
+
+    def __init__(self, engine: Engine, model: Any) -> None:
+        self.engine = engine
+        self.model = model
+        self.parts: dict[str, list[Emission]] = defaultdict(list)
+        self.task = asyncio.create_task(self._collect())
+
+    async def _collect(self) -> None:
+        async for batch in self.engine.emissions():
+            for emission in batch:
+                assert not self.ended(emission.request_id), "nothing follows an end"
+                self.parts[emission.request_id].append(emission)
+
+    def ended(self, name: str) -> Emission | None:
+        """The last emission of a request, if it has ended."""
+        found = self.parts[name]
+        return found[-1] if found and found[-1].finish_reason else None
+
+    def tokens(self, name: str) -> list[int]:
+        """All tokens of a request."""
+        return [t for e in self.parts[name] for t in e.tokens]
+
+    def logprobs(self, name: str) -> list[float]:
+        """Their log-probs."""
+        return [x for e in self.parts[name] for x in e.logprobs]
+
+    def versions(self, name: str) -> list[int]:
+        """The version of each of them."""
+        runs = [run for e in self.parts[name] for run in e.versions]
+        return [run.version for run in runs for _ in range(run.count)]
+
+    async def until(self, name: str, tokens: int) -> None:
+        """Wait for so many tokens."""
+        await wait_for(lambda: len(self.tokens(name)) >= tokens)
+
+    async def end(self, name: str) -> Emission:
+        """Wait for the end."""
+        await wait_for(lambda: self.ended(name) is not None)
+        return self.parts[name][-1]
+
+    async def run(self, *requests: Generation) -> list[Emission]:
+        """Submit and wait for all ends."""
+        self.engine.submit(requests)
+        return [await self.end(request.request_id) for request in requests]
+
+    async def swap(self, version: int, activation: str = "in_flight", model: Any = None) -> None:
+        """Load a version."""
+        await self.engine.load(snapshot(model or self.model, version), activation)
+
+
+def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes: Any) -> Staging:
+    """The parameters of a torch model as a trainer would publish them."""
+    named: dict[str, Any] = dict(model.named_parameters())
+    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
+    fields: dict[str, Any] = {
+        "job_id": "job",
+        "version": version,
+        "step": version,
+        "parent_version": -1,
+        "base_version": -1,
+        "incarnation": 1,
+        "num_bytes": num_bytes,
+        "chunk_bytes": 1 << 16,
+        "tensors": entries,
+        "tied": (),
+        "canary_tokens": tuple(canary),
+        "canary_logprobs": (-3.0,) * (len(canary) - 1),
+        **changes,
+    }
+    staging = Staging(Header(**fields))
+    for entry in entries:
+        staging.fill(entry.offset, named[entry.name].detach().contiguous().numpy().tobytes())
+    staging.finish()
+    return staging
+
+
+def ask(name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, **s: Any) -> Generation:
+    """A request for eight tokens, unless told otherwise."""
+    knobs: dict[str, Any] = {"max_tokens": 8, **s}
+    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
+
+
+async def wait_for(done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+    """Until something is true."""
+    async with asyncio.timeout(timeout_s):
+        while not done():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,121 @@
+"""A tiny model, and real SGLang on a CPU for the tests that are marked so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline_rollout.engines.sglang.capabilities import parse_version
+from paceline_rollout.engines.sglang.server import GUARD, Launch, free_port
+
+VOCAB, CONTEXT = 32, 256
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
+START_S = 240.0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real SGLang only for those who ask for it by its mark: it has to be installed first."""
+    if "sglang" in str(config.getoption("markexpr")):
+        return
+    wanted = [item for item in items if item.get_closest_marker("sglang") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted
+
+
+def make_model(seed: int) -> Any:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.2,
+        architectures=["LlamaForCausalLM"],
+    )
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    return make_model(0)
+
+
+@pytest.fixture(scope="session")
+def other_model() -> Any:
+    return make_model(1)
+
+
+@pytest.fixture(scope="session")
+def model_dir(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    model.config.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
+    words.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    """Never skipped: whoever asks for these tests has to have run `make sglang-env`."""
+    assert PYTHON.exists(), f"{PYTHON} is missing: run make sglang-env"
+    return str(PYTHON)
+
+
+@pytest.fixture(scope="session")
+def sglang_url(sglang_python: str, model_dir: Path) -> Iterator[str]:
+    """One real server for all tests that do not end it."""
+    port = free_port()
+    launch = Launch(
+        python=Path(sglang_python),
+        model_dir=model_dir,
+        log_path=model_dir / "session.log",
+        dtype="float32",
+        device="cpu",
+        max_context=CONTEXT,
+        max_concurrent=16,
+        max_tokens=8192,
+        threads=1,
+    )
+    known = parse_version("0.5.23")
+    command = launch.command(port=port, api_key="", capabilities=known)
+    with launch.log_path.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-I", str(GUARD), *command],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            env=launch.variables(),
+        )
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", server, launch.log_path)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.communicate()
+
+
+def wait_until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.25)
+    raise AssertionError(f"not ready: {log.read_text()[-3000:]}")
