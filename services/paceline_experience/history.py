@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,24 @@ def _line(row: Row) -> str:
     return json.dumps({**head, **row.values}) + "\n"
 
 
-def summarise(job: Job, live: dict[str, Any], *, state: str, audit_ok: bool) -> dict[str, Any]:
+def agreement(rows: Sequence[Row]) -> dict[str, Any]:
+    """How far engines and trainer were apart in all steps; see the trainer's `Mismatch`."""
+    told = [row.values for row in rows if "versions_sampled" in row.values]
+    checked = [values for values in told if values.get("mismatch_tokens")]
+    tokens = sum(values["mismatch_tokens"] for values in checked)
+    apart = sum(values["mismatch_kl"] * values["mismatch_tokens"] for values in checked)
+    return {
+        "mismatch_kl": apart / tokens if tokens else None,
+        "mismatch_tokens": int(tokens),
+        "logprob_diff_max": max((values["logprob_diff_max"] for values in checked), default=None),
+        "versions_sampled": int(sum(values["versions_sampled"] for values in told)),
+        "versions_checked": int(sum(values["versions_checked"] for values in told)),
+    }
+
+
+def summarise(
+    job: Job, live: dict[str, Any], rows: Sequence[Row], *, state: str, audit_ok: bool
+) -> dict[str, Any]:
     """The content of `summary.json`."""
     counts, status = live["counts"], job.status
     histogram = {age: n for age, n in live["staleness_histogram"].items() if n}
@@ -97,6 +115,7 @@ def summarise(job: Job, live: dict[str, Any], *, state: str, audit_ok: bool) -> 
         "tokens_generated": live["tokens_generated"] + live["eval_tokens"],
         "staleness_max": max((int(age) for age in histogram), default=0),
         "staleness_histogram": histogram,
+        **agreement(rows),
         "audit_ok": audit_ok,
         "versions": live["version"] + 1,
     }

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.logs import Log
 from paceline_trainer.data import Layout, MicroBatch, assemble, idle, plan
 from paceline_trainer.distributed import Group
-from paceline_trainer.model import Policy
+from paceline_trainer.mismatch import Mismatch
+from paceline_trainer.model import Policy, reshard
 from paceline_trainer.objectives.base import Objective, Scale, TokenBatch
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.take import Columns, Ints, Share, columns
@@ -66,31 +65,28 @@ class Learner:
         group: Group,
         budget: int,
         mini_batches: int = 1,
+        mismatch: Mismatch | None = None,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
         self._objective = objective
         self._group = group
+        self._mismatch = mismatch
         self._budget = budget
         self._mini_batches = mini_batches
 
-    def step(self, share: Share, *, fresh_version: int = -1) -> dict[str, float]:
-        """Train on this rank's share; metrics are the same on every rank.
-
-        `fresh_version` is the publication of the present weights, if there is one: its tokens
-        show how far engine and trainer disagree.
-        """
+    def step(self, share: Share) -> dict[str, float]:
+        """Train on this rank's share; metrics are the same on every rank."""
         data = columns(share.samples)
         data.check_vocabulary(self._policy.vocab_size)
         parts = self._parts(data)
         self._check(share, parts)
-        fresh = _fresh(data, fresh_version)
+        mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
         proximal = self._logprobs(data, parts) if len(parts) > 1 else None
         tally = Tally()
         for part in parts:
-            self._update(data, part, proximal, fresh, tally, step=share.step)
-            fresh = np.zeros_like(fresh)
-        return self._metrics(tally, parts, share.step)
+            self._update(data, part, proximal, tally, step=share.step)
+        return self._metrics(tally, parts, share.step) | mismatch
 
     def _parts(self, data: Columns) -> list[Part]:
         split = np.array_split(np.arange(data.num_sequences), self._mini_batches)
@@ -154,7 +150,6 @@ class Learner:
         data: Columns,
         part: Part,
         proximal: Tensor | None,
-        fresh: NDArray[np.bool_],
         tally: Tally,
         *,
         step: int,
@@ -169,11 +164,9 @@ class Learner:
             logprobs = self._forward(micro)
             loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
             loss.value.backward()
-            now = logprobs.detach()
             tally.loss = tally.loss + loss.value.detach() / part.scale.world
             tally.fed += micro.input_ids.numel()
-            tally.add(loss.sums | {"surprise": -now.sum()}, loss.maxima)
-            tally.add(*_mismatch(micro.behaviour, now, fresh[micro.select]))
+            tally.add(loss.sums | {"surprise": -logprobs.detach().sum()}, loss.maxima)
         norm = self._optimizer.update(step)
         tally.norms.append(norm)
         tally.skipped += not math.isfinite(norm)
@@ -188,14 +181,8 @@ class Learner:
         sums = dict(zip(sums, summed[2:].tolist(), strict=False))
         maxima = dict(zip(maxima, largest[2 + len(sums) :].tolist(), strict=True))
         tokens = sum(part.scale.tokens for part in parts)
-        fresh = sums.pop("fresh_tokens", 0.0)
-        k1, k3 = sums.pop("mismatch_k1", 0.0), sums.pop("mismatch_k3", 0.0)
-        difference = maxima.pop("logprob_diff_max", 0.0)
         metrics = {name: value / max(tokens, 1) for name, value in sums.items()} | maxima
         metrics["entropy_estimate"] = metrics.pop("surprise", 0.0)
-        if fresh:
-            metrics |= {"mismatch_kl": k3 / fresh, "mismatch_k1": k1 / fresh}
-            metrics |= {"logprob_diff_max": difference, "mismatch_tokens": fresh}
         return metrics | {
             "loss": float(summed[0]) / len(parts),
             "grad_norm": sum(tally.norms) / max(len(tally.norms), 1),
@@ -205,13 +192,6 @@ class Learner:
             "fed_tokens": float(summed[1]),
             "skipped_updates": float(tally.skipped),
         }
-
-
-def reshard(policy: Policy) -> None:
-    """Give gathered weights back after a forward pass that no backward pass follows."""
-    for module in policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def _token_batch(
@@ -235,26 +215,3 @@ def _gain(data: Columns, rows: Ints) -> bool:
         data.advantages[data.policy_starts[row] : data.policy_starts[row + 1]].any()
         for row in rows.tolist()
     )
-
-
-def _fresh(data: Columns, version: int) -> NDArray[np.bool_]:
-    """Tokens of sequences that `version` alone sampled: no older cache stands behind them."""
-    same = data.versions == version
-    if version < 0 or not same.any():
-        return np.zeros(data.num_tokens, bool)
-    whole = np.logical_and.reduceat(same, data.policy_starts[:-1])
-    return np.repeat(whole, data.policy_counts)
-
-
-def _mismatch(
-    behaviour: Tensor, now: Tensor, fresh: NDArray[np.bool_]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """KL from engine to trainer, by k1 and k3, over tokens of the present weights."""
-    apart = (behaviour - now)[torch.from_numpy(fresh)]
-    sums = {
-        "fresh_tokens": torch.tensor(float(len(apart))),
-        "mismatch_k1": apart.sum(),
-        "mismatch_k3": ((-apart).exp() - 1.0 + apart).sum(),
-    }
-    worst = apart.abs().max() if len(apart) else apart.new_zeros(())
-    return sums, {"logprob_diff_max": worst}

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -138,6 +138,13 @@ def shard(policy: Policy, group: Group, *, dtype: str) -> None:
     for module in policy.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(group.device))
+
+
+def reshard(policy: Policy) -> None:
+    """Give gathered weights back after a forward pass that no backward pass follows."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _layers(inner: nn.Module) -> list[nn.Module]:

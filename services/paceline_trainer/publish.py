@@ -17,8 +17,7 @@ from paceline.types import PolicyVersion
 from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
-from paceline_trainer.learner import reshard
-from paceline_trainer.model import DTYPES, Policy
+from paceline_trainer.model import DTYPES, Policy, reshard
 
 CANARY_LENGTH = 8
 log = Log("publish")

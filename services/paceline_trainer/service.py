@@ -31,6 +31,7 @@ from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
+from paceline_trainer.mismatch import mismatch_of
 from paceline_trainer.model import load_policy, shard
 from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
@@ -156,6 +157,7 @@ class TrainerService(Service):
         group = self._group = Group(self._place)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
+        mismatch = mismatch_of(spec, policy, group)
         learner = Learner(
             policy=policy,
             optimizer=optimizer,
@@ -163,6 +165,7 @@ class TrainerService(Service):
             group=group,
             budget=trainer.tokens_per_micro_batch,
             mini_batches=trainer.mini_batches,
+            mismatch=mismatch,
         )
         folder = self._settings.run_dir / "jobs" / self._settings.job_id / "checkpoints"
         checkpoints = Checkpoints(
@@ -172,7 +175,7 @@ class TrainerService(Service):
             incarnation=self._options.incarnation,
         )
         copier = Copier(policy, group, engine_dtype=spec.model.dtype, dtype=trainer.dtype)
-        return Engine(policy, optimizer, learner, checkpoints, copier, group)
+        return Engine(policy, optimizer, learner, checkpoints, copier, mismatch, group)
 
     def _make(self, engine: Engine, spec: JobSpec) -> Trainer:
         if self._place.first:

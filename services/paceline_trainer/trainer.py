@@ -19,6 +19,7 @@ from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
+from paceline_trainer.mismatch import Mismatch
 from paceline_trainer.model import Policy
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.publish import Copier, Publisher
@@ -61,6 +62,7 @@ class Engine:
     learner: Learner
     checkpoints: Checkpoints
     copier: Copier
+    mismatch: Mismatch
     group: Group
 
 
@@ -143,9 +145,11 @@ class Trainer:
 
     async def learn(self, share: Share) -> dict[str, float]:
         """One optimiser step; every rank returns when all have done it."""
-        fresh = self._fresh_version()
+        newest = self._publisher.published if self._publisher is not None else None
+        version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
         with self.clock.during("stepping"):
-            metrics = await self._run(self._engine.learner.step, share, fresh_version=fresh)
+            await self._run(self._engine.mismatch.published, version, step)
+            metrics = await self._run(self._engine.learner.step, share)
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
         return metrics
@@ -181,6 +185,7 @@ class Trainer:
         with self.clock.during("publishing"):
             await self._published()
             snapshot = await self._run(self._engine.copier.copy, self.step)
+            await self._run(self._engine.mismatch.past.keep, self.step)
             self._copied = self.step
             if self._publisher is not None:
                 work = self._publisher.publish(snapshot, parent=self._parent)
@@ -217,10 +222,6 @@ class Trainer:
             version = await self._publication
             self._parent = version.version
             self._publication = None
-
-    def _fresh_version(self) -> int:
-        now = self._publisher.published if self._publisher is not None else None
-        return now.version if now is not None and now.step == self.step else -1
 
     def _ask(self) -> asyncio.Task[Share]:
         work = self._ledger.take(self.step, rank=self._place.rank, world=self._place.world)

@@ -150,6 +150,15 @@ class CheckpointSpec(Closed):
     keep: Positive = 2
 
 
+class MismatchSpec(Closed):
+    """How far the engine's log-probs are from the trainer's, measured at every version."""
+
+    sequences: int = Field(default=2, ge=0)
+    """Of each version, per step and rank, computed again with the weights that sampled them."""
+    bytes: int = Field(default=1 << 30, ge=0)
+    """Main memory per rank for weights of past versions; those that do not fit are not checked."""
+
+
 class TrainerSpec(Closed):
     """Who learns."""
 
@@ -163,6 +172,7 @@ class TrainerSpec(Closed):
     """Of the forward and backward pass; master weights are float32."""
     publish_every: Positive = 1
     checkpoint: CheckpointSpec = CheckpointSpec()
+    mismatch: MismatchSpec = MismatchSpec()
     threads: Positive = 1
     gradient_checkpointing: bool = False
 

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.config import JobSpec
 from paceline.types import Job
-from paceline_experience.history import History, summarise
+from paceline_experience.history import History, Row, summarise
 from paceline_experience.jobs import JobStore
 from paceline_experience.store import Store
 
@@ -78,7 +78,19 @@ def test_a_summary_has_what_the_ledger_counted(job: Job, tmp_path: Path, store: 
         "step": 3,
         "version": 3,
     }
-    summary = summarise(job, live, state="succeeded", audit_ok=True)
+    steps = [
+        {"versions_sampled": 1, "versions_checked": 1, "mismatch_tokens": 30}
+        | {"mismatch_kl": 2e-7, "logprob_diff_max": 1e-6},
+        {"versions_sampled": 2, "versions_checked": 1, "mismatch_tokens": 10}
+        | {"mismatch_kl": 6e-7, "logprob_diff_max": 3e-6},
+        {"versions_sampled": 0, "versions_checked": 0},
+        {"eval_reward": 0.5},
+    ]
+    rows = [Row(i, i, "train", values) for i, values in enumerate(steps)]
+    summary = summarise(job, live, rows, state="succeeded", audit_ok=True)
+    assert summary["mismatch_kl"] == pytest.approx(3e-7)
+    assert (summary["mismatch_tokens"], summary["logprob_diff_max"]) == (40, 3e-6)
+    assert (summary["versions_sampled"], summary["versions_checked"]) == (3, 2)
     history = History(store, tmp_path)
     history.write_summary(job, summary)
     path = history.folder(job.status.job_id) / "summary.json"

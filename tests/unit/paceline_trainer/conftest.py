@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from paceline_trainer.distributed import Group
 from paceline_trainer.place import Place
 
 VOCAB = 32
+WORKER = Path(__file__).with_name("ranks.py")
 MakeSamples = Callable[..., list[pb.TrainSample]]
 
 
@@ -95,6 +98,19 @@ def samples(
             )
         )
     return made
+
+
+@pytest.fixture
+def run_ranks() -> Callable[[int, str, Path], None]:
+    """Run `ranks.py` under torchrun."""
+    return _run_ranks
+
+
+def _run_ranks(world: int, what: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 class OneJob(ExperienceServicer, RosterServicer, JobsServicer):

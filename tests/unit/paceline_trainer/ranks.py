@@ -18,6 +18,7 @@ from paceline.v1 import experience_pb2 as pb
 from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
+from paceline_trainer.mismatch import Mismatch, Past
 from paceline_trainer.model import load_policy, shard
 from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
@@ -34,12 +35,17 @@ def main(what: str, folder: Path) -> None:
     shard(policy, group, dtype="float32")
     optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2), total_steps=10)
     plugin = Plugin.model_validate({"kind": "decoupled_ppo", "upper": None} | job["options"])
+    past = Past(policy, dtype="float32", most_versions=1, most_bytes=1 << 30)
+    mismatch = Mismatch(group=group, past=past, num_sequences=100, budget=10_000)
+    past.keep(0)
+    mismatch.published(job.get("version", 0) if place.first else -1, 0)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
         objective=load_objective(plugin),
         group=group,
         budget=60,
+        mismatch=mismatch,
     )
     samples = [pb.TrainSample.FromString(bytes.fromhex(text)) for text in job["samples"]]
     # An uneven split: the second rank has fewer micro-batches and idles along.

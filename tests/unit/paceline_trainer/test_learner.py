@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +71,12 @@ def test_micro_batches_are_one_batch(
 @pytest.mark.slow
 @pytest.mark.parametrize("options", AGGREGATIONS[::2])
 def test_two_ranks_are_one_rank(
-    llama: Path, group: Group, make_samples: Any, options: dict[str, Any], tmp_path: Path
+    llama: Path,
+    group: Group,
+    make_samples: Any,
+    run_ranks: Any,
+    options: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     samples = make_samples(25)
     policy, learner = make(llama, group, **options)
@@ -94,43 +97,6 @@ def test_two_ranks_are_one_rank(
         assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-5), name
     both = torch.from_numpy(np.load(tmp_path / "weights.npy"))
     assert torch.allclose(weights_of(policy), both, atol=1e-4)
-
-
-def test_agreement_with_the_engine_is_visible(llama: Path, group: Group, make_samples: Any) -> None:
-    samples = make_samples(8, version=3)
-    policy, learner = make(llama, group)
-    data = columns(samples)
-    exact = plain(policy, samples)
-    for sample, start, end in zip(
-        samples, data.policy_starts[:-1], data.policy_starts[1:], strict=True
-    ):
-        sample.logprobs[:] = exact[start:end].tolist()
-    metrics = learner.step(share_of(samples), fresh_version=3)
-    assert metrics["logprob_diff_max"] < 1e-5
-    assert metrics["mismatch_kl"] < 1e-8
-    assert metrics["mismatch_tokens"] == data.num_tokens
-    # The weights have moved on since; the same tokens say so.
-    later = learner.step(share_of(samples, step=1), fresh_version=3)
-    assert later["logprob_diff_max"] > 1e-3
-
-
-def plain(policy: Policy, samples: list[Any]) -> torch.Tensor:
-    """Log-probs of policy tokens by the model alone, before it was sharded."""
-    found: list[torch.Tensor] = []
-    fresh = load_policy(policy.config.name_or_path)
-    for sample in samples:
-        ids = torch.tensor(list(sample.tokens))[None]
-        logits = fresh.inner(input_ids=ids, use_cache=False).logits[0].detach()
-        scored = torch.log_softmax(logits, -1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
-        found += [scored[s.start - 1 : s.end - 1] for s in sample.spans if s.source == "policy"]
-    return torch.cat(found)
-
-
-def test_other_versions_say_nothing_of_agreement(
-    llama: Path, group: Group, make_samples: Any
-) -> None:
-    _, learner = make(llama, group)
-    assert "mismatch_kl" not in learner.step(share_of(make_samples(4)), fresh_version=5)
 
 
 def test_nothing_to_train_moves_nothing(llama: Path, group: Group, make_samples: Any) -> None:
@@ -175,10 +141,3 @@ def test_loss_falls_on_one_batch(llama: Path, group: Group, make_samples: Any) -
         sample.advantages[:] = [1.0]
     surprise = [learner.step(share_of(samples, step=step))["entropy_estimate"] for step in range(6)]
     assert surprise[-1] < surprise[0]
-
-
-def run_ranks(world: int, what: str, folder: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]

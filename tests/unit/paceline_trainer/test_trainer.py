@@ -19,6 +19,7 @@ from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
+from paceline_trainer.mismatch import mismatch_of
 from paceline_trainer.model import load_policy, shard
 from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
@@ -55,12 +56,14 @@ async def make(
         policy = load_policy(spec.model.path)
         shard(policy, group, dtype="float32")
         optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
+        mismatch = mismatch_of(spec, policy, group)
         learner = Learner(
             policy=policy,
             optimizer=optimizer,
             objective=load_objective(spec.trainer.objective),
             group=group,
             budget=200,
+            mismatch=mismatch,
         )
         engine = Engine(
             policy=policy,
@@ -68,6 +71,7 @@ async def make(
             learner=learner,
             checkpoints=Checkpoints(tmp_path, group=group, keep=2, incarnation=incarnation),
             copier=Copier(policy, group, engine_dtype="float32", dtype="float32"),
+            mismatch=mismatch,
             group=group,
         )
         publisher = Publisher(
@@ -97,6 +101,12 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     metrics = one_job.commits[-1][2]
     for name in ("loss", "grad_norm", "lr", "wait_s", "step_s", "publish_s", "checkpoint_s"):
         assert name in metrics
+    sampled, checked = (
+        sum(m[name] for _, _, m in one_job.commits)
+        for name in ("versions_sampled", "versions_checked")
+    )
+    assert sampled == checked >= 2
+    assert metrics["mismatch_tokens"] > 0
 
 
 async def test_published_weights_can_be_pulled(

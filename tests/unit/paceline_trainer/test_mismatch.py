@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.v1 import types_pb2
+from paceline_trainer.distributed import Group
+from paceline_trainer.mismatch import Mismatch, Past, choose
+from paceline_trainer.model import Policy, load_policy, shard
+from paceline_trainer.take import Columns, columns
+
+
+def make(path: Path, group: Group, *, most_versions: int = 4, **options: Any) -> Mismatch:
+    policy = load_policy(str(path))
+    shard(policy, group, dtype="float32")
+    past = Past(policy, dtype="float32", most_versions=most_versions, most_bytes=1 << 30)
+    chosen: dict[str, Any] = {"num_sequences": 100, "budget": 10_000, **options}
+    return Mismatch(group=group, past=past, **chosen)
+
+
+def policy_of(mismatch: Mismatch) -> Policy:
+    return mismatch.past.policy
+
+
+@torch.no_grad()
+def move(policy: Policy) -> None:
+    for parameter in policy.parameters():
+        parameter.mul_(1.1)
+
+
+def publish(mismatch: Mismatch, version: int) -> None:
+    mismatch.past.keep(version)
+    mismatch.published(version, version)
+
+
+def weights_of(policy: Policy) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in policy.parameters()]
+
+
+def true_logprobs(path: Path, samples: list[Any]) -> list[list[float]]:
+    """Of the policy tokens of each sample, by the model alone."""
+    model: Any = load_policy(str(path)).inner
+    found: list[list[float]] = []
+    for sample in samples:
+        ids = torch.tensor(list(sample.tokens))[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0].detach()
+        scored = torch.log_softmax(logits, -1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+        spans = [s for s in sample.spans if s.source == "policy"]
+        found.append([x for s in spans for x in scored[s.start - 1 : s.end - 1].tolist()])
+    return found
+
+
+def truthful(path: Path, samples: list[Any]) -> list[Any]:
+    """The samples, as an engine with the weights in `path` would have made them."""
+    for sample, logprobs in zip(samples, true_logprobs(path, samples), strict=True):
+        sample.logprobs[:] = logprobs
+    return samples
+
+
+def test_tokens_are_compared_under_the_weights_that_sampled_them(
+    llama: Path, group: Group, make_samples: Any
+) -> None:
+    mismatch = make(llama, group)
+    data = columns(truthful(llama, make_samples(8, version=3)))
+    publish(mismatch, 3)
+    for version in (4, 5):
+        move(policy_of(mismatch))
+        publish(mismatch, version)
+    now = weights_of(policy_of(mismatch))
+    metrics = mismatch.measure(data)
+    assert metrics["logprob_diff_max"] < 1e-5
+    assert metrics["mismatch_kl"] < 1e-8
+    assert metrics["mismatch_tokens"] == data.num_tokens
+    assert all(map(torch.equal, now, weights_of(policy_of(mismatch))))
+    assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
+    again = mismatch.measure(data)
+    assert (again["versions_sampled"], again["versions_checked"]) == (0, 0)
+    assert again["mismatch_tokens"] == data.num_tokens
+
+
+def test_a_wrong_label_shows(llama: Path, group: Group, make_samples: Any) -> None:
+    mismatch = make(llama, group)
+    publish(mismatch, 3)
+    move(policy_of(mismatch))
+    publish(mismatch, 4)
+    data = columns(truthful(llama, make_samples(8, version=4)))
+    assert mismatch.measure(data)["logprob_diff_max"] > 1e-2
+
+
+def test_tokens_after_a_swap_are_left_out(llama: Path, group: Group, make_samples: Any) -> None:
+    mismatch = make(llama, group)
+    publish(mismatch, 3)
+    samples = truthful(llama, make_samples(8, version=3))
+    kept = 0
+    for sample in samples:
+        some = (len(sample.logprobs) + 1) // 2
+        kept += some
+        sample.logprobs[some:] = [-9.0] * (len(sample.logprobs) - some)
+        runs = [(3, some), (4, len(sample.logprobs) - some)]
+        del sample.versions[:]
+        sample.versions.extend(types_pb2.VersionRun(version=v, count=n) for v, n in runs)
+    metrics = mismatch.measure(columns(samples))
+    assert metrics["mismatch_tokens"] == kept
+    assert metrics["logprob_diff_max"] < 1e-5
+
+
+def test_what_is_not_held_is_not_checked(llama: Path, group: Group, make_samples: Any) -> None:
+    mismatch = make(llama, group, most_versions=2)
+    for version in (3, 4, 5):
+        publish(mismatch, version)
+    old = mismatch.measure(columns(make_samples(4, version=3)))
+    assert old == {"versions_sampled": 1, "versions_checked": 0}
+    unknown = mismatch.measure(columns(make_samples(4, version=9)))
+    assert unknown == {"versions_sampled": 0, "versions_checked": 0}
+
+
+def test_room_bounds_what_is_held(llama: Path, group: Group) -> None:
+    policy = load_policy(str(llama))
+    shard(policy, group, dtype="float32")
+    size = 4 * policy.num_parameters
+    for room, held in ((0, 0), (size - 1, 0), (2 * size, 2), (100 * size, 3)):
+        past = Past(policy, dtype="float32", most_versions=3, most_bytes=room)
+        for step in range(5):
+            past.keep(step)
+        assert [step for step in range(5) if step in past] == list(range(5 - held, 5))
+
+
+def test_nothing_is_done_when_nothing_is_asked(
+    llama: Path, group: Group, make_samples: Any
+) -> None:
+    mismatch = make(llama, group, num_sequences=0)
+    publish(mismatch, 0)
+    metrics = mismatch.measure(columns(make_samples(4, version=0)))
+    assert metrics == {"versions_sampled": 1, "versions_checked": 0}
+
+
+def table(runs: list[list[int]]) -> Columns:
+    """Sequences of one prompt token and policy tokens of these versions."""
+    counts = np.array([len(versions) for versions in runs], np.int64)
+    versions = np.array([v for each in runs for v in each], np.int64)
+    return Columns(
+        tokens=np.zeros(int(counts.sum()) + len(runs), np.int64),
+        token_starts=np.append(0, np.cumsum(counts + 1)),
+        positions=np.concatenate([np.arange(1, n + 1) for n in counts]),
+        policy_starts=np.append(0, np.cumsum(counts)),
+        behaviour=np.zeros(len(versions), np.float32),
+        advantages=np.zeros(len(versions), np.float32),
+        versions=versions,
+        temperatures=np.ones(len(runs), np.float32),
+        weights=np.ones(len(runs), np.float32),
+    )
+
+
+@settings(deadline=None)
+@given(
+    runs=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    most=st.integers(1, 4),
+    budget=st.integers(1, 30),
+)
+def test_the_longest_runs_within_the_budget_are_chosen(
+    runs: list[list[int]], most: int, budget: int
+) -> None:
+    rows, lengths = choose(table(runs), 1, most=most, budget=budget)
+    leading = {
+        row: next((i for i, v in enumerate(versions) if v != 1), len(versions))
+        for row, versions in enumerate(runs)
+        if versions[0] == 1
+    }
+    assert bool(len(rows)) == bool(leading)
+    assert len(rows) <= most
+    assert [leading[row] for row in rows.tolist()] == lengths.tolist()
+    assert sorted(lengths.tolist(), reverse=True) == lengths.tolist()
+    if len(rows):
+        assert lengths[0] == max(leading.values())
+    fed = max((len(runs[row]) for row in rows.tolist()), default=0) * len(rows)
+    assert fed <= budget or len(rows) == 1
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_together(
+    llama: Path, make_samples: Any, run_ranks: Any, tmp_path: Path
+) -> None:
+    samples = truthful(llama, make_samples(25, version=3))
+    job: dict[str, Any] = {"path": str(llama), "options": {}, "version": 3}
+    job["samples"] = [sample.SerializeToString().hex() for sample in samples]
+    data = columns(samples)
+    job["header"] = [data.num_sequences, data.num_tokens]
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    run_ranks(2, "step", tmp_path)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["mismatch_tokens"] == data.num_tokens
+    assert metrics["logprob_diff_max"] < 1e-5
+    assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
