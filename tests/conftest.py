@@ -15,6 +15,7 @@ import pytest
 
 from paceline.client import Client
 
+SGLANG_PYTHON = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
 TINY = """
 import sys
 from pathlib import Path
@@ -40,6 +41,22 @@ config = LlamaConfig(
 )
 LlamaForCausalLM(config).save_pretrained(folder)
 """
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real SGLang only for those who ask for it by its mark: it has to be installed first."""
+    if "sglang" in str(config.getoption("markexpr")):
+        return
+    wanted = [item for item in items if item.get_closest_marker("sglang") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    """Never skipped: whoever asks for these tests has to have run `make sglang-env`."""
+    assert SGLANG_PYTHON.exists(), f"{SGLANG_PYTHON} is missing: run make sglang-env"
+    return str(SGLANG_PYTHON)
 
 
 @pytest.fixture(scope="session")

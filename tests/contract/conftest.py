@@ -20,18 +20,7 @@ from paceline_rollout.engines.sglang.capabilities import parse_version
 from paceline_rollout.engines.sglang.server import GUARD, Launch, free_port
 
 VOCAB, CONTEXT = 32, 256
-ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 START_S = 240.0
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real SGLang only for those who ask for it by its mark: it has to be installed first."""
-    if "sglang" in str(config.getoption("markexpr")):
-        return
-    wanted = [item for item in items if item.get_closest_marker("sglang") is None]
-    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = wanted
 
 
 def make_model(seed: int) -> Any:
@@ -67,13 +56,6 @@ def model_dir(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = Tokenizer(models.WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
     words.save(str(folder / "tokenizer.json"))
     return folder
-
-
-@pytest.fixture(scope="session")
-def sglang_python() -> str:
-    """Never skipped: whoever asks for these tests has to have run `make sglang-env`."""
-    assert PYTHON.exists(), f"{PYTHON} is missing: run make sglang-env"
-    return str(PYTHON)
 
 
 @pytest.fixture(scope="session")

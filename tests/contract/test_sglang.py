@@ -135,6 +135,29 @@ async def test_a_swap_leaves_no_stale_prefix(
         assert attached.logprobs("old")[swapped:] == pytest.approx(after, abs=1e-4)
 
 
+@pytest.mark.sglang
+async def test_requests_that_wait_through_a_swap_use_no_older_prefix(
+    attached: Answers, model: Any, other_model: Any
+):
+    """They were sent under the version before, whose prefix is still in the cache."""
+    prompt = [*range(1, 30)]
+    models = [model, other_model]
+    await attached.swap(0)
+    await attached.run(ask("warm", prompt))
+    for version in range(1, 4):
+        names = [f"{version}-{n}" for n in range(16)]
+        attached.engine.submit([ask(name, prompt, max_tokens=20) for name in names])
+        await asyncio.sleep(0.01 * version)
+        await attached.swap(version, "in_flight", models[version % 2])
+        for name in names:
+            await attached.end(name)
+            versions = attached.versions(name)
+            whole = versions.count(versions[0])
+            context = [*prompt, *attached.tokens(name)]
+            wanted = exact(models[versions[0] % 2], context)[len(prompt) - 1 :]
+            assert attached.logprobs(name)[:whole] == pytest.approx(wanted[:whole], abs=1e-4)
+
+
 # loading ------------------------------------------------------------------------------------
 
 

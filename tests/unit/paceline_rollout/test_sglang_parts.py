@@ -20,7 +20,14 @@ from paceline.interfaces import Generation
 from paceline.testing.engines import ask, snapshot
 from paceline.testing.sglang import KNOBS, FakeSglang
 from paceline.types import VersionRun
-from paceline_rollout.engines.sglang.answers import Slot, body_of, mislabelled, take
+from paceline_rollout.engines.sglang.answers import (
+    Slot,
+    body_of,
+    mislabelled,
+    stale_start,
+    take,
+    verdict,
+)
 from paceline_rollout.engines.sglang.api import SglangClient, error_text
 from paceline_rollout.engines.sglang.capabilities import parse_version
 from paceline_rollout.engines.sglang.loading import buckets_of, pack, write_safetensors
@@ -110,6 +117,22 @@ def test_a_wrong_label_is_noticed():
     take(one, {"output_ids": [5, 5], "meta_info": {**meta, "weight_version": "4"}})
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     assert mislabelled(one, {"meta_info": {**meta, "weight_versions": spans}}) == 1
+
+
+def event(version: str, total: int) -> dict[str, Any]:
+    rows = [[-1.0, 7, None]] * total
+    meta = {"completion_tokens": total, "weight_version": version, "output_token_logprobs": rows}
+    return {"output_ids": [7] * total, "meta_info": meta}
+
+
+def test_an_answer_that_a_later_version_began_is_asked_for_again():
+    one = slot()
+    assert not stale_start(one, event("4", 0))
+    assert not stale_start(one, event("3", 1))
+    assert stale_start(one, event("4", 1))
+    assert verdict(one, {"type": "stale"}) == ("again", "")
+    take(one, event("3", 1))
+    assert not stale_start(one, event("4", 2))
 
 
 def test_an_event_without_news_is_nothing():

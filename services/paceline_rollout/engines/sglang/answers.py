@@ -109,6 +109,18 @@ def take(slot: Slot, event: Mapping[str, Any]) -> Emission | None:
     )
 
 
+def stale_start(slot: Slot, event: Mapping[str, Any]) -> bool:
+    """Whether an answer began under a later version than its request did.
+
+    Such a request waited in the server while weights were swapped, and may have found a prefix
+    that the version before has computed.
+    """
+    meta: Mapping[str, Any] = event["meta_info"]
+    if slot.seen or not meta.get("completion_tokens"):
+        return False
+    return _versions(meta, 0, 1, otherwise=slot.version)[0].version != slot.version
+
+
 def cut_at_stop(slot: Slot, emission: Emission, decode: Decode) -> tuple[Emission, str]:
     """What is left of an emission when one of its tokens completes a stop string, and the string.
 
@@ -155,7 +167,7 @@ def verdict(slot: Slot, end: Mapping[str, Any]) -> tuple[str, str]:
     if kind == "length" or (kind and not slot.left):
         return "length", ""
     # The model's own end token, of which the caller said nothing, or an interrupt.
-    goes_on = kind == "stop" or (kind == "abort" and slot.again)
+    goes_on = kind in ("stop", "stale") or (kind == "abort" and slot.again)
     return ("again" if goes_on else "error"), ""
 
 

@@ -228,6 +228,8 @@ class SglangEngine:
         end: Mapping[str, Any] = event["meta_info"].get("finish_reason") or {}
         if end and (wrong := answers.mislabelled(slot, event)):
             log.warning("versions differ", job=self._job_id, tokens=wrong)
+        if answers.stale_start(slot, event):
+            return {"type": "stale", "cut": True}
         emission = answers.take(slot, event)
         if emission is None:
             return end

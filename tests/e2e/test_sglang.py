@@ -1,0 +1,34 @@
+"""Jobs on real SGLang servers: the demo as a user runs it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+
+
+def test_the_demo_learns_on_two_servers(tmp_path: Path, sglang_python: str) -> None:
+    model, results = tmp_path / "model", tmp_path / "run"
+    make_model = (sys.executable, "examples/arithmetic/make_model.py", "--seed", "3")
+    subprocess.run([*make_model, "--out", str(model)], cwd=ROOT, check=True, timeout=200)
+    job = ["run", "examples/arithmetic-sglang.yaml", "--set", f"model.path={model}"]
+    job += ["--set", f"rollout.engine.python={sglang_python}"]
+    command = [sys.executable, "-m", "paceline.cli", *job, "--run-dir", str(results)]
+    done = subprocess.run(
+        [*command, "--port", "0", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((results / "summary.json").read_text())
+    assert summary["eval_reward_start"] <= 0.45
+    assert summary["eval_reward_end"] >= summary["eval_reward_start"] + 0.25
+    assert summary["audit_ok"]
+    assert summary["staleness_max"] <= 4
+    # Weights did change while servers generated, and every token says which made it.
+    assert summary["versions_sampled"] == summary["versions_checked"] >= 5
+    assert summary["mismatch_tokens"] >= 100
+    assert summary["mismatch_kl"] <= 1e-8
+    assert summary["logprob_diff_max"] <= 1e-4
