@@ -244,6 +244,20 @@ async def test_a_replica_dies(opened: Open, kind: Kind):
         assert one.versions("c") == [3] * 8
 
 
+async def test_a_silent_server_is_replaced(opened: Open):
+    before = set(servers())
+    async with opened(python=sys.executable, module=FAKE, stall_s=1.0) as out:
+        await out.swap(2)
+        out.engine.submit([ask("a", max_tokens=250)])
+        await out.until("a", 3)
+        for process in set(servers()) - before:
+            process.suspend()
+        assert (await out.end("a")).error_code == "UNAVAILABLE"
+        await wait_for(lambda: out.engine.status().version == 2)
+        await out.run(ask("b"))
+        assert out.versions("b") == [2] * 8
+
+
 async def test_a_failed_load_serves_nothing_until_the_next(opened: Open):
     async with opened(python=sys.executable, module=FAKE, load="tensor") as out:
         await out.swap(0)

@@ -50,6 +50,7 @@ class SglangEngine:
         max_concurrent: int,
         job_id: str,
         deterministic: bool = False,
+        stall_s: float = 120.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = connection
@@ -60,6 +61,7 @@ class SglangEngine:
         self._max_concurrent = max_concurrent
         self._job_id = job_id
         self._deterministic = deterministic
+        self._stall_s = stall_s
         self._clock = clock
         self._gate = Gate()
         self._line: Line[Slot] = Line(self._gate)
@@ -74,12 +76,14 @@ class SglangEngine:
         self._counts = {"tokens": 0, "prompt": 0}
         self._seconds: Seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
         self._seen = clock()
+        self._heard = clock()  # when the server last said something, or had nothing to say
         self._outbox = Outbox()
 
     async def start(self) -> None:
         """Start the server with weights of no meaning; requests wait for the first `load`."""
         await self._connection.open()
         self._spawn(self._supervise(), "sglang")
+        self._spawn(self._watch(), "watch")
 
     def submit(self, batch: Sequence[Generation]) -> None:
         """Queue requests."""
@@ -197,6 +201,8 @@ class SglangEngine:
         self._tick()
         slot.rid, slot.version = self._next_rid(), self._gate.version
         slot.seen, slot.runs = 0, []
+        if not self._running:
+            self._heard = self._clock()
         self._running[slot.request_id] = slot
         self._counts["prompt"] += len(slot.request.tokens) + len(slot.tokens)
         slot.task = self._spawn(self._generate(slot, client), "generate")
@@ -225,6 +231,7 @@ class SglangEngine:
 
     def _take(self, slot: Slot, event: Mapping[str, Any]) -> Mapping[str, Any]:
         """Emit what an event brings; how the answer ends, if it does."""
+        self._heard = self._clock()
         end: Mapping[str, Any] = event["meta_info"].get("finish_reason") or {}
         if end and (wrong := answers.mislabelled(slot, event)):
             log.warning("versions differ", job=self._job_id, tokens=wrong)
@@ -332,6 +339,17 @@ class SglangEngine:
             await self._connection.reopen()
             self._pump()
             self._spawn(self._restore(), "restore")
+
+    async def _watch(self) -> None:
+        """End a server that lives but has fallen silent over its requests."""
+        while True:
+            await asyncio.sleep(self._stall_s / 8)
+            if not self._running or self._swap is not None:
+                self._heard = self._clock()
+            elif self._clock() - self._heard > self._stall_s:
+                log.error("server silent", job=self._job_id, seconds=self._stall_s)
+                self._heard = self._clock()
+                await self._connection.server.stop()
 
     async def _restore(self) -> None:
         """Give a new server what the old one had, unless something newer is on its way."""

@@ -62,6 +62,7 @@ def sglang(
         max_concurrent=max_concurrent,
         job_id=job_id,
         deterministic=chosen.deterministic,
+        stall_s=chosen.stall_s,
     )
 
 

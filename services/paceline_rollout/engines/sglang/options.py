@@ -34,6 +34,8 @@ class SglangOptions(Closed):
     deterministic: bool = False
     """Batch-invariant kernels and seeded sampling; SGLang has them for GPUs only."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
+    stall_s: float = Field(default=120.0, gt=0)
+    """A launched server that says nothing for so long, with requests to answer, is replaced."""
     url: str = ""
     """A server that someone else runs; none is launched then."""
     api_key: SecretStr = SecretStr("")
