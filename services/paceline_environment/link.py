@@ -132,4 +132,5 @@ def _request(turn: Turn) -> pb.GenerateRequest:
         pinned_version=turn.pinned_version,
         min_version=-1,
         timeout_s=turn.timeout_s,
+        sampled=len(turn.tokens),
     )

@@ -96,9 +96,11 @@ def snapshot(model: Any, version: int) -> Staging:
     return staging
 
 
-def ask(name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, **s: Any) -> Generation:
+def ask(
+    name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, sampled: int = 0, **s: Any
+) -> Generation:
     knobs: dict[str, Any] = {"max_tokens": 8, **s}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
+    return Generation(name, tuple(tokens), Sampling(**knobs), pinned, sampled)
 
 
 @pytest.fixture(scope="session")
@@ -228,6 +230,8 @@ BAD: list[tuple[Generation, str]] = [
     (ask("x", (1, VOCAB)), f"tokens: id {VOCAB} is not in the vocabulary; allowed: 0 to 31"),
     (ask("x", (-1,)), "tokens: id -1"),
     (ask("x", [1] * CONTEXT), f"tokens: {CONTEXT} of them; allowed: fewer than {CONTEXT}"),
+    (ask("x", sampled=3), "sampled: 3; allowed: 0 to 2"),
+    (ask("x", sampled=-1), "sampled: -1"),
     (ask("x", max_tokens=0), "sampling.max_tokens: 0"),
     (ask("x", temperature=float("nan")), "sampling.temperature: nan"),
     (ask("x", temperature=-1.0), "sampling.temperature: -1.0"),
