@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 from paceline.errors import VersionGoneError
@@ -33,16 +35,12 @@ class Place:
     capacity: int = 0  # requests at once; 0: it does not say
     shunned_until: float = 0.0
     reported: Mapping[str, float] = field(default_factory=dict[str, float])
+    # Of the worker; plain fields, as each pick looks at those of all workers.
+    worker_id: str = field(init=False)
+    version: int = field(init=False)
 
-    @property
-    def worker_id(self) -> str:
-        """Whose it is."""
-        return self.worker.worker_id
-
-    @property
-    def version(self) -> int:
-        """The policy version that it answers with."""
-        return self.worker.active_version
+    def __post_init__(self) -> None:
+        self.worker_id, self.version = self.worker.worker_id, self.worker.active_version
 
     @property
     def tokens(self) -> int:
@@ -61,13 +59,14 @@ class Place:
         An even share of the places is a caller's own whatever is reported: without that, a caller
         that fills every place as it becomes free would keep all others out.
         """
-        if not self.capacity or self.own_open + self.others_open < self.limit:
+        if self.own_open + self.others_open < self.capacity or not self.capacity:
             return True
-        return self.own_open < max(self.limit // self.callers, 1)
+        share = self.limit // self.callers or 1
+        return self.own_open + self.others_open < self.limit or self.own_open < share
 
     def learn(self, worker: Worker) -> None:
         """Take over what the roster says; the same report twice says nothing new."""
-        self.worker, load = worker, worker.load
+        self.worker, self.version, load = worker, worker.active_version, worker.load
         if load == self.reported:
             return
         self.reported = load
@@ -117,8 +116,8 @@ def pick(
     free = [place for place in places if place.has_room or place.version < pinned]
     if not free:
         return None
-    largest = max(place.capacity for place in free) or 1
-    drawn = _two(free, [(place.capacity or largest) / largest for place in free], chance)
+    largest = max([place.capacity for place in free]) or 1
+    drawn = _two(free, [place.capacity or largest for place in free], chance)
     drawn += [place for place in free if place.worker_id in held]
 
     def cost(place: Place) -> float:
@@ -128,27 +127,19 @@ def pick(
     return min(drawn, key=cost)
 
 
-def _two(
-    free: Sequence[Place], weights: Sequence[float], chance: Callable[[], float]
-) -> list[Place]:
+def _two(free: Sequence[Place], weights: Sequence[int], chance: Callable[[], float]) -> list[Place]:
     """Two different ones, or the only one."""
     first = _draw(weights, chance())
     if len(free) == 1:
         return [free[first]]
-    others = [0.0 if i == first else weight for i, weight in enumerate(weights)]
-    return [free[first], free[_draw(others, chance())]]
+    second = _draw([*weights[:first], *weights[first + 1 :]], chance())
+    return [free[first], free[second + (second >= first)]]
 
 
-def _draw(weights: Sequence[float], u: float) -> int:
-    left = u * sum(weights)
-    last = 0
-    for i, weight in enumerate(weights):
-        if weight > 0:
-            last = i
-            if left < weight:
-                return i
-            left -= weight
-    return last
+def _draw(weights: Sequence[int], u: float) -> int:
+    """Index of one of them, in proportion."""
+    ends = list(accumulate(weights))
+    return bisect_right(ends, u * ends[-1], hi=len(ends) - 1)
 
 
 class Line(Generic[Item]):

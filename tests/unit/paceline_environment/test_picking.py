@@ -169,7 +169,11 @@ def test_room_is_capacity_a_short_queue_and_never_less_than_a_share() -> None:
     assert not one.has_room  # 7 of 18 are more than a third
     one.own_open = 5
     assert one.has_room
-    assert place("b", own_open=10_000).has_room  # a worker that does not say what it can hold
+    crowded = place("b", capacity=2, callers=9, others_open=9)
+    assert crowded.has_room  # one place, however many want some
+    crowded.own_open = 1
+    assert not crowded.has_room
+    assert place("c", own_open=10_000).has_room  # a worker that does not say what it can hold
 
 
 @given(
