@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import VersionGoneError
@@ -174,6 +174,34 @@ def test_room_is_capacity_a_short_queue_and_never_less_than_a_share() -> None:
     crowded.own_open = 1
     assert not crowded.has_room
     assert place("c", own_open=10_000).has_room  # a worker that does not say what it can hold
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 6), st.sampled_from([1, 4, 16]), st.integers(0, 1 << 30))
+def test_callers_with_much_to_do_share_a_worker(num: int, capacity: int, seed: int) -> None:
+    """Though all but the first come when it is full, and reports come rarely."""
+    chance = random.Random(seed)
+    callers = [place("w") for _ in range(num)]
+    for step in range(num * capacity * 40):
+        if step % 25 == 0:  # the worker's report
+            open_ = sum(one.own_open for one in callers)
+            load: dict[str, float] = {
+                "max_running": capacity,
+                "open": open_,
+                "callers": sum(one.own_open > 0 for one in callers),
+                "beat": step,
+            }
+            for one in callers:
+                one.learn(worker("w", load))
+        active = callers if step > 50 else callers[:1]
+        for one in chance.sample(active, len(active)):
+            while one.has_room:
+                one.own_open += 1
+        busy = [one for one in callers if one.own_open]
+        chance.choices(busy, [one.own_open for one in busy])[0].own_open -= 1
+    share = max(callers[0].limit // num, 1)
+    assert all(one.own_open >= share - 1 for one in callers)
+    assert sum(one.own_open for one in callers) <= 2 * callers[0].limit + num
 
 
 @given(
