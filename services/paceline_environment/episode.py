@@ -215,7 +215,7 @@ class Episode:
             "resumed_tokens",
             transcript.num_policy_tokens,
             job=self._job.job_id,
-            after="environment",
+            on="environment",
         )
         return True
 

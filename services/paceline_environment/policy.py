@@ -94,7 +94,7 @@ class Policy:
             turn.workers.append(worker.worker_id)
         if turn.sends:
             self._stages.tokens_resumed += len(turn.tokens)
-            self._metrics.add("resumed_tokens", len(turn.tokens), job=turn.job_id, after="rollout")
+            self._metrics.add("resumed_tokens", len(turn.tokens), job=turn.job_id, on="rollout")
         turn.last = worker.worker_id
         left = max(deadline - self._clock(), _LEAST_S)
         return await self._link(worker).ask(turn, timeout_s=left)

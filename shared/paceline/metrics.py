@@ -27,7 +27,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     # environment, reward
     "open": ("paceline_open_episodes", ("job",)),
     "queued_tokens": ("paceline_queued_tokens", ("job",)),
-    "resumed_tokens": ("paceline_resumed_tokens", ("job", "after")),
+    "resumed_tokens": ("paceline_resumed_tokens", ("job", "on")),
     "lost_tokens": ("paceline_lost_tokens", ("job",)),
     "scored": ("paceline_scores", ("job", "status")),
     # rollout
