@@ -12,6 +12,7 @@ from paceline.chat import Dialogue
 from paceline.errors import DeadlineError, PacelineError
 from paceline.interfaces import Environment, Observation, StepResult
 from paceline.logs import Log
+from paceline.metrics import Metrics
 from paceline.tasks.digest import number
 from paceline.transcript import TranscriptBuilder
 from paceline.types import (
@@ -44,6 +45,7 @@ class Peers:
     policy: Policy
     scoring: Scoring
     stages: Stages
+    metrics: Metrics
     clock: Callable[[], float] = time.monotonic
 
 
@@ -74,6 +76,7 @@ class Episode:
         self._truncated = False
         self._text = ""
         self._workers: list[str] = []
+        self._worker = ""  # of the previous turn
         self._generate_s = self._environment_s = self._reward_s = 0.0
 
     @property
@@ -123,6 +126,7 @@ class Episode:
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
         self._turn = None
         self._workers.extend(name for name in turn.workers if name not in self._workers)
+        self._worker = turn.last
         self._truncated = reason == "length"
         self._ends.append(turn.tokens[-1] if turn.tokens else -1)
         self._text = self._job.tokenizer.decode(turn.tokens)
@@ -164,6 +168,9 @@ class Episode:
             turn = self._turn = self._make_turn(self._builder.tokens.copy())
         name = episode_id(assignment.group_id, self._index)
         turn.request_id = f"{name}#{self._attempt}.{len(self._actions)}"
+        turn.previous = self._worker
+        turns = self._builder.turns
+        turn.shared = turns[0].start if turns else len(turn.prefix)
         room = spec.sampling.max_context - len(turn.prefix)
         if room < self._sampling.max_tokens:
             turn.sampling = replace(self._sampling, max_tokens=room)
@@ -182,7 +189,7 @@ class Episode:
 
     async def _resume(self, progress: Progress) -> bool:
         """Rebuild the world by its actions; False (and counted) where that cannot be done."""
-        stages = self._peers.stages
+        stages, metrics = self._peers.stages, self._peers.metrics
         transcript = progress.transcripts[0] if progress.transcripts else None
         if transcript is None or not transcript.tokens:
             return False
@@ -192,6 +199,7 @@ class Episode:
         if not self._environment.replayable or not (unfinished or num_turns == num_actions):
             stages.restarted += 1
             stages.tokens_lost += transcript.num_policy_tokens
+            metrics.add("lost_tokens", transcript.num_policy_tokens, job=self._job.job_id)
             log.warning("episode restarts", group=progress.group_id, index=self._index)
             return False
         ends = [builder.tokens[span.end - 1] for span in builder.turns]
@@ -202,6 +210,13 @@ class Episode:
             tokens, logprobs, versions = builder.pop_turn()
             turn = self._turn = self._make_turn(builder.tokens.copy())
             turn.tokens, turn.logprobs, turn.versions = tokens, logprobs, versions
+        stages.tokens_resumed += transcript.num_policy_tokens
+        metrics.add(
+            "resumed_tokens",
+            transcript.num_policy_tokens,
+            job=self._job.job_id,
+            on="environment",
+        )
         return True
 
     async def _replay(self, action: str, end: int) -> None:

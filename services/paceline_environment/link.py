@@ -33,7 +33,6 @@ class Link:
 
     def __init__(self, *, worker_id: str, channel: aio.Channel) -> None:
         self.worker_id = worker_id
-        self.load = 0  # tokens in flight
         self.dead = False
         self._channel = channel
         self._stub: RolloutAsyncStub = RolloutStub(channel)
@@ -43,19 +42,17 @@ class Link:
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
-    async def ask(self, turn: Turn) -> Ending:
+    async def ask(self, turn: Turn, *, timeout_s: float) -> Ending:
         """Have the rest of a turn generated; the turn grows meanwhile."""
         turn.sends += 1
-        request = _request(turn)
+        request = _request(turn, timeout_s)
         turn.ending = asyncio.get_running_loop().create_future()
         self._turns[request.request_id] = turn
-        self.load += turn.weight
         self._outbox.append(request)
         self._wake.set()
         try:
             return await turn.ending
         finally:
-            self.load -= turn.weight
             if self._turns.pop(request.request_id, None) is not None and not self.dead:
                 self._aborts.append(request.request_id)
                 self._wake.set()
@@ -113,7 +110,7 @@ class Link:
                 turn.end(Ending(event.finish_reason, event.error_code, event.error))
 
 
-def _request(turn: Turn) -> pb.GenerateRequest:
+def _request(turn: Turn, timeout_s: float) -> pb.GenerateRequest:
     sampling = turn.sampling
     tokens = [*turn.prefix, *turn.tokens] if turn.tokens else turn.prefix
     return pb.GenerateRequest(
@@ -131,5 +128,6 @@ def _request(turn: Turn) -> pb.GenerateRequest:
         ),
         pinned_version=turn.pinned_version,
         min_version=-1,
-        timeout_s=turn.timeout_s,
+        timeout_s=timeout_s,
+        sampled=len(turn.tokens),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -28,6 +29,11 @@ class Workers:
         self._site = site
         self._workers: list[Worker] = []
         self._changed = asyncio.Event()
+        self.listeners: list[Callable[[], None]] = []  # called after every change
+
+    def all(self) -> list[Worker]:
+        """Every one."""
+        return self._workers
 
     def of(self, job_id: str) -> list[Worker]:
         """Those that serve a job: its own ones, else the shared ones."""
@@ -47,6 +53,8 @@ class Workers:
         self._workers = [worker for worker in workers if worker.endpoint]
         self._changed.set()
         self._changed = asyncio.Event()
+        for listener in self.listeners:
+            listener()
 
     async def run(self) -> None:
         """Watch until cancelled."""

@@ -22,6 +22,7 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_environment.episode import Peers
 from paceline_environment.jobs import Jobs
 from paceline_environment.leases import Leases
+from paceline_environment.places import Places
 from paceline_environment.policy import Policy
 from paceline_environment.roster import Workers
 from paceline_environment.scoring import Scoring
@@ -51,14 +52,27 @@ class EnvironmentService(Service):
         self._rollouts = Workers(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = Workers(roster=roster, kind=WorkerKind.REWARD)
         self.stages = Stages()
-        self._policy = Policy(workers=self._rollouts, connect=self._connect)
+        self._places = Places(
+            workers=self._rollouts,
+            stages=self.stages,
+            metrics=chassis.metrics,
+            worth=options.prefix_worth,
+        )
+        self._policy = Policy(
+            places=self._places,
+            connect=self._connect,
+            stages=self.stages,
+            metrics=chassis.metrics,
+        )
         self._scoring = Scoring(
             workers=self._rewards, connect=self._connect, timeout_s=options.score_timeout_s
         )
         self._submitter = Submitter(experience=experience)
         self.worker = EpisodeWorker(
             jobs=Jobs(jobs=jobs, experience=experience),
-            peers=Peers(settings.worker_id, self._policy, self._scoring, self.stages),
+            peers=Peers(
+                settings.worker_id, self._policy, self._scoring, self.stages, chassis.metrics
+            ),
             submitter=self._submitter,
             limits=Limits(options.slots, options.eval_slots, options.flush_s, options.flush_tokens),
             metrics=chassis.metrics,
@@ -124,6 +138,9 @@ class EnvironmentService(Service):
             "slots": self._options.slots,
             "finished": self.stages.finished,
             "infra_errors": self.stages.infra_errors,
+            "queued_tokens": self._places.queued_tokens.total(),
+            "tokens_lost": self.stages.tokens_lost,
+            "tokens_resumed": self.stages.tokens_resumed,
             "busy_s": busy_s,
             "cpu_s": busy_s,
         }

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-STAGES = ("generate", "step", "score", "submit")
+STAGES = ("room", "generate", "step", "score", "submit")  # room: before and in generate
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class Stages:
     infra_errors: int = 0
     restarted: int = 0  # episodes that could not be resumed
     tokens_lost: int = 0  # theirs
+    tokens_resumed: int = 0  # sampled by a worker that failed, gone on from elsewhere
 
     @contextmanager
     def wait(self, stage: str) -> Generator[None]:

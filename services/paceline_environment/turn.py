@@ -11,9 +11,9 @@ from paceline.types import Sampling, VersionRun
 
 @dataclass(slots=True)
 class Home:
-    """The rollout worker that holds the prefix of a group's episodes."""
+    """The rollout workers that hold what the episodes of a group begin with."""
 
-    worker_id: str = ""
+    workers: set[str] = field(default_factory=set[str])
 
 
 @dataclass(slots=True)
@@ -36,10 +36,13 @@ class Turn:
     pinned_version: int
     timeout_s: float
     home: Home
+    shared: int = 0  # first tokens of the prefix that the group's episodes have in common
+    previous: str = ""  # worker of the episode's previous turn: it holds most of the prefix
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     versions: list[VersionRun] = field(default_factory=list[VersionRun])
     workers: list[str] = field(default_factory=list[str])
+    last: str = ""  # the newest of them
     sends: int = 0
     ending: asyncio.Future[Ending] | None = None
 
@@ -47,6 +50,14 @@ class Turn:
     def weight(self) -> int:
         """Tokens that a worker has to hold for it."""
         return len(self.prefix) + self.sampling.max_tokens
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Tokens of the prefix that workers hold, as far as they keep them."""
+        held = dict.fromkeys(self.home.workers, self.shared)
+        if self.previous:
+            held[self.previous] = len(self.prefix)
+        return held
 
     def finished(self) -> str:
         """Reason to stop that the tokens alone tell; empty if more can follow."""

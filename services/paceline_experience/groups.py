@@ -19,7 +19,7 @@ from paceline_experience.payloads import PayloadStore, pack
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one attempt: verdict `ok`, `again`, `invalid` or `gone`."""
+    """What became of one attempt: verdict `ok`, `again`, `drain`, `invalid` or `gone`."""
 
     group_id: str
     index: int

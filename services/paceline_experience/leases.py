@@ -28,7 +28,8 @@ class EpisodeKey:
     detail: str = ""
 
 
-_VERDICTS = {"invalid": "invalid", "version_gone": "gone"}  # all other reasons: queue again
+# All other reasons: queue again.
+_VERDICTS = {"invalid": "invalid", "version_gone": "gone", "drain": "drain"}
 
 
 @dataclass(slots=True)

@@ -77,6 +77,7 @@ class RolloutService(Service):
         spec, artefacts = await read_job(jobs, settings.job_id)
         folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
         await fetch_files(experience, artefacts, folder)
+        self._max_running = spec.rollout.max_concurrent
         self._engine: Engine = build_engine(spec, folder=folder, job_id=settings.job_id)
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()
@@ -112,9 +113,7 @@ class RolloutService(Service):
     async def drain(self) -> None:
         """Leave the roster and hand open requests back; callers go on elsewhere."""
         await self._leave()
-        self._hub.refuse_all("the worker is draining; go on elsewhere")
-        while self._hub.num_open:
-            await asyncio.sleep(0.01)
+        await self._hub.hand_back("the worker is draining; go on elsewhere")
 
     async def close(self) -> None:
         """Stop everything."""
@@ -142,6 +141,8 @@ class RolloutService(Service):
             load={
                 "running": float(now.running),
                 "waiting": float(now.waiting),
+                "max_running": float(self._max_running),
+                **self._hub.load(),
                 "tokens_generated": float(now.tokens_generated),
                 "prompt_tokens": float(now.prompt_tokens),
                 "busy_s": now.busy_s,

@@ -78,6 +78,7 @@ def _ask(request: pb.GenerateRequest) -> Ask:
             tokens=tuple(request.tokens),
             sampling=wire.sampling_from(request.sampling),
             pinned_version=request.pinned_version,
+            sampled=request.sampled,
         ),
         min_version=request.min_version,
         timeout_s=request.timeout_s,

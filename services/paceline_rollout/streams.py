@@ -59,6 +59,8 @@ class Stream:
 class _Open:
     stream: Stream
     name: str  # the caller's
+    weight: int  # tokens that the engine may have to hold for it
+    pinned_version: int
     end: tuple[str, str] | None = None  # error code and text that its abort stands for
 
 
@@ -69,7 +71,8 @@ class Hub:
         self._engine = engine
         self._clock: Clock = clock or (lambda: asyncio.get_running_loop().time())
         self._open: dict[str, _Open] = {}
-        self._streams = 0
+        self._num_streams = 0
+        self._streams: set[Stream] = set()
         self._deadlines: list[tuple[float, str]] = []
         self._sooner = asyncio.Event()
         self._closed_with = ""
@@ -81,12 +84,15 @@ class Hub:
 
     def attach(self) -> Stream:
         """A new caller."""
-        self._streams += 1
-        return Stream(self._streams)
+        self._num_streams += 1
+        stream = Stream(self._num_streams)
+        self._streams.add(stream)
+        return stream
 
     def detach(self, stream: Stream) -> None:
         """A caller is gone: nobody wants its answers any more."""
         names = [_inner(stream, name) for name in stream.open]
+        self._streams.discard(stream)
         stream.open.clear()
         for name in names:
             self._open.pop(name, None)
@@ -121,6 +127,32 @@ class Hub:
         self._closed_with = text
         self.abort_all("UNAVAILABLE", text)
 
+    async def hand_back(self, text: str) -> None:
+        """`refuse_all`, and wait until callers have been sent all that was sampled for them.
+
+        The engine ends an aborted request with the tokens that it has not emitted yet.
+        """
+        self.refuse_all(text)
+        while self._open:
+            await asyncio.sleep(0.01)
+        while self._streams:
+            for stream in self._streams:
+                stream.half_close()
+            await asyncio.sleep(0.01)
+
+    def load(self) -> dict[str, float]:
+        """What callers that share this worker need to know of each other.
+
+        `open` leaves out requests for a version to come: they take no place in the engine yet.
+        """
+        version = self._engine.status().version
+        now = [one for one in self._open.values() if one.pinned_version <= version]
+        return {
+            "open": float(len(now)),
+            "open_tokens": float(sum(one.weight for one in now)),
+            "callers": float(sum(bool(stream.open) for stream in self._streams)),
+        }
+
     async def run(self) -> None:
         """Pass emissions on and keep deadlines, until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -146,7 +178,9 @@ class Hub:
         name = ask.generation.request_id
         inner = _inner(stream, name)
         stream.open.add(name)
-        self._open[inner] = _Open(stream, name)
+        generation = ask.generation
+        weight = len(generation.tokens) + generation.sampling.max_tokens
+        self._open[inner] = _Open(stream, name, weight, generation.pinned_version)
         if ask.timeout_s > 0:
             due = self._clock() + ask.timeout_s
             if not self._deadlines or due < self._deadlines[0][0]:
@@ -158,7 +192,10 @@ class Hub:
         async for batch in self._engine.emissions():
             for emission in batch:
                 self._route(emission)
-        raise UnavailableError("the engine has stopped")
+        self._closed_with = "the engine has stopped"
+        for name in list(self._open):
+            self._route(refusal(name, "UNAVAILABLE", self._closed_with))
+        raise UnavailableError(self._closed_with)
 
     def _route(self, emission: Emission) -> None:
         one = self._open.get(emission.request_id)

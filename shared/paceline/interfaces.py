@@ -120,6 +120,7 @@ class Generation:
     tokens: tuple[int, ...]  # the whole context so far
     sampling: Sampling
     pinned_version: int = -1
+    sampled: int = 0  # of the last tokens: those that this turn has sampled already, elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,9 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "reward": ("paceline_reward", ("job", "purpose")),
     # environment, reward
     "open": ("paceline_open_episodes", ("job",)),
+    "queued_tokens": ("paceline_queued_tokens", ("job",)),
+    "resumed_tokens": ("paceline_resumed_tokens", ("job", "on")),
+    "lost_tokens": ("paceline_lost_tokens", ("job",)),
     "scored": ("paceline_scores", ("job", "status")),
     # rollout
     "tokens": ("paceline_generated_tokens", ("job",)),
@@ -43,6 +46,9 @@ _HELP = {
     "busy": "Seconds of work.",
     "wait": "Seconds of waiting, by what for.",
     "dropped": "Episodes dropped, by reason.",
+    "queued_tokens": "Tokens of turns that wait for room on a rollout worker.",
+    "resumed_tokens": "Sampled tokens gone on from elsewhere, by whose failure.",
+    "lost_tokens": "Sampled tokens of episodes that had to begin again.",
 }
 
 disable_created_metrics()

@@ -161,6 +161,8 @@ BAD: list[tuple[Generation, str]] = [
     (ask("x", (1, VOCAB)), f"tokens: id {VOCAB} is not in the vocabulary; allowed: 0 to 31"),
     (ask("x", (-1,)), "tokens: id -1"),
     (ask("x", [1] * CONTEXT), f"tokens: {CONTEXT} of them; allowed: fewer than {CONTEXT}"),
+    (ask("x", sampled=3), "sampled: 3; allowed: 0 to 2"),
+    (ask("x", sampled=-1), "sampled: -1"),
     (ask("x", max_tokens=0), "sampling.max_tokens: 0"),
     (ask("x", temperature=float("nan")), "sampling.temperature: nan"),
     (ask("x", temperature=-1.0), "sampling.temperature: -1.0"),

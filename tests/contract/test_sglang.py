@@ -298,6 +298,18 @@ async def test_a_stop_string_ends_with_its_last_token(opened: Open, kind: Kind, 
         assert some[-2:] == tokens[4:6]
         assert len(some) == len(out.logprobs("some")) == len(out.versions("some"))
         assert out.parts["some"][-1].matched_stop == text
+        # The first half of it was sampled elsewhere.
+        rest = ask(
+            "rest",
+            [1, 2, 3, *tokens[:5]],
+            sampled=5,
+            max_tokens=55,
+            temperature=0.0,
+            stop_strings=(text,),
+        )
+        await out.run(rest)
+        assert out.tokens("rest") == [tokens[5]]
+        assert out.parts["rest"][-1].matched_stop == text
 
 
 async def test_a_key_is_used(opened: Open):

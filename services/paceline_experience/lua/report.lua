@@ -1,10 +1,17 @@
 -- What became of leased episodes.
 -- ARGV: {most: max_attempts, items: [[gid, index, attempt, verdict, facts or detail]]}
--- verdicts: ok, again (infrastructure failed, lease expired or worker drains), invalid, gone
+-- verdicts: ok, again (infrastructure failed or lease expired), drain (the worker goes away and
+-- hands over: not counted among the attempts), invalid, gone
 local input = cjson.decode(ARGV[1])
 
+local function spared(rec, i)
+  rec.d = rec.d or {}
+  for j = #rec.d + 1, #rec.s do rec.d[j] = 0 end
+  rec.d[i] = rec.d[i] + 1
+end
+
 local function requeue(rec, i)
-  if rec.a[i] >= input.most then
+  if rec.a[i] - (rec.d and rec.d[i] or 0) >= input.most then
     drop(rec, 'group_failed', i, 'exhausted_attempts')
     return 'dropped'
   end
@@ -30,6 +37,7 @@ local function failed(rec, i, verdict, detail)
     drop(rec, 'stale')
     return 'dropped'
   end
+  if verdict == 'drain' then spared(rec, i) end
   return requeue(rec, i)
 end
 

@@ -93,6 +93,8 @@ def problem(request: Generation, limits: Limits) -> str:
         return f"tokens: {len(tokens)} of them; allowed: fewer than {limits.max_context}"
     if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         return _foreign("tokens", tokens, limits)
+    if not 0 <= request.sampled < len(tokens):
+        return f"sampled: {request.sampled}; allowed: 0 to {len(tokens) - 1}"
     if not -1 <= request.pinned_version < INT64.stop:
         return f"pinned_version: {request.pinned_version}; allowed: -1 or a version"
     return _sampling_problem(request.sampling, limits)

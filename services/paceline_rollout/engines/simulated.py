@@ -324,7 +324,7 @@ class SimulatedEngine:
     def _slot(self, request: Generation) -> Slot:
         s = request.sampling
         room = min(s.max_tokens, self._limits.max_context - len(request.tokens))
-        wanted = self._lengths.draw(s.seed)
+        wanted = max(self._lengths.draw(s.seed) - request.sampled, 1)
         if _unit(s.seed, 2) < self._failure_rate:
             return Slot(request, min(wanted, room), "error", -1)
         if wanted > room:

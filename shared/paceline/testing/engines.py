@@ -92,10 +92,12 @@ def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes
     return staging
 
 
-def ask(name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, **s: Any) -> Generation:
+def ask(
+    name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, sampled: int = 0, **s: Any
+) -> Generation:
     """A request for eight tokens, unless told otherwise."""
     knobs: dict[str, Any] = {"max_tokens": 8, **s}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
+    return Generation(name, tuple(tokens), Sampling(**knobs), pinned, sampled)
 
 
 async def wait_for(done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:

@@ -145,6 +145,19 @@ async def test_infrastructure_failures_are_retried_then_the_group_is_dropped(
     assert (counts["exhausted_attempts"], counts["group_failed"]) == (1, 1)
 
 
+async def test_a_drain_uses_up_no_attempt(store: Store, worlds: Worlds) -> None:
+    """Nor does it give back those that failures have used up."""
+    world = worlds(store)
+    ledger = await world.started()
+    reasons = ["infra_error", *["drain"] * 4, "infra_error", "drain", "infra_error"]
+    for attempt, reason in enumerate(reasons, 1):
+        [leased] = await ledger.lease(worker_id="w", train=2, evals=0)
+        assert leased.attempts == (attempt,) * len(leased.attempts)
+        given = [EpisodeKey(leased.group_id, i, attempt, reason) for i in leased.indices]
+        await ledger.give_back(worker_id="w", keys=given)
+    assert (await world.clean(ledger))["exhausted_attempts"] == 1
+
+
 async def test_a_task_that_infrastructure_failed_on_is_not_consumed(
     store: Store, worlds: Worlds
 ) -> None:

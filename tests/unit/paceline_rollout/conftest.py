@@ -139,10 +139,12 @@ class Collector:
         await self.finish(r.request_id for r in requests)
 
 
-def ask(name: str, tokens: Sequence[int], pinned: int = -1, **sampling: Any) -> Generation:
+def ask(
+    name: str, tokens: Sequence[int], pinned: int = -1, sampled: int = 0, **sampling: Any
+) -> Generation:
     """A request."""
     knobs: dict[str, Any] = {"max_tokens": 8, **sampling}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned)
+    return Generation(name, tuple(tokens), Sampling(**knobs), pinned, sampled)
 
 
 @pytest.fixture

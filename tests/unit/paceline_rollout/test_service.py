@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import signal
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -119,8 +121,8 @@ class World:
                     return worker
                 await asyncio.sleep(0.02)
 
-    async def generate(self, *names: str) -> list[rollout_pb2.GenerateEvent]:
-        sampling = types_pb2.Sampling(max_tokens=4, temperature=1, top_p=1)
+    async def generate(self, *names: str, most: int = 4) -> list[rollout_pb2.GenerateEvent]:
+        sampling = types_pb2.Sampling(max_tokens=most, temperature=1, top_p=1)
         batch = rollout_pb2.GenerateBatch(
             requests=[
                 rollout_pb2.GenerateRequest(
@@ -242,6 +244,55 @@ async def test_a_simulated_engine_follows_too(
         await w.until_active(0)
         events = await w.generate("a")
         assert sum(len(e.tokens) for e in events) == 4
+
+
+async def test_a_terminated_process_hands_back_all_that_it_sampled(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    """Its engine emits nothing by itself for a minute; the drain does."""
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 20, "flush_s": 60}
+    spec = {**SPEC, "rollout": {"engine": {**engine, "length": {"mean": 1000}}}}
+    ledger = Ledger(spec, {})  # pyright: ignore[reportAbstractUsage]
+    central, port = new_server()
+    for add in (
+        add_JobsServicer_to_server,
+        add_ExperienceServicer_to_server,
+        add_RosterServicer_to_server,
+    ):
+        add(ledger, central)
+    await central.start()
+    trainer = WeightServer(host="127.0.0.1")
+    world = World(ledger, trainer, await trainer.start(), None)
+    settings = {"kind": "rollout", "worker_id": "r0", "job_id": "job", "run_dir": str(tmp_path)}
+    path = tmp_path / "settings.yaml"
+    path.write_text(json.dumps({**settings, "experience": f"127.0.0.1:{port}"}))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "paceline_rollout", str(path)
+    )
+    try:
+        world.publish(snapshot_of(model_of(), version=0))
+        worker = await world.until_active(0)
+        channel = connect(worker.endpoint)
+        world.stub = RolloutStub(channel)
+        reading = asyncio.create_task(world.generate("a", "b", most=60))
+        load = ledger.workers["r0"].load
+        async with asyncio.timeout(10):
+            while not load["open"]:
+                await asyncio.sleep(0.02)
+        assert (load["open"], load["callers"], load["max_running"]) == (2, 1, 512)
+        await asyncio.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        events = await asyncio.wait_for(reading, 15)
+        assert await asyncio.wait_for(process.wait(), 15) == 0
+        await channel.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await trainer.close()
+        await central.stop(0)
+    assert [e.error_code for e in events] == ["UNAVAILABLE"] * 2
+    assert all(len(e.tokens) > 4 for e in events)
+    assert not ledger.workers
 
 
 def test_an_unknown_engine_option_names_the_known_ones(tmp_path: Path) -> None:

@@ -229,6 +229,40 @@ async def test_a_draining_worker_hands_requests_back():
         assert {e.error_code for e in ends.values()} == {"UNAVAILABLE"}
 
 
+async def test_a_drained_worker_has_sent_all_that_it_sampled():
+    """Also what the engine had not emitted; then its streams end."""
+    async with serve(**{**SLOW, "decode_tokens_per_s": 100.0}, flush_s=60.0) as service:
+        caller = service.call()
+        caller.send(*(request(name, sampling={"max_tokens": 50}) for name in "ab"))
+        reading = asyncio.create_task(caller.ends(2))
+        await asyncio.sleep(0.2)
+        assert service.hub.load() == {"open": 2, "open_tokens": 104, "callers": 1}
+        async with asyncio.timeout(5):
+            await service.hub.hand_back("draining")
+            ends = await reading
+            assert not await caller.read()
+        assert {e.error_code for e in ends.values()} == {"UNAVAILABLE"}
+        assert all(len(e.tokens) > 5 for e in ends.values())
+        sampled = service.engine.status().tokens_generated
+        assert sum(len(e.tokens) for e in caller.events) == sampled
+        assert service.hub.load() == {"open": 0, "open_tokens": 0, "callers": 0}
+
+
+async def test_callers_of_an_engine_that_stops_go_elsewhere():
+    async with serve(**SLOW) as service:
+        caller = service.call()
+        caller.send(request("a", sampling={"max_tokens": 50}))
+        reading = asyncio.create_task(caller.ends(1))
+        async with asyncio.timeout(5):
+            while not service.hub.num_open:
+                await asyncio.sleep(0.01)
+            await service.engine.close()
+            await reading
+            caller.send(request("b"))
+            ends = await caller.ends(2)
+        assert ends["b"].error_code == "UNAVAILABLE"
+
+
 async def test_status():
     async with serve() as service:
         status = await service.stub.Status(pb.RolloutStatusRequest(), timeout=5)

@@ -21,9 +21,10 @@ def logprobs(model: Any, tokens: list[int]) -> list[float]:
     return logp.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1).tolist()
 
 
-async def swap_midway(out: Any, new: Any, activation: str, snapshot_of: Any) -> None:
+async def swap_midway(out: Any, activation: str, staging: Any, request: Generation) -> None:
+    out.engine.submit([request])
     await out.until(lambda: len(out.tokens("a")) >= 5)
-    await out.engine.load(snapshot_of(new, version=1), activation)
+    await out.engine.load(staging, activation)
     await out.finish(["a"])
 
 
@@ -33,8 +34,8 @@ async def test_running_requests_go_on_under_the_new_version(
 ):
     old, new = model_of(seed=0), model_of(seed=1)
     async with open_torch(old, **OPTIONS) as out:
-        out.engine.submit([request_of("a", [1, 2], **LONG)])
-        await swap_midway(out, new, activation, snapshot_of)
+        staging = snapshot_of(new, version=1)
+        await swap_midway(out, activation, staging, request_of("a", [1, 2], **LONG))
         versions, tokens = out.versions("a"), out.tokens("a")
         cut = versions.index(1)
         assert versions == [0] * cut + [1] * (90 - cut)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -132,11 +133,16 @@ async def test_stop_tokens_and_context_end_a_request(
         assert out.end("stop").matched_stop == str(free[4])
 
 
-async def test_stop_strings(model_of: Any, open_torch: Any, request_of: Ask, tmp_path: Any):
+def save_words(tmp_path: Any) -> None:
+    """A tokenizer whose token i reads `wi `."""
     words = {f"w{i} ": i for i in range(37)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0 "))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+
+async def test_stop_strings(model_of: Any, open_torch: Any, request_of: Ask, tmp_path: Any):
+    save_words(tmp_path)
     async with open_torch(model_of()) as out:
         await out.run(request_of("free", [1, 2], seed=5, max_tokens=20))
         free = out.tokens("free")
@@ -148,11 +154,47 @@ async def test_stop_strings(model_of: Any, open_torch: Any, request_of: Ask, tmp
         assert len(out.tokens("other")) == 20
 
 
+async def test_a_stop_string_that_began_at_another_worker(
+    model_of: Any, open_torch: Any, request_of: Ask, tmp_path: Any
+):
+    """It matches; one that began in the prompt does not."""
+    save_words(tmp_path)
+    async with open_torch(model_of()) as out:
+        await out.run(request_of("free", [1, 2], seed=5, max_tokens=20))
+        free = out.tokens("free")
+        knobs: dict[str, Any] = {
+            "seed": 5,
+            "max_tokens": 13,
+            "stop_strings": (f"w{free[5]} w{free[6]} w{free[7]} ",),
+        }
+        moved = request_of("moved", [1, 2, *free[:7]], sampled=7, **knobs)
+        partly = request_of("partly", [1, 2, *free[:7]], sampled=1, **knobs)
+        await out.run(moved, partly)
+        assert out.tokens("moved") == free[7:8]
+        assert out.end("moved").finish_reason == "stop"
+        assert out.tokens("partly") == free[7:20]
+        assert out.end("partly").finish_reason == "length"
+
+
 async def test_long_answers_stream(model_of: Any, open_torch: Any, request_of: Ask):
     async with open_torch(model_of(), max_context=128, flush_s=0.0) as out:
         await out.run(request_of("a", [1], seed=1, max_tokens=100))
         assert len(out.parts["a"]) > 5
         assert len(out.tokens("a")) == len(out.logprobs("a")) == len(out.versions("a")) == 100
+
+
+async def test_an_aborted_request_ends_with_all_that_was_sampled(
+    model_of: Any, open_torch: Any, request_of: Ask
+):
+    async with open_torch(model_of(), max_context=120, flush_s=60.0) as out:
+        out.engine.submit([request_of(name, [1], max_tokens=110) for name in "ab"])
+        async with asyncio.timeout(20):
+            while out.engine.status().tokens_generated < 10:
+                await asyncio.sleep(0)
+        out.engine.abort(["a", "b"])
+        await out.finish("ab")
+        got = len(out.tokens("a")) + len(out.tokens("b"))
+        assert got == out.engine.status().tokens_generated
 
 
 async def test_bfloat16_stays_close(model_of: Any, open_torch: Any, request_of: Ask):

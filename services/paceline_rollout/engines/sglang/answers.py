@@ -37,6 +37,12 @@ class Slot:
         return self.request.request_id
 
     @property
+    def sampled_before(self) -> tuple[int, ...]:
+        """Tokens of this turn that the request came with."""
+        context = self.request.tokens
+        return context[len(context) - self.request.sampled :]
+
+    @property
     def left(self) -> int:
         """Tokens it may still have."""
         return self.room - len(self.tokens)
@@ -131,8 +137,11 @@ def cut_at_stop(slot: Slot, emission: Emission, decode: Decode) -> tuple[Emissio
     # A stop of n bytes ends within the newest n tokens, whatever the vocabulary.
     keep = max(len(text.encode()) for text in strings) + 4
     first = len(slot.tokens) - len(emission.tokens)
+    before = slot.sampled_before
+    turn = [*before, *slot.tokens]
     for end in range(first + 1, len(slot.tokens) + 1):
-        text = decode(slot.tokens[max(0, end - keep) : end])
+        last = len(before) + end
+        text = decode(turn[max(0, last - keep) : last])
         if hit := next((stop for stop in strings if stop in text), ""):
             count = end - first
             del slot.tokens[end:]

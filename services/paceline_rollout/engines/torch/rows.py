@@ -22,7 +22,7 @@ class Running:
     request: Generation
     limit: int  # length at which its context is full or its max_tokens are used up
     emitted: list[int] = field(default_factory=list[int])
-    recent: list[int] = field(default_factory=list[int])  # newest tokens, for stop strings
+    recent: list[int] = field(default_factory=list[int])  # newest sampled tokens, for stop strings
     restricted: bool = False
     greedy: bool = False
 
@@ -43,6 +43,7 @@ def running(request: Generation, max_context: int) -> Running:
     return Running(
         request=request,
         limit=min(len(request.tokens) + s.max_tokens, max_context),
+        recent=list(request.tokens[len(request.tokens) - request.sampled :]),
         restricted=s.top_k > 0 or s.top_p < 1 or s.min_p > 0,
         greedy=s.temperature == 0,
     )

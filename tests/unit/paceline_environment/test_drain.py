@@ -1,0 +1,115 @@
+"""A rollout worker that drains or is full, with a real engine behind real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from grpc import aio
+
+from paceline.testing.peers import FakePeer
+from paceline.types import PolicyVersion
+from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
+from paceline_rollout.engines.simulated import SimulatedEngine
+from paceline_rollout.servicer import Servicer
+from paceline_rollout.streams import Hub
+
+LENGTH = 40
+SPEC: dict[str, Any] = {
+    "sampling": {"max_tokens": 48, "max_context": 64, "truncated": "score"},
+}
+
+
+class Rollout(FakePeer):
+    """A rollout worker's engine and wire; emits nothing before an answer ends, or is aborted."""
+
+    version = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        knobs: dict[str, Any] = {"max_concurrent": 100, "decode_tokens_per_s": 50.0, **options}
+        self.engine = SimulatedEngine(
+            model_dir=None,
+            dtype="float32",
+            max_context=64,
+            threads=1,
+            tokenizer_dir=None,
+            job_id="job",
+            vocab_size=27,
+            tick_s=0.005,
+            flush_s=60.0,
+            length={"mean": LENGTH},
+            **knobs,
+        )
+        self.hub = Hub(engine=self.engine)
+        self.passing: asyncio.Task[None] | None = None
+
+    def add_to(self, server: aio.Server) -> None:
+        status: Any = lambda: (self.engine.status(), PolicyVersion(0, 0), 0.0)  # noqa: E731
+        servicer = Servicer(hub=self.hub, worker_id="w", status=status)
+        add_RolloutServicer_to_server(servicer, server)
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        await self.engine.start()
+        header = SimpleNamespace(version=0, tied=(), canary_tokens=(), canary_logprobs=())
+        await self.engine.load(SimpleNamespace(header=header), "in_flight")
+        self.passing = asyncio.create_task(self.hub.run())
+        await super().start(address)
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self.passing is not None:
+            self.passing.cancel()
+            await asyncio.wait({self.passing})
+            await self.engine.close()
+
+
+async def test_nothing_is_lost_or_sampled_twice_when_a_worker_drains(
+    staged: Any, until: Any, assign: Any
+) -> None:
+    stage = await staged(spec=SPEC, rollouts=0)
+    stage.rollouts += [Rollout(), Rollout()]
+    for rollout in stage.rollouts:
+        await rollout.start()
+    service = await stage.open()
+    # One prompt is worth less than three requests: both workers get some.
+    stage.experience.give([assign(f"g{i}", 4) for i in range(6)])
+    staying, leaving = stage.rollouts
+    await until(lambda: leaving.hub.num_open > 4 and staying.hub.num_open > 4)
+    await asyncio.sleep(0.2)
+    moving = leaving.hub.num_open
+    stage.announce(rollouts=1)
+    await asyncio.wait_for(leaving.hub.hand_back("draining"), 5)
+    handed_back = leaving.engine.status().tokens_generated
+    assert handed_back > 4 * moving
+    await until(lambda: len(stage.experience.trajectories) == 24)
+    found = list(stage.experience.trajectories.values())
+    sampled = sum(r.engine.status().tokens_generated for r in stage.rollouts)
+    assert sum(t.transcripts[0].num_policy_tokens for t in found) == sampled
+    assert all(t.transcripts[0].num_policy_tokens <= LENGTH for t in found)
+    assert sum(len(t.provenance.rollout_workers) == 2 for t in found) == moving
+    assert service.stages.tokens_resumed == handed_back
+    assert not stage.experience.given_back
+
+
+async def test_turns_wait_outside_of_full_engines(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged(spec=SPEC, rollouts=0)
+    stage.rollouts.append(Rollout(max_concurrent=4, decode_tokens_per_s=400.0))
+    rollout = stage.rollouts[0]
+    await rollout.start()
+    service = await stage.open()
+    first, *others = stage.experience.workers
+    stage.experience.workers = [replace(first, load={"max_running": 4.0}), *others]
+    await asyncio.sleep(0.2)
+    most = 0
+    stage.experience.give([assign(f"g{i}", 4) for i in range(4)])
+    await until(lambda: service.stages.waiting["room"])
+    queued = service.report().load["queued_tokens"]
+    assert queued > 10 * 48
+    while len(stage.experience.trajectories) < 16:
+        most = max(most, rollout.hub.num_open)
+        await asyncio.sleep(0.002)
+    assert most == 5  # its four places and one that waits
+    assert service.report().load["queued_tokens"] == 0
