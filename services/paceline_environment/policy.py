@@ -96,8 +96,11 @@ class Policy:
             self._stages.tokens_resumed += len(turn.tokens)
             self._metrics.add("resumed_tokens", len(turn.tokens), job=turn.job_id, on="rollout")
         turn.last = worker.worker_id
-        left = max(deadline - self._clock(), _LEAST_S)
-        return await self._link(worker).ask(turn, timeout_s=left)
+        left, had = max(deadline - self._clock(), _LEAST_S), len(turn.tokens)
+        try:
+            return await self._link(worker).ask(turn, timeout_s=left)
+        finally:
+            self._metrics.add("received_tokens", len(turn.tokens) - had, job=turn.job_id)
 
     def _fault(self, worker: Worker, turn: Turn, ending: Ending) -> bool:
         """Whether a failure counts against the turn; raises where trying again is no use."""

@@ -27,6 +27,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     # environment, reward
     "open": ("paceline_open_episodes", ("job",)),
     "queued_tokens": ("paceline_queued_tokens", ("job",)),
+    "received_tokens": ("paceline_received_tokens", ("job",)),
     "resumed_tokens": ("paceline_resumed_tokens", ("job", "on")),
     "lost_tokens": ("paceline_lost_tokens", ("job",)),
     "scored": ("paceline_scores", ("job", "status")),
@@ -47,6 +48,7 @@ _HELP = {
     "wait": "Seconds of waiting, by what for.",
     "dropped": "Episodes dropped, by reason.",
     "queued_tokens": "Tokens of turns that wait for room on a rollout worker.",
+    "received_tokens": "Sampled tokens that arrived from rollout workers.",
     "resumed_tokens": "Sampled tokens gone on from elsewhere, by whose failure.",
     "lost_tokens": "Sampled tokens of episodes that had to begin again.",
 }

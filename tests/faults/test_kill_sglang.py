@@ -1,0 +1,91 @@
+"""`kill -9` of an SGLang server, and of its worker, while they generate.
+
+Every token that ever arrived from a rollout worker is in a trained trajectory: none comes twice.
+"""
+
+import json
+import os
+import re
+import signal
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+STEPS, EPISODES = 6, 16
+
+
+def sglang_job(python: str, make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]:
+    """Long answers, one batch at a time, nothing left over."""
+    engine = {"kind": "sglang", "python": python, "device": "cpu", "cache_tokens": 4096}
+    job = make(
+        name=name,
+        eval=None,
+        sampling={"max_tokens": 48, "max_context": 64, "truncated": "score"},
+        rollout={"engine": engine, "replicas": 2, "max_concurrent": 16},
+        stop={"steps": STEPS},
+    )
+    sync = {"max_staleness": 0, "batch_groups": 4, "group_size": EPISODES // 4}
+    job["experience"] = job["experience"] | sync
+    return job
+
+
+def server_of(worker: int) -> psutil.Process:
+    """The HTTP process of the SGLang server below a rollout worker."""
+    below = psutil.Process(worker).children(recursive=True)
+    return next(
+        p for p in below if "sglang.launch_server" in p.cmdline() and "-I" not in p.cmdline()
+    )
+
+
+def in_mid_episode(server: psutil.Process) -> bool:
+    """Whether several requests run that have come some way beyond their prompts."""
+    port = next(a for a in server.cmdline() if a.startswith("--port=")).removeprefix("--port=")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/loads", timeout=5) as reply:
+        load = json.load(reply)["loads"][0]
+    running = int(load["num_running_reqs"])
+    return running >= 2 and int(load["num_used_tokens"]) >= 20 * running
+
+
+def counter(platform: Any, process: str, name: str, job_id: str) -> float:
+    """The sum of a counter of one process over all its series of a job."""
+    port = json.loads((platform.run_dir / "ports.json").read_text())[f"{process}:metrics"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+        lines = reply.read().decode().splitlines()
+    found = [re.match(rf'{name}_total{{.*job="{job_id}".*}} (\S+)', line) for line in lines]
+    return sum(float(each[1]) for each in found if each)
+
+
+@pytest.mark.parametrize("victim", ["server", "worker"])
+def test_no_token_is_sampled_again(
+    victim: str,
+    platform: Any,
+    tiny_job: Callable[..., Any],
+    sglang_python: str,
+    until: Callable[..., None],
+) -> None:
+    with platform.client() as client:
+        job = sglang_job(sglang_python, tiny_job, f"kill-sglang-{victim}")
+        job_id = client.submit(job).status.job_id
+        until(lambda: client.get(job_id).status.step >= 1, "no progress", 240)
+        name = next(n for n in platform.names() if n.startswith("rollout") and job_id in n)
+        worker = platform.pid_of(name)
+        server = server_of(worker)
+        until(lambda: in_mid_episode(server), "nothing runs", 120)
+        os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
+        status = client.wait(job_id, timeout_s=240).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        report = client.audit(job_id)
+        assert report.ok, report.problems
+        summary = dict(status.summary)
+    until(lambda: not server.is_running(), "the server lives on", 20)
+    received = counter(platform, "environment-0", "paceline_received_tokens", job_id)
+    resumed = counter(platform, "environment-0", "paceline_resumed_tokens", job_id)
+    assert summary["episodes_trained"] == STEPS * EPISODES
+    assert not summary["episodes_dropped"]
+    assert resumed > 0
+    assert received == summary["tokens_generated"] > 0
+    assert summary["logprob_diff_max"] <= 1e-4
