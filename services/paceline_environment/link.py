@@ -130,6 +130,6 @@ def _request(turn: Turn) -> pb.GenerateRequest:
             seed=sampling.seed,
         ),
         pinned_version=turn.pinned_version,
-        min_version=-1,
+        min_version=turn.min_version,
         timeout_s=turn.timeout_s,
     )

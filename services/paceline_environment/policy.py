@@ -99,7 +99,7 @@ class Policy:
     def _candidates(self, turn: Turn) -> list[Worker]:
         workers = [w for w in self._workers.of(turn.job_id) if w.active_version >= 0]
         if turn.pinned_version < 0:
-            return workers
+            return [w for w in workers if w.active_version >= turn.min_version]
         now = [w for w in workers if w.active_version == turn.pinned_version]
         soon = [w for w in workers if w.active_version < turn.pinned_version]
         if workers and not now and not soon:
@@ -119,7 +119,9 @@ class Policy:
             raise InvalidError(ending.text)
         if ending.code == "DEADLINE_EXCEEDED":
             raise DeadlineError(ending.text)
-        if ending.code == "FAILED_PRECONDITION" and turn.pinned_version >= 0:
+        if ending.code == "FAILED_PRECONDITION" and turn.pinned_version < 0:
+            return False  # its weights are older than the roster said
+        if ending.code == "FAILED_PRECONDITION":
             others = [w for w in self._candidates(turn) if w.worker_id != worker.worker_id]
             if not others:
                 raise VersionGoneError(ending.text)
