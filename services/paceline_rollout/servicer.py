@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from paceline import wire
 from paceline.errors import InvalidError
 from paceline.interfaces import Emission, EngineStatus, Generation
@@ -79,8 +77,6 @@ class Servicer(RolloutServicer):
                     self._hub.submit(stream, [_ask(request) for request in batch.requests])
                 if batch.abort:
                     self._hub.abort(stream, list(batch.abort))
-        except DecodeError as error:
-            raise InvalidError(f"message: not a GenerateBatch: {error}") from None
         finally:
             stream.half_close()
 

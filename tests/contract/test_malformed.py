@@ -153,6 +153,17 @@ class Worker:
         """Messages (and pauses in seconds) on one stream, then half-close; what came of it."""
         return self.run(self.exchange(*messages, timeout_s=timeout_s))
 
+    def status(self, data: bytes) -> str:
+        """The status that `Status` answers with, and what it says."""
+        return self.run(self._status(data))
+
+    async def _status(self, data: bytes) -> str:
+        call: Any = self._channel.unary_unary("/paceline.v1.Rollout/Status")
+        try:
+            return f"OK {pb.RolloutStatus.FromString(await call(data, timeout=5)).worker_id}"
+        except aio.AioRpcError as error:
+            return f"{error.code().name} {error.details()}"
+
     async def exchange(self, *messages: bytes | float, timeout_s: float = 30.0) -> Outcome:
         """The same as a coroutine."""
 
@@ -521,6 +532,24 @@ def test_what_came_before_a_broken_message_is_answered(worker: Worker) -> None:
     outcome = worker.send(batch(request("good", sampling={"seed": 5})), b"\x0a\x7f")
     assert outcome.code == "INVALID_ARGUMENT"
     assert outcome.tokens("good") == worker.right
+    worker.is_well()
+
+
+def test_status_of_a_worker_that_is_asked_badly(worker: Worker) -> None:
+    for data in (b"", b"\x08\x01", b"\x0a\x03abc"):  # fields that it does not know
+        assert worker.status(data) == "OK r0"
+    for data in (b"\x0a\x7f", b"\xff" * 10, b"\x0b" * 200):
+        assert worker.status(data).startswith("INVALID_ARGUMENT message: ")
+    worker.is_well()
+
+
+def test_deadlines_hold_after_thousands_of_others(worker: Worker) -> None:
+    brief = [request(str(n), timeout_s=60.0, sampling={"max_tokens": 1}) for n in range(1500)]
+    waits = request("later", pinned_version=ACTIVE + 1, timeout_s=0.2)
+    outcome = worker.send(batch(*brief), 1.0, batch(waits), batch(*brief))
+    ends = {end.request_id: end for end in outcome.ends}
+    assert len(outcome.ends) == 3001
+    assert ends["later"].error_code == "DEADLINE_EXCEEDED"
     worker.is_well()
 
 
