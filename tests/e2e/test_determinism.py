@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -52,10 +53,11 @@ class Site:
         return json.loads((self.run_dir / "processes" / f"{name}.json").read_text())
 
     def kill(self, name: str) -> None:
-        """`kill -9`, of what it has started too."""
-        process = psutil.Process(int(self.record(name)["pid"]))
-        for each in [process, *process.children(recursive=True)]:
-            each.kill()
+        """`kill -9`, its children too; one that is just being replaced is dead already."""
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+            process = psutil.Process(int(self.record(name)["pid"]))
+            for each in [process, *process.children(recursive=True)]:
+                each.kill()
 
     def num_running(self, name: str) -> int:
         """Requests in a rollout worker at this moment; 0 while it starts."""
