@@ -183,6 +183,7 @@ class Episode:
             prefix=prefix,
             sampling=self._sampling,
             pinned_version=self._group.assignment.pinned_version,
+            min_version=self._group.assignment.min_version,
             timeout_s=self._job.spec.tasks.episode_timeout_s,
             home=self._group.home,
         )

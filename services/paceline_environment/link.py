@@ -127,7 +127,7 @@ def _request(turn: Turn, timeout_s: float) -> pb.GenerateRequest:
             seed=sampling.seed,
         ),
         pinned_version=turn.pinned_version,
-        min_version=-1,
+        min_version=turn.min_version,
         timeout_s=timeout_s,
         sampled=len(turn.tokens),
     )

@@ -77,11 +77,12 @@ class Place:
 
 
 def eligible(
-    places: Sequence[Place], *, pinned: int, avoid: Container[str], now: float
+    places: Sequence[Place], *, pinned: int, least: int, avoid: Container[str], now: float
 ) -> list[Place]:
     """Those that may answer, without those that failed just now unless there are no others.
 
-    A turn that is pinned to a version goes to workers that serve it, else to those that will.
+    A turn that is pinned to a version goes to workers that serve it, else to those that will;
+    others go to workers whose version is at least `least`.
 
     Raises:
         VersionGoneError: all have gone past the pinned version.
@@ -93,6 +94,8 @@ def eligible(
         if found and not there and not soon:
             raise VersionGoneError(f"no rollout worker serves version {pinned}")
         found = there or soon
+    else:
+        found = [place for place in found if place.version >= least]
     fresh = [p for p in found if p.worker_id not in avoid and p.shunned_until <= now]
     return fresh or found
 

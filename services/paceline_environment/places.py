@@ -137,7 +137,11 @@ class Places:
             workers = self._workers.of(job_id)
             self._of_job[job_id] = [self._places[worker.worker_id] for worker in workers]
         return eligible(
-            self._of_job[job_id], pinned=turn.pinned_version, avoid=avoid, now=self._clock()
+            self._of_job[job_id],
+            pinned=turn.pinned_version,
+            least=turn.min_version,
+            avoid=avoid,
+            now=self._clock(),
         )
 
     def _serve(self) -> None:

@@ -110,7 +110,9 @@ class Policy:
             raise InvalidError(ending.text)
         if ending.code == "DEADLINE_EXCEEDED":
             raise DeadlineError(ending.text)
-        gone = ending.code == "FAILED_PRECONDITION" and turn.pinned_version >= 0
+        if ending.code == "FAILED_PRECONDITION" and turn.pinned_version < 0:
+            return False  # its weights are older than the roster said
+        gone = ending.code == "FAILED_PRECONDITION"
         if gone and not self._places.has_others(turn, worker.worker_id):
             raise VersionGoneError(ending.text)
         log.warning(

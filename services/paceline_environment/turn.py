@@ -34,6 +34,7 @@ class Turn:
     prefix: Sequence[int]
     sampling: Sampling  # of the whole turn
     pinned_version: int
+    min_version: int
     timeout_s: float
     home: Home
     shared: int = 0  # first tokens of the prefix that the group's episodes have in common

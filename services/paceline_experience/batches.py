@@ -122,12 +122,15 @@ class Batches:
         return batch
 
     async def _choose(self, book: Book, step: int) -> list[Group]:
-        """The ready groups that are oldest and not too old; those too old are dropped."""
+        """The ready groups with the oldest tokens, else the oldest tasks; too old ones are dropped.
+
+        Who finished first does not matter: equal tokens make equal batches.
+        """
         spec = self._core.spec.experience
         aged = [(book.staleness(book.groups[name], step), name) for name in book.ready]
         late = [name for age, name in aged if age > spec.max_staleness]
         await self._groups.drop(late, DropReason.STALE)
-        usable = [(-age, book.groups[n].order, n) for age, n in aged if n in book.groups]
+        usable = [(-age, book.groups[n].seq, n) for age, n in aged if n in book.groups]
         if len(usable) < spec.batch_groups:
             return []
         return [book.groups[name] for _, _, name in sorted(usable)[: spec.batch_groups]]

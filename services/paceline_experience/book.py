@@ -53,8 +53,7 @@ class Group:
     attempts: list[int]
     workers: list[str]
     facts: list[str]
-    again: bool  # its task was given back once already
-    order: int  # among ready groups
+    again: int  # how often its task was admitted before
     version: int  # pinned, of an eval group; -1: training
     deadlines: list[float]
     oldest_seen: int = -1  # oldest version that progress told of
@@ -213,8 +212,7 @@ def _parse(group_id: str, fields: dict[str, Any], before: Group | None, deadline
         attempts=attempts,
         workers=fields["w"],
         facts=fields["f"],
-        again=bool(fields.get("r", 0)),
-        order=int(fields.get("o", 0)),
+        again=int(fields.get("r", 0)),
         version=int(fields.get("e", -1)),
         deadlines=deadlines,
         oldest_seen=before.oldest_seen if before else -1,

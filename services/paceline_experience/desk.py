@@ -133,11 +133,14 @@ class Desk:
         log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
 
     async def export(self, job_id: str, *, name: str) -> None:
-        """Write the trajectories that were trained since the last export."""
+        """Write the trajectories that were trained since the last export, unless it is over."""
+        ledger = await self._ledgers.get(job_id)
+        if job_id not in self._ledgers.active:
+            return
         if job_id not in self._exporters:
             folder = self._history.folder(job_id) / "trajectories"
             self._exporters[job_id] = Exporter(folder)
-        await self._exporters[job_id].export(await self._ledgers.get(job_id), name=name)
+        await self._exporters[job_id].export(ledger, name=name)
 
     async def watch(self, job_id: str, *, after: int) -> AsyncIterator[Event]:
         """The state now, then every change and at least one event a second, until the end."""

@@ -20,9 +20,14 @@ class Exporter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._newest: tuple[str, int] | None = None
+        self._writing = asyncio.Lock()
 
     async def export(self, ledger: JobLedger, *, name: str) -> int:
-        """Write `<name>.jsonl`, oldest first; how many."""
+        """Write `<name>.jsonl`, oldest first; how many. One at a time, so that none comes twice."""
+        async with self._writing:
+            return await self._export(ledger, name)
+
+    async def _export(self, ledger: JobLedger, name: str) -> int:
         found: list[Trajectory] = []
         token, more = "", True
         while more:

@@ -135,14 +135,14 @@ class Groups:
 
     async def _redo(self, reports: Sequence[Report], gone: dict[str, Group]) -> None:
         """A task that only infrastructure failed on is not consumed; it gets one more group."""
-        if not gone:
-            return
-        before = self._core.feed.state()
         invalid = {r.group_id for r in reports if r.verdict == "invalid"}
-        for name, group in gone.items():
-            if name not in invalid and not group.is_eval and not group.again:
-                self._core.feed.redo(group.position)
-        if self._core.feed.state() != before:
+        failed = [g for g in gone.values() if g.group_id not in invalid and not g.is_eval]
+        await self._admit_again([group for group in failed if not group.again])
+
+    async def _admit_again(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            self._core.feed.redo(group.seq, group.position, group.again + 1)
+        if groups:
             await self._core.note(feed=self._core.feed.state())
 
     async def settle(self, names: Sequence[str]) -> None:
@@ -151,12 +151,9 @@ class Groups:
         complete = [book.groups[name] for name in names if book.groups[name].complete]
         if not complete:
             return
-        order = book.number("ready_order")
-        verdicts: list[list[str | int]] = []
-        for offset, group in enumerate(complete):
-            verdicts.append([group.group_id, self._verdict(group), order + offset])
+        verdicts = [[group.group_id, self._verdict(group)] for group in complete]
         payloads = {g.group_id: g.payloads() for g in complete}
-        await self._core.change("decide", json.dumps(verdicts), order + len(complete))
+        await self._core.change("decide", json.dumps(verdicts))
         dropped = [name for name in payloads if name not in book.groups]
         await self.free([p for name in dropped for p in payloads[name]])
         if dropped:
@@ -175,9 +172,14 @@ class Groups:
         if not names:
             return
         book = self._core.book
-        payloads = [p for n in names if n in book.groups for p in book.groups[n].payloads()]
-        await self._core.change("decide", json.dumps([[n, reason, 0] for n in names]), "")
+        groups = [book.groups[name] for name in names if name in book.groups]
+        payloads = [name for group in groups for name in group.payloads()]
+        await self._core.change("decide", json.dumps([[n, reason] for n in names]))
         await self.free(payloads)
+        if reason is DropReason.STALE:
+            # Else tasks that take long would be trained on less often than others.
+            most = self._core.spec.experience.max_attempts
+            await self._admit_again([g for g in groups if not g.is_eval and g.again < most])
         self._core.work.fire()
 
     async def free(self, names: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ class Leases:
             drawn = self._core.feed.draw()
             if drawn is None:
                 break
-            name = f"{self._core.job_id}.{drawn.seq}"
+            name = f"{self._core.job_id}.{drawn.name}"
             plan.admit.append((name, drawn))
             plan.lease.append((name, list(range(min(size, credits)))))
 
@@ -134,7 +134,7 @@ class Leases:
         fields = {
             "worker": worker_id,
             "bound": [self.limits.max_staleness, self.limits.batch_groups],
-            "admit": [[name, d.seq, d.position, size, int(d.again)] for name, d in plan.admit],
+            "admit": [[name, d.seq, d.position, size, d.again] for name, d in plan.admit],
             "lease": plan.lease,
             "feed": self._core.feed.state() if plan.admit else book.meta.get("feed", ""),
         }
@@ -142,13 +142,21 @@ class Leases:
 
     async def _assignments(self, plan: _Plan, book: Book) -> list[Assignment]:
         kept = await self._kept_progress(plan, book)
+        floor = self._floor(book)
         return [
-            self._assignment(book.groups[name], indices, kept.get(name, ()))
+            self._assignment(book.groups[name], indices, kept.get(name, ()), floor)
             for name, indices in plan.lease
         ]
 
+    def _floor(self, book: Book) -> int:
+        """The oldest version that can sample tokens for the present step, else the newest."""
+        oldest, found = book.step - self.limits.max_staleness, book.version
+        while found > 0 and found - 1 in book.ages and book.age(found - 1) >= oldest:
+            found -= 1
+        return found
+
     def _assignment(
-        self, group: Group, indices: list[int], progress: Sequence[Progress]
+        self, group: Group, indices: list[int], progress: Sequence[Progress], floor: int
     ) -> Assignment:
         spec = self._core.spec
         owner = spec.eval.seed if group.is_eval and spec.eval else spec.tasks.seed
@@ -163,6 +171,7 @@ class Leases:
             lease_s=spec.experience.lease_s,
             seed=stable_seed(owner, "eval" if group.is_eval else "train", place),
             pinned_version=group.version,
+            min_version=-1 if group.is_eval else floor,
             progress=tuple(progress),
         )
 

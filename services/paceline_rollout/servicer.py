@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from paceline import wire
+from paceline.errors import InvalidError
 from paceline.interfaces import Emission, EngineStatus, Generation
 from paceline.types import PolicyVersion
 from paceline.v1 import rollout_pb2 as pb
@@ -14,6 +15,7 @@ from paceline.v1.rollout_pb2_grpc import RolloutServicer
 from paceline_rollout.streams import Ask, Hub, Stream
 
 EVENTS_PER_MESSAGE = 512
+MAX_REQUESTS = 16_384  # in a message; even empty ones cost memory
 Status = Callable[[], tuple[EngineStatus, PolicyVersion, float]]
 
 
@@ -28,13 +30,19 @@ class Servicer(RolloutServicer):
     async def Generate(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request_iterator: AsyncIterator[pb.GenerateBatch], context: Any
     ) -> AsyncIterator[pb.GenerateEvents]:
-        """Requests in, events out, until the caller has half-closed and all is answered."""
+        """Requests in, events out, until the caller has half-closed and all is answered.
+
+        Raises:
+            InvalidError: a message cannot be read; what came before it is answered first.
+        """
         stream = self._hub.attach()
         reader = asyncio.create_task(self._read(request_iterator, stream), name="generate")
         try:
             async for batch in stream.batches():
                 for first in range(0, len(batch), EVENTS_PER_MESSAGE):
                     yield _events(batch[first : first + EVENTS_PER_MESSAGE])
+            if reader.done():  # else it is this side that closes
+                await reader
         finally:
             reader.cancel()
             self._hub.detach(stream)
@@ -63,6 +71,9 @@ class Servicer(RolloutServicer):
     async def _read(self, requests: AsyncIterator[pb.GenerateBatch], stream: Stream) -> None:
         try:
             async for batch in requests:
+                if (count := len(batch.requests)) > MAX_REQUESTS:
+                    text = f"requests: {count} in a message; allowed: {MAX_REQUESTS}"
+                    raise InvalidError(text)
                 if batch.requests:
                     self._hub.submit(stream, [_ask(request) for request in batch.requests])
                 if batch.abort:

@@ -13,6 +13,8 @@ from paceline.interfaces import Emission, Engine, Generation
 from paceline_rollout.engines.base import refusal
 
 MAX_TIMEOUT_S = 86_400.0
+MAX_ID_CHARS = 256
+LEAST_DEADLINES = 1024  # fewer are not worth tidying up
 Clock = Callable[[], float]
 
 
@@ -61,6 +63,7 @@ class _Open:
     name: str  # the caller's
     weight: int  # tokens that the engine may have to hold for it
     pinned_version: int
+    due: float
     end: tuple[str, str] | None = None  # error code and text that its abort stands for
 
 
@@ -160,15 +163,13 @@ class Hub:
             group.create_task(self._keep_deadlines(), name="deadlines")
 
     def _refuse(self, stream: Stream, ask: Ask, version: int) -> tuple[str, str]:
-        name, timeout_s = ask.generation.request_id, ask.timeout_s
+        name = ask.generation.request_id
         if self._closed_with:
             return "UNAVAILABLE", self._closed_with
-        if not name:
-            return "INVALID_ARGUMENT", "request_id: is empty"
+        if wrong := _problem(ask):
+            return "INVALID_ARGUMENT", wrong
         if name in stream.open:
             return "INVALID_ARGUMENT", f"request_id: {name!r} is already open on this stream"
-        if not (0 <= timeout_s <= MAX_TIMEOUT_S) or math.isnan(timeout_s):
-            return "INVALID_ARGUMENT", f"timeout_s: {timeout_s}; allowed: 0 to {MAX_TIMEOUT_S:g}"
         if ask.min_version > version:
             text = f"min_version: {ask.min_version} is not there yet; version {version} is active"
             return "FAILED_PRECONDITION", text
@@ -180,13 +181,20 @@ class Hub:
         stream.open.add(name)
         generation = ask.generation
         weight = len(generation.tokens) + generation.sampling.max_tokens
-        self._open[inner] = _Open(stream, name, weight, generation.pinned_version)
-        if ask.timeout_s > 0:
-            due = self._clock() + ask.timeout_s
-            if not self._deadlines or due < self._deadlines[0][0]:
-                self._sooner.set()
-            heapq.heappush(self._deadlines, (due, inner))
-        return replace(ask.generation, request_id=inner)
+        due = self._clock() + ask.timeout_s if ask.timeout_s > 0 else math.inf
+        self._open[inner] = _Open(stream, name, weight, generation.pinned_version, due)
+        if due < math.inf:
+            self._push_deadline(due, inner)
+        return replace(generation, request_id=inner)
+
+    def _push_deadline(self, due: float, inner: str) -> None:
+        if not self._deadlines or due < self._deadlines[0][0]:
+            self._sooner.set()
+        heapq.heappush(self._deadlines, (due, inner))
+        # Most requests end long before their time is over.
+        if len(self._deadlines) > 2 * len(self._open) + LEAST_DEADLINES:
+            self._deadlines = [(one.due, n) for n, one in self._open.items() if one.due < math.inf]
+            heapq.heapify(self._deadlines)
 
     async def _pass_on(self) -> None:
         async for batch in self._engine.emissions():
@@ -232,14 +240,33 @@ class Hub:
 
     def _expire(self) -> None:
         late: list[str] = []
-        while self._deadlines and self._deadlines[0][0] <= self._clock():
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
             _, name = heapq.heappop(self._deadlines)
             one = self._open.get(name)
-            if one is not None and one.end is None:
+            # A name may have been used again since, with another deadline.
+            if one is not None and one.due <= now and one.end is None:
                 one.end = ("DEADLINE_EXCEEDED", "timeout_s: has passed")
                 late.append(name)
         if late:
             self._engine.abort(late)
+
+
+def _problem(ask: Ask) -> str:
+    """What is wrong with a request whatever the engine: field, value, what is allowed."""
+    name, pinned, least = ask.generation.request_id, ask.generation.pinned_version, ask.min_version
+    if not name:
+        return f"request_id: is empty; allowed: 1 to {MAX_ID_CHARS} characters"
+    if len(name) > MAX_ID_CHARS:
+        return f"request_id: {len(name)} characters; allowed: at most {MAX_ID_CHARS}"
+    # Written so that a NaN is refused.
+    if not 0 <= ask.timeout_s <= MAX_TIMEOUT_S:
+        return f"timeout_s: {ask.timeout_s}; allowed: 0 to {MAX_TIMEOUT_S:g}"
+    if least < -1:
+        return f"min_version: {least}; allowed: -1 or a version"
+    if 0 <= pinned < least:
+        return f"pinned_version: {pinned} is below min_version {least}; allowed: at least that"
+    return ""
 
 
 def _inner(stream: Stream, name: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from paceline import errors
@@ -223,18 +224,17 @@ class ErrorInterceptor(aio.ServerInterceptor):
         method: str = handler_call_details.method
         guarded = not method.startswith("/grpc.health")
         metadata = dict(handler_call_details.invocation_metadata or ()) if guarded else None
+        read = _reads_stream if handler.request_streaming else _reads_one
         if handler.response_streaming:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            wrapped = self._streaming(getattr(handler, kind), method, metadata)
+            inner = read(getattr(handler, kind), handler.request_deserializer)
+            wrapped = self._streaming(inner, method, metadata)
         else:
             kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            wrapped = self._unary(getattr(handler, kind), method, metadata)
+            inner = read(getattr(handler, kind), handler.request_deserializer)
+            wrapped = self._unary(inner, method, metadata)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(
-            wrapped,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return make(wrapped, response_serializer=handler.response_serializer)
 
     def _check(self, metadata: dict[str, Any] | None) -> None:
         if not self._expected or metadata is None:
@@ -272,6 +272,33 @@ class ErrorInterceptor(aio.ServerInterceptor):
                 await _abort(error, context, method)
 
         return run
+
+
+def _reads_one(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
+    """A method that is given bytes: what is no message is a fault of the caller."""
+
+    def run(data: bytes, context: Any) -> Any:
+        return inner(_parsed(parse, data), context)
+
+    return run
+
+
+def _reads_stream(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
+    async def messages(requests: AsyncIterable[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield _parsed(parse, data)
+
+    def run(requests: AsyncIterable[bytes], context: Any) -> Any:
+        return inner(messages(requests), context)
+
+    return run
+
+
+def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise errors.InvalidError(f"message: {error}") from None
 
 
 async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> str:

@@ -322,6 +322,7 @@ class Assignment:
     lease_s: float
     seed: int
     pinned_version: int = -1  # eval: the version that must answer
+    min_version: int = -1  # what older weights sample is too old to be trained
     progress: tuple[Progress, ...] = ()
 
 

@@ -233,6 +233,7 @@ def assignment_to(noun: t.Assignment) -> pb.Assignment:
         lease_s=noun.lease_s,
         seed=noun.seed,
         pinned_version=noun.pinned_version,
+        min_version=noun.min_version,
         progress=[progress_to(p) for p in noun.progress],
     )
 
@@ -249,6 +250,7 @@ def assignment_from(message: pb.Assignment) -> t.Assignment:
         lease_s=message.lease_s,
         seed=message.seed,
         pinned_version=message.pinned_version,
+        min_version=message.min_version,
         progress=tuple(progress_from(p) for p in message.progress),
     )
 

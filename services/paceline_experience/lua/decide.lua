@@ -1,10 +1,9 @@
--- ARGV: [[gid, verdict, order]]: verdict `ready`, or the reason to drop the group; order among ready ones;
---       then the next such order, or nothing
+-- ARGV: [[gid, verdict]]: verdict `ready`, or the reason to drop the group
 for _, item in ipairs(cjson.decode(ARGV[1])) do
   local rec = record(item[1])
   if rec and item[2] == 'ready' then
     move_all(rec, 'r')
-    rec.k, rec.o = 1, item[3]
+    rec.k = 1
     bump('groups:open', -1)
     bump('groups:accepted', 1)
     bump('groups:ended', 1)
@@ -12,5 +11,4 @@ for _, item in ipairs(cjson.decode(ARGV[1])) do
     drop(rec, item[2])
   end
 end
-if ARGV[2] ~= '' then set('ready_order', ARGV[2]) end
 return finish(0)

@@ -100,7 +100,7 @@ class ExperienceSpec(Closed):
     """B: groups per optimiser step."""
     group_size: Positive = 8
     max_staleness: int = Field(default=4, ge=0)
-    """S, in trainer steps; 0 is synchronous."""
+    """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE)."""
     hold_s: Seconds = 60.0
     """How long the trainer waits at the bound for stragglers before they are dropped as stale."""
     max_in_flight: Positive | None = None

@@ -253,7 +253,7 @@ class FakeRollout(FakePeer, RolloutServicer):
 
     def _advance(self, name: str, running: dict[str, list[Any]]) -> rollout_pb2.GenerateEvent:
         request, said = running[name]
-        if self.gone and request.pinned_version >= 0:
+        if request.min_version > self.version or (self.gone and request.pinned_version >= 0):
             del running[name]
             return rollout_pb2.GenerateEvent(
                 request_id=name, finish_reason="error", error_code="FAILED_PRECONDITION"

@@ -461,6 +461,7 @@ class Assignment(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     PINNED_VERSION_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    MIN_VERSION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
     purpose: _builtins.str
@@ -468,6 +469,8 @@ class Assignment(_message.Message):
     seed: _builtins.int
     pinned_version: _builtins.int
     """-1: any"""
+    min_version: _builtins.int
+    """older weights make nothing that can be trained; -1: any"""
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -489,10 +492,11 @@ class Assignment(_message.Message):
         seed: _builtins.int = ...,
         pinned_version: _builtins.int = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
+        min_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

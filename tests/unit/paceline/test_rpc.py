@@ -52,6 +52,17 @@ async def served(servicer: Flaky, tokens: tuple[str, ...] = ()) -> AsyncGenerato
         await server.stop(0)
 
 
+async def test_a_message_that_cannot_be_read_is_refused() -> None:
+    async with served(Flaky(None)) as address, rpc.connect(address) as channel:
+        call: Any = channel.unary_unary("/paceline.v1.Reward/Score")
+        for data in (b"\x0a\x7f", b"\xff" * 10):
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(data, timeout=3)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "paceline.v1.ScoreRequest" in str(caught.value.details())
+        assert await call(b"", timeout=3) == b""
+
+
 async def score(address: str, *, idempotent: bool = False, token: str = "") -> pb.ScoreReply:
     async with rpc.connect(address, token=token) as channel:
         stub: RewardAsyncStub = pb_grpc.RewardStub(channel)

@@ -95,6 +95,34 @@ async def test_siblings_share_a_rollout_worker(staged: Any, until: Any, assign: 
         assert len({r.request_id.split("/")[0] for r in rollout.requests}) == 1
 
 
+async def test_weights_that_are_too_old_are_left_alone(
+    staged: Any, until: Any, assign: Any
+) -> None:
+    stage = await staged(rollouts=3)
+    for version, rollout in enumerate(stage.rollouts):
+        rollout.version = version
+    await stage.open()
+    stage.rollouts[1].version = 0  # the roster takes it for newer than it is
+    stage.experience.give([assign(f"g{i}", 2, min_version=1) for i in range(8)])
+    await until(lambda: len(stage.experience.trajectories) == 16)
+    assert not stage.experience.given_back
+    assert not stage.rollouts[0].num_tokens + stage.rollouts[1].num_tokens
+    assert not stage.rollouts[0].requests
+    assert stage.rollouts[1].requests
+
+
+async def test_one_waits_until_weights_are_new_enough(staged: Any, until: Any, assign: Any) -> None:
+    stage = await staged()
+    service = await stage.open()
+    stage.experience.give([assign(size=2, min_version=1)])
+    await until(lambda: service.stages.waiting["generate"] == 2)
+    await asyncio.sleep(0.1)
+    assert not stage.rollouts[0].requests
+    stage.rollouts[0].version = 1
+    stage.announce()
+    await until(lambda: len(stage.experience.trajectories) == 2)
+
+
 async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(rewards=2, score_timeout_s=0.3)
     stage.rewards[0].hang = True

@@ -48,18 +48,24 @@ def several_places(draw: st.DrawFn) -> list[Place]:
 several = several_places()
 
 
-@given(several, st.integers(-1, 3), st.sets(st.sampled_from([f"w{i}" for i in range(8)])))
+@given(
+    several,
+    st.integers(-1, 3),
+    st.integers(-1, 3),
+    st.sets(st.sampled_from([f"w{i}" for i in range(8)])),
+)
 def test_eligible_serves_the_version_and_prefers_those_that_did_not_fail(
-    found: list[Place], pinned: int, avoid: set[str]
+    found: list[Place], pinned: int, least: int, avoid: set[str]
 ) -> None:
     serving = [p for p in found if p.version >= 0]
     if pinned >= 0 and serving and all(p.version > pinned for p in serving):
         with pytest.raises(VersionGoneError):
-            eligible(found, pinned=pinned, avoid=avoid, now=0.0)
+            eligible(found, pinned=pinned, least=least, avoid=avoid, now=0.0)
         return
-    chosen = eligible(found, pinned=pinned, avoid=avoid, now=0.0)
+    chosen = eligible(found, pinned=pinned, least=least, avoid=avoid, now=0.0)
     exact = [p for p in serving if p.version == pinned]
-    allowed = serving if pinned < 0 else exact or [p for p in serving if p.version < pinned]
+    new = [p for p in serving if p.version >= least]
+    allowed = new if pinned < 0 else exact or [p for p in serving if p.version < pinned]
     fresh = [p for p in allowed if p.worker_id not in avoid]
     assert chosen == (fresh or allowed)
 
@@ -67,10 +73,10 @@ def test_eligible_serves_the_version_and_prefers_those_that_did_not_fail(
 def test_a_worker_that_failed_is_left_alone_for_a_while() -> None:
     found = [place("a"), place("b")]
     found[0].shunned_until = 5.0
-    assert eligible(found, pinned=-1, avoid=(), now=4.9) == found[1:]
-    assert eligible(found, pinned=-1, avoid=(), now=5.0) == found
+    assert eligible(found, pinned=-1, least=-1, avoid=(), now=4.9) == found[1:]
+    assert eligible(found, pinned=-1, least=-1, avoid=(), now=5.0) == found
     found[1].shunned_until = 5.0
-    assert eligible(found, pinned=-1, avoid=(), now=4.9) == found
+    assert eligible(found, pinned=-1, least=-1, avoid=(), now=4.9) == found
 
 
 @given(

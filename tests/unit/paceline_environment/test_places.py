@@ -27,7 +27,7 @@ def worker(name: str, *, job: str = "", version: int = 0, most: int = 1) -> Work
 
 def turn(*, job: str = "job", pinned: int = -1) -> Turn:
     sampling = Sampling(max_tokens=8)
-    return Turn("r", job, [1, 2], sampling, pinned, 10.0, Home())
+    return Turn("r", job, [1, 2], sampling, pinned, -1, 10.0, Home())
 
 
 class Desk:

@@ -168,7 +168,7 @@ async def test_a_task_that_infrastructure_failed_on_is_not_consumed(
         [broken] = await ledger.lease(worker_id="w", train=2, evals=0)
         seen.append(broken.group_id)
         await ledger.give_back(worker_id="w", keys=keys(broken, "infra_error"))
-    assert seen == ["j1.0"] * 3 + ["j1.1"] * 3
+    assert seen == ["j1.0"] * 3 + ["j1.0.1"] * 3
     assert await ledger.lease(worker_id="w", train=2, evals=0) == []
 
 

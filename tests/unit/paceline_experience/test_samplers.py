@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidError
-from paceline_experience.feed import Feed, stable_seed
+from paceline_experience.feed import Draw, Feed, stable_seed
 from paceline_experience.samplers.shuffle import Shuffle
 
 
@@ -52,11 +52,12 @@ def test_feed_repeats_a_task_that_infrastructure_failed_on() -> None:
     assert feed.draw() is None
     assert feed.over
     assert drawn[0] is not None
-    feed.redo(drawn[0].position)
+    feed.redo(0, drawn[0].position, 1)
     assert not feed.over
     again = feed.draw()
+    assert again == Draw(0, drawn[0].position, again=1)
     assert again is not None
-    assert (again.seq, again.position, again.again) == (2, drawn[0].position, True)
+    assert (drawn[0].name, again.name) == ("0", "0.1")
 
 
 def test_feed_after_a_rewind_draws_what_was_never_drawn() -> None:

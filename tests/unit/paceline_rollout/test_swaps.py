@@ -79,10 +79,11 @@ async def test_a_newer_swap_displaces_one_that_waits(
     model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
 ):
     model = model_of()
-    async with open_torch(model, **OPTIONS) as out:
-        out.engine.submit([request_of("a", [1], pinned=0, **LONG)])
-        await out.until(lambda: len(out.tokens("a")) >= 2)
-        loads = [out.engine.load(snapshot_of(model, version=v), "in_flight") for v in (1, 2)]
+    snapshots = [snapshot_of(model, version=version) for version in (1, 2)]
+    async with open_torch(model, max_concurrent=1, **OPTIONS) as out:
+        names = [f"held-{n}" for n in range(6)]
+        out.engine.submit([request_of(name, [1], pinned=0, **LONG) for name in names])
+        loads = [out.engine.load(snapshot, "in_flight") for snapshot in snapshots]
         first, second = await asyncio.gather(*loads, return_exceptions=True)
         assert isinstance(first, StateError)
         assert second is None

@@ -1,0 +1,610 @@
+"""Malformed requests to a rollout worker: each is answered, none harms the worker or its engine.
+
+The worker is the real service over real gRPC. `ENGINES` says with which engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from google.protobuf.message import DecodeError
+from grpc import aio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from paceline.chassis import Chassis
+from paceline.config import ServiceSettings
+from paceline.metrics import Metrics
+from paceline.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS, ErrorInterceptor
+from paceline.testing.peers import FakeExperience
+from paceline.types import WorkerKind
+from paceline.v1 import rollout_pb2 as pb
+from paceline.v1 import roster_pb2, types_pb2
+from paceline.weights import Header, Staging, WeightServer, plan
+from paceline_rollout.service import RolloutService
+from paceline_rollout.servicer import MAX_REQUESTS
+from paceline_rollout.streams import MAX_ID_CHARS, MAX_TIMEOUT_S
+
+T = TypeVar("T")
+VOCAB, CONTEXT, ACTIVE = 32, 64, 3
+# Kind of engine and its options. An engine that cannot decode text needs no tokenizer here.
+ENGINES: list[tuple[str, dict[str, Any]]] = [
+    ("torch", {}),
+    ("simulated", {"vocab_size": VOCAB, "decode_tokens_per_s": 5000.0, "tick_s": 0.002}),
+]
+METHOD = "/paceline.v1.Rollout/Generate"
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+INT32, INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
+NAN, INF = math.nan, math.inf
+SAYS_WHAT = re.compile(r"[a-z_.]+: .+", re.DOTALL)  # field: value; what is allowed
+CODES = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED"}
+
+
+# the worker -------------------------------------------------------------------------------------
+
+
+class Central(FakeExperience):
+    """An experience service with one version to fetch."""
+
+    source = ""
+
+    async def WatchRoute(
+        self, request: roster_pb2.WatchRouteRequest, context: object
+    ) -> AsyncIterator[roster_pb2.Route]:
+        version = types_pb2.PolicyVersion(version=ACTIVE, step=ACTIVE)
+        yield roster_pb2.Route(version=version, parent_endpoint=self.source)
+        await asyncio.Event().wait()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a stream ended, and the end of each request on it."""
+
+    code: str
+    text: str = ""
+    events: list[pb.GenerateEvent] = field(default_factory=list[pb.GenerateEvent])
+
+    @property
+    def ends(self) -> list[pb.GenerateEvent]:
+        return [event for event in self.events if event.finish_reason]
+
+    def tokens(self, name: str) -> list[int]:
+        return [t for e in self.events if e.request_id == name for t in e.tokens]
+
+
+class Worker:
+    """A rollout worker and a caller; time passes only while something is run."""
+
+    def __init__(self, kind: str, options: dict[str, Any], folder: Path) -> None:
+        self._runner = asyncio.Runner()
+        self.faults: list[dict[str, Any]] = []
+        self._runner.get_loop().set_exception_handler(lambda _, fault: self.faults.append(fault))
+        self.run(self._start(kind, options, folder))
+        self.right = self.answer()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    async def _start(self, kind: str, options: dict[str, Any], folder: Path) -> None:
+        model, files = make_model(folder / "source")
+        spec = {
+            "name": "job",
+            "model": {"path": "unused"},
+            "tasks": {"environment": "arithmetic"},
+            "reward": [{"kind": "exact"}],
+            "sampling": {"max_tokens": 8, "max_context": CONTEXT},
+            "rollout": {"engine": {"kind": kind, **options}},
+        }
+        self._central = Central(spec=json.dumps(spec), files=files)  # pyright: ignore[reportAbstractUsage]
+        self._weights = WeightServer(host="127.0.0.1")
+        self._central.source = await self._weights.start()
+        self._weights.offer(make_snapshot(model))
+        await self._central.start()
+        self._server = aio.server(
+            interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS
+        )
+        address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        known = ServiceSettings(
+            kind=WorkerKind.ROLLOUT,
+            worker_id="r0",
+            experience=self._central.address,
+            job_id="job",
+            run_dir=folder,
+        )
+        self.service = RolloutService(
+            Chassis(settings=known, server=self._server, metrics=Metrics(), address=address)
+        )
+        await self.service.start()
+        await self._server.start()
+        self._work = asyncio.create_task(self.service.run())
+        self._channel = aio.insecure_channel(address, options=UNLIMITED)
+        while self.service.report().active_version < ACTIVE:
+            assert not self._work.done()
+            await asyncio.sleep(0.02)
+
+    async def _close(self) -> None:
+        self._work.cancel()
+        await asyncio.wait({self._work})
+        await self._channel.close()
+        await self.service.drain()
+        await self._server.stop(0)
+        await self.service.close()
+        await self._central.stop()
+        await self._weights.close()
+
+    def close(self) -> None:
+        self.run(self._close())
+        self._runner.close()
+
+    def send(self, *messages: bytes | float, timeout_s: float = 30.0) -> Outcome:
+        """Messages (and pauses in seconds) on one stream, then half-close; what came of it."""
+        return self.run(self.exchange(*messages, timeout_s=timeout_s))
+
+    def status(self, data: bytes) -> str:
+        """The status that `Status` answers with, and what it says."""
+        return self.run(self._status(data))
+
+    async def _status(self, data: bytes) -> str:
+        call: Any = self._channel.unary_unary("/paceline.v1.Rollout/Status")
+        try:
+            return f"OK {pb.RolloutStatus.FromString(await call(data, timeout=5)).worker_id}"
+        except aio.AioRpcError as error:
+            return f"{error.code().name} {error.details()}"
+
+    async def exchange(self, *messages: bytes | float, timeout_s: float = 30.0) -> Outcome:
+        """The same as a coroutine."""
+
+        async def requests() -> AsyncIterator[bytes]:
+            for message in messages:
+                if isinstance(message, bytes):
+                    yield message
+                else:
+                    await asyncio.sleep(message)
+
+        outcome = Outcome("OK")
+        call: Any = self._channel.stream_stream(METHOD)(requests(), timeout=timeout_s)
+        try:
+            async for reply in call:
+                outcome.events.extend(pb.GenerateEvents.FromString(reply).events)
+        except aio.AioRpcError as error:
+            outcome.code, outcome.text = error.code().name, error.details() or ""
+        return outcome
+
+    def answer(self) -> list[int]:
+        """What a good request gets."""
+        outcome = self.send(batch(request("good", sampling={"seed": 5})))
+        assert [end.finish_reason for end in outcome.ends] == ["length"], outcome
+        return outcome.tokens("good")
+
+    def is_well(self) -> None:
+        """It lives, holds nothing that is over, and answers as it did at first."""
+        assert not self._work.done()
+        assert self.answer() == self.right
+        now = self.service.report()
+        assert (now.load["running"], now.load["waiting"]) == (0, 0)
+        assert not self.faults
+
+
+def make_model(folder: Path) -> tuple[Any, dict[str, bytes]]:
+    """A random model, and its small files with a tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+    )
+    config.save_pretrained(folder)
+    vocab = {chr(ord("a") + i): i for i in range(VOCAB)}
+    tokenizer: Any = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return AutoModelForCausalLM.from_config(config).eval(), files
+
+
+def make_snapshot(model: Any) -> Staging:
+    """The model's weights as a trainer would publish them."""
+    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
+    header = Header(
+        job_id="job",
+        version=ACTIVE,
+        step=ACTIVE,
+        parent_version=-1,
+        base_version=-1,
+        incarnation=1,
+        num_bytes=num_bytes,
+        chunk_bytes=1 << 16,
+        tensors=entries,
+        tied=(),
+        canary_tokens=(),
+        canary_logprobs=(),
+    )
+    staging = Staging(header)
+    for entry in entries:
+        staging.fill(entry.offset, named[entry.name].detach().numpy().tobytes())
+    staging.finish()
+    return staging
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=[kind for kind, _ in ENGINES])
+def worker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Worker]:
+    kind, options = request.param
+    made = Worker(kind, options, tmp_path_factory.mktemp(kind))
+    yield made
+    made.close()
+
+
+# requests ---------------------------------------------------------------------------------------
+
+
+def request(
+    name: str = "x", *, sampling: dict[str, Any] | None = None, **fields: Any
+) -> pb.GenerateRequest:
+    """A good request but for what is given."""
+    knobs: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, **(sampling or {})}
+    known: dict[str, Any] = {"tokens": (1, 2), "pinned_version": -1, "min_version": -1, **fields}
+    return pb.GenerateRequest(request_id=name, sampling=types_pb2.Sampling(**knobs), **known)
+
+
+def batch(*requests: pb.GenerateRequest, abort: Sequence[str] = ()) -> bytes:
+    return pb.GenerateBatch(requests=requests, abort=abort).SerializeToString()
+
+
+Bad = tuple[pb.GenerateRequest, str]  # and the field that its error names first
+KNOBS: dict[str, list[Any]] = {
+    "temperature": [NAN, INF, -INF, -1.0, -5e-324, 1e-4, 100.1, 1e308],
+    "top_p": [NAN, INF, -INF, 0.0, -0.5, 1.0000001, 2.0, 1e308],
+    "min_p": [NAN, INF, -INF, -0.1, 1.1, -1e308],
+    "top_k": [-1, INT32[0]],
+    "max_tokens": [0, -1, INT32[0]],
+    "stop_tokens": [[-1], [1, VOCAB], [INT32[1]], [INT32[0]], [1] * 65, [1] * 10_000],
+    "stop_strings": [[""], ["a", ""], ["a"] * 17, ["a"] * 5000, ["a" * 257], ["a" * (1 << 20)]],
+}
+FIELDS: dict[str, list[Any]] = {
+    "tokens": [
+        *[[], [-1], [1, VOCAB], [INT32[1]], [1, INT32[0]]],
+        *[[1] * CONTEXT, [1] * (CONTEXT + 1), [1] * 1_000_000],
+    ],
+    "pinned_version": [-2, INT64[0], 0, 1, ACTIVE - 1],
+    "min_version": [-2, INT64[0], ACTIVE + 1, INT64[1]],
+    "timeout_s": [NAN, INF, -INF, -1.0, -5e-324, MAX_TIMEOUT_S + 0.1, 1e308],
+}
+BAD: list[Bad] = [
+    *((request(sampling={k: v}), f"sampling.{k}") for k, values in KNOBS.items() for v in values),
+    *((request(**{k: v}), k) for k, values in FIELDS.items() for v in values),
+    (request(pinned_version=ACTIVE + 1, min_version=ACTIVE + 2), "pinned_version"),
+    (request(pinned_version=ACTIVE, min_version=INT64[1]), "pinned_version"),
+    (request(""), "request_id"),
+    (request("n" * (MAX_ID_CHARS + 1)), "request_id"),
+    (request("n" * (1 << 20)), "request_id"),
+    (pb.GenerateRequest(request_id="x"), "tokens"),
+    (pb.GenerateRequest(request_id="x", tokens=[1], pinned_version=-1), "sampling.max_tokens"),
+]
+ODD: list[pb.GenerateRequest] = [  # allowed all the same
+    *(request(sampling={"seed": seed}) for seed in INT64),
+    request(sampling={"top_k": INT32[1]}),
+    request(sampling={"top_p": 5e-324}),
+    request(sampling={"max_tokens": INT32[1]}),
+    request(sampling={"temperature": 0.001, "min_p": 1.0}),
+    request(sampling={"temperature": 100.0}),
+    request(sampling={"stop_strings": ["\0", "\ud7ff", "\uffff", "\N{GRINNING FACE}"]}),
+    request(sampling={"stop_tokens": [0] * 64, "seed": 1}),
+    request("\0\n\u202e\N{GRINNING FACE}"),
+    request(timeout_s=MAX_TIMEOUT_S),
+    request(min_version=0),
+    request(pinned_version=ACTIVE, min_version=ACTIVE),
+]
+
+
+def wrong_wire() -> list[bytes]:
+    """Fields with types that are not theirs, lengths that lie, text that is none."""
+    inside = [
+        b"\x08\x01",  # request_id as a number
+        b"\x09" + b"\xff" * 8,  # request_id as 64 bits
+        b"\x0a\x02\xff\xfe",  # request_id that is not UTF-8
+        b"\x0a\x03\xed\xa0\x80",  # request_id with half of a surrogate pair
+        b"\x0a\x01x\x15" + b"\xff" * 4,  # tokens as 32 bits
+        b"\x0a\x01x\x12\x02\x80\x80",  # a packed number that does not end
+        b"\x0a\x01x\x12\x0b" + b"\xff" * 11,  # a packed number of more than 64 bits
+        b"\x0a\x01x\x18\x05",  # sampling as a number
+        b"\x0a\x01x\x1a\x04\x11\x00\x00\x00",  # a temperature of three bytes
+        b"\x0a\x01x\x1a\x04\x3a\x02\xc3\x28",  # a stop string that is not UTF-8
+        b"\x0a\x01x\x22\x01\x00",  # pinned_version as bytes
+        b"\x0a\x01x\x31\x00\x00",  # a timeout that is cut off
+        b"\x0a\x7fx",  # longer than what holds it
+        b"\x0b" * 200,  # groups in groups that do not end
+        b"\x07\x00",  # a wire type that there is not
+        b"\xff\xff\xff\xff\x7f\x01",  # a field number that there is not
+    ]
+    outside = [b"\x0a\xff\xff\xff\xff\x0f", b"\x0a" * 50, b"\x00", b"\x12\x01\xff", b"\x80" * 20]
+    return [*(b"\x0a" + bytes([len(body)]) + body for body in inside), *outside]
+
+
+def mutated(chance: random.Random, count: int) -> list[bytes]:
+    """Valid messages with some bytes changed, inserted or cut off."""
+    whole = batch(
+        request("a", sampling={"stop_tokens": [3], "stop_strings": ["zz"], "seed": -1}),
+        request("b", tokens=list(range(VOCAB)), timeout_s=9.5, sampling={"top_k": 7, "min_p": 0.5}),
+        abort=["a", "c"],
+    )
+    found: list[bytes] = []
+    for number in range(count):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(data))
+            change = chance.randrange(2 if number % 2 else 4)  # half of them keep their length
+            if change == 0:
+                data[at] = chance.randrange(256)
+            elif change == 1:
+                data[at] ^= 1 << chance.randrange(8)
+            elif change == 2:
+                data[at:at] = chance.randbytes(chance.randint(1, 5))
+            else:
+                del data[at : at + chance.randint(1, 5)]
+        found.append(bytes(data))
+    return found
+
+
+def noise(chance: random.Random, count: int) -> list[bytes]:
+    """Bytes without meaning; half of them look like a request at first."""
+    heads = (b"", b"\x0a")
+    return [heads[n % 2] + chance.randbytes(chance.randint(1, 200)) for n in range(count)]
+
+
+def truncated() -> list[bytes]:
+    whole = batch(request("a", sampling={"stop_strings": ["zz"], "seed": 9}, timeout_s=1.0))
+    return [whole[:length] for length in range(1, len(whole))]
+
+
+CORPORA: dict[str, list[bytes]] = {
+    "wrong_wire": wrong_wire(),
+    "truncated": truncated(),
+    "mutated": mutated(random.Random(1), 200),
+    "noise": noise(random.Random(2), 100),
+}
+
+
+def test_there_are_enough_of_them() -> None:
+    fuzzed = {data for corpus in CORPORA.values() for data in corpus}
+    assert len({bad.SerializeToString() for bad, _ in BAD}) >= 60
+    assert len(fuzzed) >= 250
+    readable = sum(parses(data) is not None for data in fuzzed)
+    assert 50 <= readable <= len(fuzzed) - 100
+
+
+def parses(data: bytes) -> pb.GenerateBatch | None:
+    try:
+        return pb.GenerateBatch.FromString(data)
+    except DecodeError:
+        return None
+
+
+def check_fuzzed(worker: Worker, data: bytes) -> None:
+    """A message that cannot be read fails its stream; otherwise each request has its end."""
+    message = parses(data)
+    if message is None:
+        outcome = worker.send(data)
+        assert outcome.code == "INVALID_ARGUMENT", (data, outcome)
+        assert outcome.text.startswith("message: "), (data, outcome)
+        return
+    waits = any(one.pinned_version > ACTIVE for one in message.requests)
+    names = [one.request_id for one in message.requests]
+    outcome = worker.send(data, *([batch(abort=names)] if waits else []))
+    assert outcome.code == "OK", (message, outcome)
+    assert Counter(names) == Counter(end.request_id for end in outcome.ends), (message, outcome)
+    for end in outcome.ends:
+        if end.finish_reason == "error":
+            assert end.error_code in CODES, end
+            assert SAYS_WHAT.fullmatch(end.error), end
+
+
+# tests ------------------------------------------------------------------------------------------
+
+
+def test_bad_requests_are_refused_by_name(worker: Worker) -> None:
+    for bad, name in BAD:
+        outcome = worker.send(batch(bad, request("good", sampling={"seed": 5})))
+        assert outcome.code == "OK", outcome.text
+        ends = {end.request_id: end for end in outcome.ends}
+        end = ends.pop(bad.request_id)
+        assert (end.finish_reason, end.error_code in CODES) == ("error", True), (name, end)
+        assert end.error.startswith(f"{name}: "), (name, end.error)
+        assert len(end.error) < 1000
+        assert ends["good"].finish_reason == "length"
+        assert outcome.tokens("good") == worker.right
+    worker.is_well()
+
+
+def test_bad_requests_all_at_once(worker: Worker) -> None:
+    named = [pb.GenerateRequest.FromString(bad.SerializeToString()) for bad, _ in BAD]
+    for number, bad in enumerate(named):
+        if bad.request_id == "x":
+            bad.request_id = f"x{number}"
+    outcome = worker.send(batch(*named, request("good", sampling={"seed": 5})))
+    assert Counter(e.request_id for e in outcome.ends) == Counter(
+        [*(bad.request_id for bad in named), "good"]
+    )
+    assert outcome.tokens("good") == worker.right
+    worker.is_well()
+
+
+def test_odd_requests_are_served(worker: Worker) -> None:
+    for odd in ODD:
+        outcome = worker.send(batch(odd))
+        (end,) = outcome.ends
+        assert end.finish_reason in {"length", "stop"}, (odd, end)
+        assert end.request_id == odd.request_id
+        assert all(0 <= token < VOCAB for token in outcome.tokens(odd.request_id))
+        assert all(math.isfinite(x) for event in outcome.events for x in event.logprobs)
+    worker.is_well()
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_fuzzed_messages(worker: Worker, corpus: str) -> None:
+    for data in CORPORA[corpus]:
+        check_fuzzed(worker, data)
+    worker.is_well()
+
+
+NUMBERS = st.sampled_from([0.0, 1.0, 0.5, -1.0, NAN, INF, -INF, 1e308, 5e-324]) | st.floats()
+SMALL = st.integers(-2, VOCAB + 1)
+WIDE = st.sampled_from([-1, 0, 1, *INT32]) | SMALL
+HUGE = st.sampled_from([-1, 0, ACTIVE, ACTIVE + 1, *INT64])
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+SAMPLINGS = st.builds(
+    types_pb2.Sampling,
+    max_tokens=WIDE,
+    temperature=NUMBERS,
+    top_p=NUMBERS,
+    top_k=WIDE,
+    min_p=NUMBERS,
+    stop_tokens=st.lists(WIDE, max_size=3),
+    stop_strings=st.lists(TEXTS, max_size=3),
+    seed=HUGE,
+)
+REQUESTS = st.builds(
+    pb.GenerateRequest,
+    request_id=st.sampled_from(["", "a", "b"]) | TEXTS,
+    tokens=st.lists(SMALL | WIDE, max_size=5) | st.just([1]),
+    sampling=SAMPLINGS | st.just(request().sampling),
+    pinned_version=HUGE,
+    min_version=HUGE,
+    timeout_s=NUMBERS,
+)
+BATCHES = st.builds(
+    pb.GenerateBatch,
+    requests=st.lists(REQUESTS, max_size=6),
+    abort=st.lists(st.sampled_from(["", "a", "b", "unknown"]), max_size=3),
+)
+
+
+@settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(message=BATCHES)
+def test_any_batch_is_answered(worker: Worker, message: pb.GenerateBatch) -> None:
+    check_fuzzed(worker, message.SerializeToString())
+
+
+def test_it_is_well_after_any_batch(worker: Worker) -> None:
+    worker.is_well()
+
+
+def test_a_message_beyond_the_limit_fails_its_stream_alone(worker: Worker) -> None:
+    huge = b"\x0a" + b"\xff\xff\xff\x7f" + bytes(MAX_MESSAGE_BYTES)
+    outcome = worker.send(batch(request("before", sampling={"seed": 5})), huge)
+    assert outcome.code == "RESOURCE_EXHAUSTED"
+    assert str(MAX_MESSAGE_BYTES) in outcome.text
+    worker.is_well()
+
+
+def test_too_many_requests_in_a_message_fail_the_stream(worker: Worker) -> None:
+    outcome = worker.send(batch(*[pb.GenerateRequest()] * (MAX_REQUESTS + 1)))
+    assert outcome.code == "INVALID_ARGUMENT"
+    assert outcome.text == f"requests: {MAX_REQUESTS + 1} in a message; allowed: {MAX_REQUESTS}"
+    worker.is_well()
+
+
+def test_what_came_before_a_broken_message_is_answered(worker: Worker) -> None:
+    outcome = worker.send(batch(request("good", sampling={"seed": 5})), b"\x0a\x7f")
+    assert outcome.code == "INVALID_ARGUMENT"
+    assert outcome.tokens("good") == worker.right
+    worker.is_well()
+
+
+def test_status_of_a_worker_that_is_asked_badly(worker: Worker) -> None:
+    for data in (b"", b"\x08\x01", b"\x0a\x03abc"):  # fields that it does not know
+        assert worker.status(data) == "OK r0"
+    for data in (b"\x0a\x7f", b"\xff" * 10, b"\x0b" * 200):
+        assert worker.status(data).startswith("INVALID_ARGUMENT message: ")
+    worker.is_well()
+
+
+def test_deadlines_hold_after_thousands_of_others(worker: Worker) -> None:
+    brief = [request(str(n), timeout_s=60.0, sampling={"max_tokens": 1}) for n in range(1500)]
+    waits = request("later", pinned_version=ACTIVE + 1, timeout_s=0.2)
+    outcome = worker.send(batch(*brief), 1.0, batch(waits), batch(*brief))
+    ends = {end.request_id: end for end in outcome.ends}
+    assert len(outcome.ends) == 3001
+    assert ends["later"].error_code == "DEADLINE_EXCEEDED"
+    worker.is_well()
+
+
+def test_a_name_twice_on_a_stream(worker: Worker) -> None:
+    twice = request("a", sampling={"seed": 5})
+    outcome = worker.send(batch(twice, twice), batch(twice))
+    refused = [end.error for end in outcome.ends if end.error]
+    # The first may have ended before the second message came.
+    assert len(outcome.ends) == 3
+    assert 1 <= len(refused) <= 2
+    assert set(refused) == {"request_id: 'a' is already open on this stream"}
+    worker.is_well()
+
+
+def test_a_name_used_again_has_a_deadline_of_its_own(worker: Worker) -> None:
+    brief = batch(request("a", timeout_s=0.3))
+    waits = batch(request("a", pinned_version=ACTIVE + 1, timeout_s=30.0))
+    outcome = worker.send(brief, 0.15, waits, 0.4, batch(abort=["a"]))
+    assert [end.finish_reason for end in outcome.ends] == ["length", "abort"]
+    worker.is_well()
+
+
+def test_a_name_on_two_streams(worker: Worker) -> None:
+    async def both() -> list[Outcome]:
+        message = batch(request("good", sampling={"seed": 5}))
+        return await asyncio.gather(*(worker.exchange(message) for _ in range(8)))
+
+    for outcome in worker.run(both()):
+        assert outcome.tokens("good") == worker.right
+    worker.is_well()
+
+
+def test_aborts_of_the_unknown_and_of_what_comes_along(worker: Worker) -> None:
+    unknown = ["", "nobody", "x" * 100_000, *map(str, range(5000))]
+    assert worker.send(batch(abort=unknown)).code == "OK"
+    outcome = worker.send(
+        batch(
+            request("a", sampling={"max_tokens": 50}),
+            request("later", pinned_version=ACTIVE + 1),
+            abort=["a", "a", "later"],
+        )
+    )
+    assert {e.request_id: e.finish_reason for e in outcome.ends} == {"a": "abort", "later": "abort"}
+    worker.is_well()
+
+
+def test_a_request_that_waits_for_a_version_ends_at_its_deadline(worker: Worker) -> None:
+    outcome = worker.send(batch(request("later", pinned_version=INT64[1], timeout_s=0.05)))
+    (end,) = outcome.ends
+    assert (end.error_code, end.error) == ("DEADLINE_EXCEEDED", "timeout_s: has passed")
+    worker.is_well()
+
+
+def test_a_caller_that_hangs_up_leaves_nothing_behind(worker: Worker) -> None:
+    waits = batch(*(request(str(n), pinned_version=ACTIVE + 1) for n in range(500)))
+    outcome = worker.send(waits, timeout_s=0.3)
+    assert outcome.code == "DEADLINE_EXCEEDED"
+    worker.is_well()
