@@ -10,6 +10,7 @@ import json
 import math
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,10 +42,16 @@ from paceline_rollout.streams import MAX_ID_CHARS, MAX_TIMEOUT_S
 T = TypeVar("T")
 VOCAB, CONTEXT, ACTIVE = 32, 64, 3
 # Kind of engine and its options. An engine that cannot decode text needs no tokenizer here.
-ENGINES: list[tuple[str, dict[str, Any]]] = [
-    ("torch", {}),
-    ("simulated", {"vocab_size": VOCAB, "decode_tokens_per_s": 5000.0, "tick_s": 0.002}),
-]
+CPU: dict[str, Any] = {"device": "cpu", "cache_tokens": 8192}
+ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch": ("torch", {}),
+    "simulated": (
+        "simulated",
+        {"vocab_size": VOCAB, "decode_tokens_per_s": 5000.0, "tick_s": 0.002},
+    ),
+    "fake-sglang": ("sglang", {"python": sys.executable, "module": "paceline.testing.sglang"}),
+    "sglang": ("sglang", CPU),
+}
 METHOD = "/paceline.v1.Rollout/Generate"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 INT32, INT64 = (-(1 << 31), (1 << 31) - 1), (-(1 << 63), (1 << 63) - 1)
@@ -185,7 +192,7 @@ class Worker:
 
     def answer(self) -> list[int]:
         """What a good request gets."""
-        outcome = self.send(batch(request("good", sampling={"seed": 5})))
+        outcome = self.send(batch(good()))
         assert [end.finish_reason for end in outcome.ends] == ["length"], outcome
         return outcome.tokens("good")
 
@@ -209,6 +216,7 @@ def make_model(folder: Path) -> tuple[Any, dict[str, bytes]]:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
+        architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(folder)
     vocab = {chr(ord("a") + i): i for i in range(VOCAB)}
@@ -244,11 +252,16 @@ def make_snapshot(model: Any) -> Staging:
     return staging
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=[kind for kind, _ in ENGINES])
+REAL = pytest.param("sglang", marks=pytest.mark.sglang)
+
+
+@pytest.fixture(scope="module", params=[REAL if name == "sglang" else name for name in ENGINES])
 def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Worker]:
-    kind, options = request.param
+    kind, options = ENGINES[request.param]
+    if request.param == "sglang":
+        options = {**options, "python": request.getfixturevalue("sglang_python")}
     made = Worker(kind, options, tmp_path_factory.mktemp(kind))
     yield made
     made.close()
@@ -264,6 +277,11 @@ def request(
     knobs: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, **(sampling or {})}
     known: dict[str, Any] = {"tokens": (1, 2), "pinned_version": -1, "min_version": -1, **fields}
     return pb.GenerateRequest(request_id=name, sampling=types_pb2.Sampling(**knobs), **known)
+
+
+def good() -> pb.GenerateRequest:
+    """One that has the same answer each time."""
+    return request("good", sampling={"seed": 5, "temperature": 0.0})
 
 
 def batch(*requests: pb.GenerateRequest, abort: Sequence[str] = ()) -> bytes:
@@ -423,7 +441,7 @@ def check_fuzzed(worker: Worker, data: bytes) -> None:
 
 def test_bad_requests_are_refused_by_name(worker: Worker) -> None:
     for bad, name in BAD:
-        outcome = worker.send(batch(bad, request("good", sampling={"seed": 5})))
+        outcome = worker.send(batch(bad, good()))
         assert outcome.code == "OK", outcome.text
         ends = {end.request_id: end for end in outcome.ends}
         end = ends.pop(bad.request_id)
@@ -440,7 +458,7 @@ def test_bad_requests_all_at_once(worker: Worker) -> None:
     for number, bad in enumerate(named):
         if bad.request_id == "x":
             bad.request_id = f"x{number}"
-    outcome = worker.send(batch(*named, request("good", sampling={"seed": 5})))
+    outcome = worker.send(batch(*named, good()))
     assert Counter(e.request_id for e in outcome.ends) == Counter(
         [*(bad.request_id for bad in named), "good"]
     )
@@ -529,7 +547,7 @@ def test_too_many_requests_in_a_message_fail_the_stream(worker: Worker) -> None:
 
 
 def test_what_came_before_a_broken_message_is_answered(worker: Worker) -> None:
-    outcome = worker.send(batch(request("good", sampling={"seed": 5})), b"\x0a\x7f")
+    outcome = worker.send(batch(good()), b"\x0a\x7f")
     assert outcome.code == "INVALID_ARGUMENT"
     assert outcome.tokens("good") == worker.right
     worker.is_well()
@@ -574,7 +592,7 @@ def test_a_name_used_again_has_a_deadline_of_its_own(worker: Worker) -> None:
 
 def test_a_name_on_two_streams(worker: Worker) -> None:
     async def both() -> list[Outcome]:
-        message = batch(request("good", sampling={"seed": 5}))
+        message = batch(good())
         return await asyncio.gather(*(worker.exchange(message) for _ in range(8)))
 
     for outcome in worker.run(both()):
