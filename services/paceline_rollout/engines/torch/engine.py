@@ -44,13 +44,14 @@ class TorchEngine:
         prefill_tokens: int = 512,
         cache_bytes: int = 2 << 30,
         least_shared: int = 128,
+        packed: bool = True,
     ) -> None:
         """Nothing is built before `start`.
 
         `prefill_tokens` are computed at most between two decode steps. Prompts of `least_shared`
         tokens or more are kept once for all who begin with them, shorter ones are copied; 0: each
         request computes its own. `cache_bytes` bounds all keys and values, but for a single
-        request that needs more.
+        request that needs more. `packed` keeps large layers a second time, as the CPU likes them.
         """
         for name, value, least in (
             ("prefill_tokens", prefill_tokens, 1),
@@ -74,6 +75,7 @@ class TorchEngine:
         self._prefill_tokens = prefill_tokens
         self._cache_bytes = cache_bytes
         self._least_shared = least_shared
+        self._packed = packed
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -234,6 +236,7 @@ class TorchEngine:
             dtype=self._dtype,
             max_context=self._max_context,
             device=self._device,
+            packed=self._packed,
         )
         return Scheduler(
             policy=policy,

@@ -18,6 +18,7 @@ from paceline.errors import InvalidError
 from paceline_rollout.engines.base import Snapshot
 from paceline_rollout.engines.torch.attention import Here, attention
 from paceline_rollout.engines.torch.cache import Block, Group, Layered, SlotCache
+from paceline_rollout.engines.torch.packed import Packed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = "paceline"
@@ -27,7 +28,9 @@ _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 class Policy:
     """The model: shape from `config.json`, weights by `load`."""
 
-    def __init__(self, *, model_dir: Path, dtype: str, max_context: int, device: str) -> None:
+    def __init__(
+        self, *, model_dir: Path, dtype: str, max_context: int, device: str, packed: bool = True
+    ) -> None:
         config: Any = AutoConfig.from_pretrained(model_dir)
         text: Any = config.get_text_config()
         _check_layers(text, max_context)
@@ -45,6 +48,7 @@ class Policy:
         self._here = Here()
         for module in self._model.modules():
             module.here = self._here
+        self._packed = Packed(self._model) if packed else None
         self.device = torch.device(device)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
@@ -114,6 +118,8 @@ class Policy:
         for place, source in tied:
             if place.data_ptr() != source.data_ptr():
                 place.copy_(source)
+        if self._packed is not None:
+            self._packed.pack()
 
     def _check_complete(
         self, names: set[str], places: dict[str, Tensor], tied: tuple[tuple[str, str], ...]
