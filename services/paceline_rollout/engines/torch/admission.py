@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Want:
     """What a request needs, in tokens."""
 
-    name: Hashable  # of its prefix
-    prefix: int  # to be held for all who have this prefix; 0: needs none
+    name: Hashable  # of the block that has its prefix, or will have it
+    prefix: int  # size of that block, whoever else reads it; 0: needs none
     own: int  # columns of its row
 
 
@@ -22,7 +22,7 @@ class Memory:
     most: int  # tokens
     rows: int
     columns: int  # the most that a running row needs
-    held: frozenset[Hashable]  # prefixes that running rows read
+    held: frozenset[Hashable]  # blocks that running rows read
     blocks: int  # tokens of those
 
 

@@ -64,12 +64,8 @@ class Entrance:
             chosen, memory = choose(wants, self._taken(), most_rows=self._max_concurrent)
             first, wants = first[:chosen], wants[:chosen]
             self._make_room(memory, wants)
-        missing = {
-            want.name: one.known
-            for one, want in zip(first, wants, strict=True)
-            if one.known and self._prefixes.get(want.name) is None
-        }
-        self._prefill.run(missing)
+        named = {self._name(one): one.known for one in first if one.known}
+        self._prefill.run({n: known for n, known in named.items() if self._prefixes.get(n) is None})
         return self._join(first)
 
     def forget(self) -> None:
@@ -112,11 +108,9 @@ class Entrance:
     def _make_room(self, memory: Memory, wants: list[Want]) -> None:
         """Let go of prefixes that nobody needs, and give the rows their size."""
         needed = {want.name: want.prefix for want in wants}
-        found = {name: self._prefixes.get(name) for name in needed}
-        new = sum(size for name, size in needed.items() if found[name] is None)
-        used = [block for block in self._read() if block in self._prefixes]
-        used += [prefix.block for prefix in found.values() if prefix is not None]
-        keep = {id(block): block.size for block in used}
+        new = sum(size for name, size in needed.items() if name not in self._prefixes)
+        used = [(id(block), block.size) for block in self._read()]
+        keep = {name: size for name, size in (*used, *needed.items()) if name in self._prefixes}
         spare = memory.most - new - self._orphaned()
         unused = sum(keep.values()) + memory.most // CACHED_SHARE
         self._prefixes.trim(min(spare - memory.rows * memory.columns, unused), keep)
@@ -133,21 +127,19 @@ class Entrance:
         self._cache.resize(*next(fitting, (memory.rows, memory.columns)), used=len(self._rows))
 
     def _taken(self) -> Memory:
-        owners = self._rows.owners
-        held = {
-            self._name(one)
-            for one in owners
-            if one.prefix is not None and self._prefixes.get(self._name(one)) is one.prefix
-        }
+        read = self._read()
         return Memory(
             most=self._most,
-            rows=len(owners),
-            columns=max((self._columns(one) for one in owners), default=0),
-            held=frozenset(held),
-            blocks=sum(block.size for block in self._read()),
+            rows=len(self._rows),
+            columns=max((self._columns(one) for one in self._rows.owners), default=0),
+            held=frozenset(id(block) for block in read),
+            blocks=sum(block.size for block in read),
         )
 
     def _want(self, one: Running) -> Want:
+        found = self._prefixes.get(self._name(one))
+        if found is not None:
+            return Want(id(found.block), found.block.size, self._columns(one))
         num = len(one.known)
         # Short ones are computed together: as much as padding may add.
         padded = num if self._refers(one) or not num else num + num // 4 + PADDING
@@ -169,4 +161,4 @@ class Entrance:
         return list({id(p.block): p.block for p in prefixes if p is not None}.values())
 
     def _orphaned(self) -> int:
-        return sum(block.size for block in self._read() if block not in self._prefixes)
+        return sum(block.size for block in self._read() if id(block) not in self._prefixes)

@@ -52,10 +52,11 @@ class Prefixes:
                 return found
         return None
 
-    def __contains__(self, block: Block) -> bool:
-        return id(block) in self._blocks
+    def __contains__(self, number: object) -> bool:
+        """Whether the block with this id is kept."""
+        return number in self._blocks
 
-    def trim(self, most: int, keep: Collection[int]) -> None:
+    def trim(self, most: int, keep: Collection[Hashable]) -> None:
         """Let go until at most so many tokens are left, but not of blocks with these ids."""
         for number in [number for number in self._blocks if number not in keep]:
             if self.size <= most:
@@ -100,7 +101,9 @@ class Prefill:
         for name, tokens in wanted.items():
             if left <= 0:
                 break
-            block = self._begun.get(name) or self._begin(tokens, left)
+            block = self._begun.get(name)
+            if block is None:
+                block = self._begin(tokens, left)
             if block is None:
                 whole.append((name, tokens))
                 left -= len(tokens)

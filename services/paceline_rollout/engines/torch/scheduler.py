@@ -66,6 +66,11 @@ class Scheduler:
         return self._entrance.tokens_done
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens for whose keys and values there is memory at this moment."""
+        return self._entrance.memory
+
+    @property
     def num_waiting(self) -> int:
         """Requests that have not started."""
         return len(self._line)
