@@ -208,7 +208,8 @@ class Scheduler:
                 reasons[row] = ("stop", str(token))
             else:
                 reasons.setdefault(row, ("length", ""))
-        self._cache.wipe([row for row, fail in zip(places, fails, strict=True) if fail])
+        if any(fails):
+            self._cache.wipe([row for row, fail in zip(places, fails, strict=True) if fail])
         rows = sorted(reasons)
         self._end(rows, [reasons[row][0] for row in rows], [reasons[row][1] for row in rows])
 
