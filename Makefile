@@ -70,7 +70,7 @@ sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 
 test-sglang: $(STAMP) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
 	$(BIN)/python -m pytest -q -m sglang $(or $(ARGS),tests)
 
-BENCHES := pipeline ledger environment torch_engine trainer_step weights
+BENCHES := pipeline ledger environment engine trainer_step weights
 bench: $(STAMP) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results

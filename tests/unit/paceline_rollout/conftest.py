@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from paceline.interfaces import Emission, Engine, Generation
 from paceline.types import Sampling
@@ -42,6 +49,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: Qwen2Config(**_COMMON, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**_COMMON, head_dim=16),
     "gpt2": lambda: GPT2Config(**_GPT2),
+    "gemma2": lambda: Gemma2Config(**_COMMON, head_dim=8, sliding_window=128),
 }
 MakeModel = Callable[..., Any]
 Snap = Callable[..., Staging]

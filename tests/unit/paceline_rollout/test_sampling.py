@@ -27,6 +27,7 @@ def knobs(
         min_p=torch.full((rows,), min_p),
         restricted=bool(top_k or top_p < 1 or min_p),
         greedy=temperature == 0,
+        tempered=temperature not in (0, 1),
     )
 
 

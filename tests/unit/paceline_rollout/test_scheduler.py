@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from paceline.interfaces import Generation
 from paceline_rollout.activation import Activation, Swap
-from paceline_rollout.engines.torch.cache import PrefillCache
+from paceline_rollout.engines.torch.cache import Block
 from paceline_rollout.engines.torch.model import Policy
 from paceline_rollout.engines.torch.scheduler import Scheduler
 
@@ -19,11 +18,11 @@ from paceline_rollout.engines.torch.scheduler import Scheduler
 class Narrow(Policy):
     """Runs out of memory over long prompts."""
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[PrefillCache, Tensor]:
+    def prefill(self, block: Block, tokens: Sequence[Sequence[int]]) -> None:
         """Short ones only."""
-        if max(map(len, prompts)) > 50:
+        if block.columns > 50:
             raise MemoryError
-        return super().prefill(prompts)
+        super().prefill(block, tokens)
 
 
 @pytest.mark.parametrize("long", [["long"], ["long", "longer"]])
@@ -42,6 +41,7 @@ def test_requests_whose_prefill_fails_are_refused(
         max_concurrent=8,
         prefill_tokens=1000,
         cache_bytes=1 << 20,
+        least_shared=128,
         decode=None,
     )
     scheduler.propose(Swap(snapshot_of(model), Activation.IN_FLIGHT))

@@ -41,9 +41,24 @@ class TorchEngine:
         job_id: str,
         device: str = "cpu",
         flush_s: float = 0.25,
-        prefill_tokens: int = 8192,
+        prefill_tokens: int = 512,
         cache_bytes: int = 2 << 30,
+        least_shared: int = 128,
+        packed: bool = True,
     ) -> None:
+        """Nothing is built before `start`.
+
+        `prefill_tokens` are computed at most between two decode steps. Prompts of `least_shared`
+        tokens or more are kept once for all who begin with them, shorter ones are copied; 0: each
+        request computes its own. `cache_bytes` bounds all keys and values, but for a single
+        request that needs more. `packed` keeps large layers a second time, as the CPU likes them.
+        """
+        for name, value, least in (
+            ("prefill_tokens", prefill_tokens, 1),
+            ("least_shared", least_shared, 0),
+        ):
+            if value < least:
+                raise InvalidError(f"rollout.{name}: {value}; allowed: {least} or more")
         if model_dir is None:
             raise InvalidError("rollout.engine: torch needs a model folder")
         if dtype not in DTYPES:
@@ -59,6 +74,8 @@ class TorchEngine:
         self._flush_s = flush_s
         self._prefill_tokens = prefill_tokens
         self._cache_bytes = cache_bytes
+        self._least_shared = least_shared
+        self._packed = packed
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -219,6 +236,7 @@ class TorchEngine:
             dtype=self._dtype,
             max_context=self._max_context,
             device=self._device,
+            packed=self._packed,
         )
         return Scheduler(
             policy=policy,
@@ -226,6 +244,7 @@ class TorchEngine:
             max_concurrent=self._max_concurrent,
             prefill_tokens=self._prefill_tokens,
             cache_bytes=self._cache_bytes,
+            least_shared=self._least_shared,
             decode=_decoder(self._tokenizer_dir),
         )
 

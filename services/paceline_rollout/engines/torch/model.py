@@ -10,70 +10,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.errors import InvalidError
 from paceline_rollout.engines.base import Snapshot
-from paceline_rollout.engines.torch.cache import PrefillCache, SlotCache
+from paceline_rollout.engines.torch.attention import Here, attention
+from paceline_rollout.engines.torch.cache import Block, Group, Layered, SlotCache
+from paceline_rollout.engines.torch.packed import Packed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = "paceline"
-_EXTRAS = ("softcap", "s_aux", "position_bias", "cache")
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
-
-
-def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Torch's attention, but plain batched products for one short query a row.
-
-    The fused kernel pays for each (row, head) pair; with hundreds of short rows that is most of
-    a decode step.
-    """
-    rows, heads, queries, size = query.shape
-    short = queries == 1 and key.shape[2] <= 256
-    plain = query.device.type == "cpu" and query.dtype == torch.float32
-    extras = any(options.get(name) is not None for name in _EXTRAS)
-    if attention_mask is None or extras or not (short and plain):
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **options
-        )
-    scale = size**-0.5 if scaling is None else scaling
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
-    scores = torch.matmul(grouped, key.transpose(2, 3)).mul_(scale).add_(attention_mask)
-    mixed = torch.matmul(torch.softmax(scores, dim=-1), value)
-    return mixed.reshape(rows, 1, heads, value.shape[3]), None
 
 
 class Policy:
     """The model: shape from `config.json`, weights by `load`."""
 
-    def __init__(self, *, model_dir: Path, dtype: str, max_context: int, device: str) -> None:
+    def __init__(
+        self, *, model_dir: Path, dtype: str, max_context: int, device: str, packed: bool = True
+    ) -> None:
         config: Any = AutoConfig.from_pretrained(model_dir)
         text: Any = config.get_text_config()
         _check_layers(text, max_context)
         AttentionInterface.register(ATTENTION, attention)
+        # Without a mask the fused kernel is told that it is causal; plain products are not.
         self._fused = getattr(text, "attn_logit_softcapping", None) is None
         with torch.device(device), no_init_weights():
             self._model: Any = AutoModelForCausalLM.from_config(
                 config,
                 dtype=DTYPES[dtype],
-                attn_implementation=ATTENTION if self._fused else "eager",
+                attn_implementation=ATTENTION,
             )
         self._model.tie_weights()
         self._model.eval().requires_grad_(False)
-        self._last: Tensor | None = None
-        self._model.get_output_embeddings().register_forward_pre_hook(self._needed_only)
+        self._here = Here()
+        for module in self._model.modules():
+            module.here = self._here
+        self._packed = Packed(self._model) if packed else None
         self.device = torch.device(device)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
@@ -82,36 +57,46 @@ class Policy:
         """The weights."""
         yield from self._model.parameters()
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[PrefillCache, Tensor]:
-        """Run prompts, padded on the right; what attention needs later, and [R, V] logits."""
-        longest = max(len(p) for p in prompts)
-        padded = [[*p, *([0] * (longest - len(p)))] for p in prompts]
+    def prefill(self, block: Block, tokens: Sequence[Sequence[int]]) -> None:
+        """Compute a block's next columns; rows that are shorter are padded on the right."""
+        num, done = max(len(row) for row in tokens), block.done
+        padded = [[*row, *([0] * (num - len(row)))] for row in tokens]
         tokens_RP = torch.tensor(padded, device=self.device)
-        self._last = torch.tensor([len(p) - 1 for p in prompts], device=self.device)
-        cache = PrefillCache()
-        logits = self._forward(
-            tokens_RP, torch.arange(longest, device=self.device).expand_as(tokens_RP), cache, None
+        places_P = torch.arange(done, done + num, device=self.device)
+        # The decoder alone: nobody needs the logits of a prompt.
+        self._forward(
+            self._model.get_decoder(),
+            tokens_RP,
+            places_P.expand_as(tokens_RP),
+            block,
+            self._causal(done, num),
         )
-        return cache, logits[:, -1]
+        block.done += num
 
-    def decode(self, tokens_R: Tensor, positions_R: Tensor, cache: SlotCache) -> Tensor:
-        """One more token for each row of the cache; [R, V] logits of what follows."""
-        width = min(-(-(int(positions_R.max()) + 1) // 16) * 16, cache.columns)
+    def decode(
+        self,
+        tokens_R: Tensor,
+        positions_R: Tensor,
+        at_R: Tensor,
+        cache: SlotCache,
+        groups: Sequence[Group],
+    ) -> Tensor:
+        """One more token for each row of the cache, into these columns; [R, V] logits."""
+        width = min(-(-(int(at_R.max()) + 1) // 16) * 16, cache.columns)
         columns_L = torch.arange(width, device=self.device)
-        hidden_RL = columns_L > positions_R.unsqueeze(1)
-        least = torch.finfo(self._model.dtype).min
-        mask = hidden_RL[:, None, None].to(self._model.dtype) * least
-        cache.aim(positions_R, width)
-        self._last = None
-        return self._forward(tokens_R.unsqueeze(1), positions_R.unsqueeze(1), cache, mask)[:, -1]
+        hidden_RL = columns_L > at_R.unsqueeze(1)
+        mask = hidden_RL[:, None, None].to(self._model.dtype) * self._least
+        cache.aim(at_R, width, groups)
+        places = positions_R.unsqueeze(1)
+        return self._forward(self._model, tokens_R.unsqueeze(1), places, cache, mask).logits[:, -1]
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of tokens[1:] at temperature 1."""
+        num = len(tokens)
         ids = torch.tensor([list(tokens)], device=self.device)
-        self._last = None
-        places = torch.arange(len(tokens), device=self.device).unsqueeze(0)
-        logits = self._forward(ids, places, PrefillCache(), None)[0, :-1]
-        logp = torch.log_softmax(logits.float(), dim=-1)
+        places = torch.arange(num, device=self.device).unsqueeze(0)
+        out = self._forward(self._model, ids, places, Block(1, num), self._causal(0, num))
+        logp = torch.log_softmax(out.logits[0, :-1].float(), dim=-1)
         return logp.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1).tolist()
 
     def load(self, snapshot: Snapshot) -> None:
@@ -133,6 +118,8 @@ class Policy:
         for place, source in tied:
             if place.data_ptr() != source.data_ptr():
                 place.copy_(source)
+        if self._packed is not None:
+            self._packed.pack()
 
     def _check_complete(
         self, names: set[str], places: dict[str, Tensor], tied: tuple[tuple[str, str], ...]
@@ -143,30 +130,28 @@ class Policy:
             raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
 
     def _forward(
-        self, tokens: Tensor, positions: Tensor, cache: Any, mask: Tensor | None
-    ) -> Tensor:
-        if mask is None and not self._fused:
-            # Without a mask the fused kernel is told that it is causal; the plain one is not.
-            num = tokens.shape[1]
-            least = torch.finfo(self._model.dtype).min
-            mask = torch.full((num, num), least, dtype=self._model.dtype, device=self.device)
-            mask = mask.triu(1)[None, None]
+        self, module: Any, tokens: Tensor, places: Tensor, cache: Layered, mask: Tensor | None
+    ) -> Any:
+        self._here.cache = cache
         with torch.inference_mode():
-            return self._model(
+            return module(
                 input_ids=tokens,
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=places,
                 past_key_values=cache,
                 use_cache=True,
-            ).logits
+            )
 
-    def _needed_only(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Keep each row's last real position from the output layer, which is the widest one."""
-        if self._last is None:
-            return inputs
-        hidden = inputs[0]
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return (hidden[rows, self._last].unsqueeze(1), *inputs[1:])
+    def _causal(self, done: int, num: int) -> Tensor | None:
+        """The mask of `num` tokens behind `done` others; None where the kernel knows it."""
+        if self._fused and not done:
+            return None
+        mask = torch.full((num, done + num), self._least, dtype=self._model.dtype)
+        return mask.triu(done + 1)[None, None].to(self.device)
+
+    @property
+    def _least(self) -> float:
+        return torch.finfo(self._model.dtype).min
 
 
 def _place(places: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

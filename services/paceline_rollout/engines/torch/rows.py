@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.interfaces import Generation
 from paceline_rollout.engines.base import MAX_STOP_TOKENS
+from paceline_rollout.engines.torch.cache import Group, Prefix
 from paceline_rollout.engines.torch.sampling import OFF, Knobs, sample, uniforms
 
 BUFFER = 64  # tokens a row can hold before it must be flushed
@@ -21,20 +22,28 @@ class Running:
 
     request: Generation
     limit: int  # length at which its context is full or its max_tokens are used up
+    known: tuple[int, ...]  # what must be prefilled: all of its tokens but the last
+    prefix: Prefix | None = None  # what it reads of another's tokens
     emitted: list[int] = field(default_factory=list[int])
     recent: list[int] = field(default_factory=list[int])  # newest sampled tokens, for stop strings
     restricted: bool = False
     greedy: bool = False
+    tempered: bool = False
+
+    @property
+    def base(self) -> int:
+        """Tokens that are not in its own row."""
+        return 0 if self.prefix is None else self.prefix.length
 
     @property
     def request_id(self) -> str:
         """Its name."""
         return self.request.request_id
 
-    @property
-    def context(self) -> tuple[int, ...]:
-        """All tokens so far, if everything is emitted."""
-        return (*self.request.tokens, *self.emitted)
+    def again(self) -> None:
+        """All of it must be prefilled, what it has emitted as well."""
+        self.known = (*self.request.tokens, *self.emitted)[:-1]
+        self.prefix = None
 
 
 def running(request: Generation, max_context: int) -> Running:
@@ -44,8 +53,10 @@ def running(request: Generation, max_context: int) -> Running:
         request=request,
         limit=min(len(request.tokens) + s.max_tokens, max_context),
         recent=list(request.tokens[len(request.tokens) - request.sampled :]),
+        known=request.tokens[:-1],
         restricted=s.top_k > 0 or s.top_p < 1 or s.min_p > 0,
         greedy=s.temperature == 0,
+        tempered=s.temperature not in (0, 1),
     )
 
 
@@ -56,9 +67,10 @@ class Rows:
         self.owners: list[Running] = []
         self._device = device
         self._stop_width = 0
-        self._counts = {"restricted": 0, "greedy": 0, "strings": 0}
+        self._counts = dict.fromkeys(("restricted", "greedy", "tempered", "strings"), 0)
         self.token = self._long(most)
         self.length = self._long(most)
+        self.base = self._long(most)  # tokens of its prefix, which are not in the row
         self.limit = self._long(most)
         self.fresh = self._long(most)  # tokens in the buffer
         self._seed = self._long(most)
@@ -79,11 +91,14 @@ class Rows:
         """Whether any request has stop strings."""
         return self._counts["strings"] > 0
 
-    def add(self, joining: Sequence[Running], lengths: Sequence[int]) -> None:
-        """Append requests whose contexts have these lengths."""
+    def add(self, joining: Sequence[Running]) -> None:
+        """Append requests."""
         first, last = len(self.owners), len(self.owners) + len(joining)
         knobs = [one.request.sampling for one in joining]
-        self._fill(self.length, first, last, lengths)
+        self._fill(self.length, first, last, [len(one.known) + 1 for one in joining])
+        self._fill(self.base, first, last, [one.base for one in joining])
+        newest = [(one.emitted or one.request.tokens)[-1] for one in joining]
+        self._fill(self.token, first, last, newest)
         self._fill(self.limit, first, last, [one.limit for one in joining])
         self._fill(self._seed, first, last, [s.seed for s in knobs])
         self._fill(self._top_k, first, last, [min(s.top_k, 1 << 40) or 1 << 40 for s in knobs])
@@ -95,13 +110,12 @@ class Rows:
         self.owners.extend(joining)
         self._count(joining, 1)
 
-    def advance(self, first: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a token for the rows from `first` on; which of them have stopped, and failed."""
-        last = len(self.owners)
-        part = slice(first, last)
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample a token for every row; which of them have stopped, and failed."""
+        part = slice(0, len(self.owners))
         u = uniforms(self._seed[part], self.length[part])
         tokens, logprobs = sample(logits, self._knobs(part), u)
-        places = torch.arange(first, last, device=self._device) * BUFFER + self.fresh[part]
+        places = torch.arange(len(self.owners), device=self._device) * BUFFER + self.fresh[part]
         self._tokens.view(-1).index_copy_(0, places, tokens)
         self._logprobs.view(-1).index_copy_(0, places, logprobs)
         self.token[part] = tokens
@@ -143,11 +157,25 @@ class Rows:
             values[targets] = values[sources]
         return sources, targets
 
+    def groups(self) -> list[Group]:
+        """The rows of each prefix that rows share."""
+        found: dict[int, tuple[Prefix, list[int]]] = {}
+        for row, one in enumerate(self.owners):
+            if one.prefix is not None:
+                found.setdefault(id(one.prefix), (one.prefix, []))[1].append(row)
+        return [Group(self._picked(rows), prefix) for prefix, rows in found.values()]
+
     def clear(self) -> list[Running]:
         """Drop all rows."""
         found, self.owners = self.owners, []
         self._count(found, -1)
         return found
+
+    def _picked(self, rows: list[int]) -> slice | Tensor:
+        """Rows without a gap are cheaper to take."""
+        if rows[-1] - rows[0] == len(rows) - 1:
+            return slice(rows[0], rows[-1] + 1)
+        return torch.tensor(rows, device=self._device)
 
     def _long(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self._device)
@@ -163,12 +191,14 @@ class Rows:
             min_p=self._min_p[part],
             restricted=self._counts["restricted"] > 0,
             greedy=self._counts["greedy"] > 0,
+            tempered=self._counts["tempered"] > 0,
         )
 
     def _count(self, some: Sequence[Running], sign: int) -> None:
         counts = self._counts
         counts["restricted"] += sign * sum(one.restricted for one in some)
         counts["greedy"] += sign * sum(one.greedy for one in some)
+        counts["tempered"] += sign * sum(one.tempered for one in some)
         counts["strings"] += sign * sum(bool(one.request.sampling.stop_strings) for one in some)
 
     def _fill(self, values: Tensor, first: int, last: int, new: Sequence[float]) -> None:

