@@ -34,11 +34,10 @@ def sglang_job(python: str, make: Callable[..., dict[str, Any]], name: str) -> d
 
 
 def server_of(worker: int) -> psutil.Process:
-    """The HTTP process of the SGLang server below a rollout worker."""
+    """The HTTP process of a rollout worker's SGLang server: the child of its guard."""
     below = psutil.Process(worker).children(recursive=True)
-    return next(
-        p for p in below if "sglang.launch_server" in p.cmdline() and "-I" not in p.cmdline()
-    )
+    guard = next(p for p in below if any(part.endswith("guard.py") for part in p.cmdline()))
+    return guard.children()[0]
 
 
 def in_mid_episode(server: psutil.Process) -> bool:
