@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -23,6 +24,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,40 @@ def generate(model: Any, work: Work, slots: int) -> None:
             raise RuntimeError("generate stopped early")
 
 
+class Generate:
+    """Hugging Face's in a process of its own: two teams of threads in one would slow each other."""
+
+    def __init__(self, dtype: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(dtype,))
+
+    async def run(self, work: Work, slots: int) -> None:
+        """All of it."""
+        await asyncio.get_running_loop().run_in_executor(self._pool, _generate, work, slots)
+
+    def close(self) -> None:
+        """End the process."""
+        self._pool.shutdown()
+
+
+_prepared: dict[str, Any] = {}
+
+
+def _prepare(dtype: str) -> None:
+    torch.set_num_threads(THREADS)
+    _prepared["model"] = load(dtype)
+
+
+def _generate(work: Work, slots: int) -> None:
+    generate(_prepared["model"], work, slots)
+
+
+def load(dtype: str) -> Any:
+    """The model as Hugging Face has it."""
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
 def fresh(rng: random.Random, lengths: Sequence[int], size: int = PROMPT) -> Work:
     """Prompts that nobody has seen."""
     return [([rng.randrange(5, 49_000) for _ in range(size)], new) for new in lengths]
@@ -235,7 +271,7 @@ def ask(client: httpx.Client, work: Work) -> None:
 
 async def compare(
     ours: Torch,
-    model: Any,
+    theirs: Generate,
     client: httpx.Client | None,
     *,
     slots: int,
@@ -249,7 +285,7 @@ async def compare(
         with watch.run("torch"):
             await ours.run(asked)
         with watch.run("generate"):
-            generate(model, asked, slots)
+            await theirs.run(asked, slots)
         if client is not None:
             with watch.run("sglang"):
                 await asyncio.to_thread(ask, client, asked)
@@ -280,8 +316,8 @@ async def measure(
     dtype: str, python: Path | None, cases: Sequence[str], rounds: int
 ) -> list[dict[str, Any]]:
     """All cases of one element type."""
-    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
-    snapshot, rows = snapshot_of(model, dtype), list[dict[str, Any]]()
+    snapshot, rows = snapshot_of(load(dtype), dtype), list[dict[str, Any]]()
+    theirs = Generate(dtype)
 
     def note(case: str, count: int, figures: dict[str, Any]) -> None:
         row = {"case": case, "dtype": dtype, "concurrent": count, **figures}
@@ -293,14 +329,14 @@ async def measure(
             for count in (1, 8, 32):
                 async with opened(dtype, snapshot, max_concurrent=count) as ours:
                     work = [[NEW] * count] * rounds
-                    figures = await compare(ours, model, client, slots=count, work=work)
+                    figures = await compare(ours, theirs, client, slots=count, work=work)
                     note("equal", count, figures)
     if "mixed" in cases:
         rng = random.Random(1)
         async with opened(dtype, snapshot, max_concurrent=SLOTS) as ours:
             work = [[rng.randint(16, 256) for _ in range(MIXED)] for _ in range(rounds)]
-            note("mixed", SLOTS, await compare(ours, model, None, slots=SLOTS, work=work))
-    del model
+            note("mixed", SLOTS, await compare(ours, theirs, None, slots=SLOTS, work=work))
+    theirs.close()
     if "group" in cases:
         note("group", GROUP, await group(dtype, snapshot, rounds))
     return rows

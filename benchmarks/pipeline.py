@@ -63,7 +63,7 @@ class Sample:
 
 def main() -> int:
     """Run the scenarios and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--job", type=Path, default=ROOT / "examples" / "arithmetic.yaml")

@@ -156,6 +156,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     from paceline_trainer.client import Ledger
     from paceline_trainer.distributed import Group
     from paceline_trainer.learner import Learner
+    from paceline_trainer.mismatch import mismatch_of
     from paceline_trainer.model import load_policy, shard
     from paceline_trainer.objectives.base import load_objective
     from paceline_trainer.optimizer import Optimizer
@@ -176,19 +177,21 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     policy = load_policy(spec.model.path)
     shard(policy, group, dtype=spec.trainer.dtype)
     optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=spec.stop.steps)
+    mismatch = mismatch_of(spec, policy, group)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
         objective=load_objective(spec.trainer.objective),
         group=group,
         budget=spec.trainer.tokens_per_micro_batch,
+        mismatch=mismatch,
     )
     server = WeightServer(host="127.0.0.1")
     endpoint = await server.start()
     copier = Copier(policy, group, engine_dtype=spec.model.dtype, dtype=spec.trainer.dtype)
     checkpoints = Checkpoints(folder / "checkpoints", group=group, keep=2)
     trainer = Trainer(
-        engine=Engine(policy, optimizer, learner, checkpoints, copier, group),
+        engine=Engine(policy, optimizer, learner, checkpoints, copier, mismatch, group),
         ledger=ledger,
         publisher=Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=1),
         compute=compute,
