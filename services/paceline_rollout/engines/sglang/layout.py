@@ -21,10 +21,9 @@ class Layout:
     def __init__(self, model_dir: Path) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
-        from transformers.initialization import no_init_weights
 
         config: Any = AutoConfig.from_pretrained(model_dir)
-        with torch.device("meta"), no_init_weights():
+        with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)
         model.tie_weights()
         self._shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in model.state_dict().items()}

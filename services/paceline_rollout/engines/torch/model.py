@@ -5,6 +5,7 @@ Legend of shapes: R rows, P padded prompt, L cached columns, V vocabulary.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from paceline_rollout.engines.torch.packed import Packed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = "paceline"
+# `no_init_weights` replaces functions of torch for the whole process: two threads inside at once
+# would leave them replaced, and no weights would be initialised any more.
+_BUILDING = threading.Lock()
 _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -37,7 +41,7 @@ class Policy:
         AttentionInterface.register(ATTENTION, attention)
         # Without a mask the fused kernel is told that it is causal; plain products are not.
         self._fused = getattr(text, "attn_logit_softcapping", None) is None
-        with torch.device(device), no_init_weights():
+        with _BUILDING, torch.device(device), no_init_weights():
             self._model: Any = AutoModelForCausalLM.from_config(
                 config,
                 dtype=DTYPES[dtype],
