@@ -30,11 +30,12 @@ from paceline.chassis import Chassis
 from paceline.config import ServiceSettings
 from paceline.metrics import Metrics
 from paceline.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS, ErrorInterceptor
+from paceline.testing.engines import snapshot
 from paceline.testing.peers import FakeExperience
 from paceline.types import WorkerKind
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
-from paceline.weights import Header, Staging, WeightServer, plan
+from paceline.weights import WeightServer
 from paceline_rollout.service import RolloutService
 from paceline_rollout.servicer import MAX_REQUESTS
 from paceline_rollout.streams import MAX_ID_CHARS, MAX_TIMEOUT_S
@@ -118,7 +119,7 @@ class Worker:
         self._central = Central(spec=json.dumps(spec), files=files)  # pyright: ignore[reportAbstractUsage]
         self._weights = WeightServer(host="127.0.0.1")
         self._central.source = await self._weights.start()
-        self._weights.offer(make_snapshot(model))
+        self._weights.offer(snapshot(model, ACTIVE, canary=()))
         await self._central.start()
         self._server = aio.server(
             interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS
@@ -225,31 +226,6 @@ def make_model(folder: Path) -> tuple[Any, dict[str, bytes]]:
     tokenizer.save(str(folder / "tokenizer.json"))
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     return AutoModelForCausalLM.from_config(config).eval(), files
-
-
-def make_snapshot(model: Any) -> Staging:
-    """The model's weights as a trainer would publish them."""
-    named: dict[str, torch.Tensor] = dict(model.named_parameters())
-    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
-    header = Header(
-        job_id="job",
-        version=ACTIVE,
-        step=ACTIVE,
-        parent_version=-1,
-        base_version=-1,
-        incarnation=1,
-        num_bytes=num_bytes,
-        chunk_bytes=1 << 16,
-        tensors=entries,
-        tied=(),
-        canary_tokens=(),
-        canary_logprobs=(),
-    )
-    staging = Staging(header)
-    for entry in entries:
-        staging.fill(entry.offset, named[entry.name].detach().numpy().tobytes())
-    staging.finish()
-    return staging
 
 
 REAL = pytest.param("sglang", marks=pytest.mark.sglang)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from paceline.interfaces import Emission, Generation
 from paceline.types import Sampling, VersionRun
 
+Decode = Callable[[list[int]], str]
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -175,6 +178,26 @@ def emit(
 def uniform_logprob(vocab_size: int) -> float:
     """The log-prob of every token under a policy that prefers none."""
     return -math.log(vocab_size)
+
+
+def decoder(folder: Path | None) -> Decode | None:
+    """From token ids to text, if there is a tokenizer."""
+    if folder is None or not (folder / "tokenizer.json").exists():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return partial(tokenizer.decode, skip_special_tokens=False)
+
+
+def stop_window(strings: Sequence[str]) -> int:
+    """Newest tokens that matter: a stop of n bytes ends within n of them, in any vocabulary."""
+    return max(len(text.encode()) for text in strings) + 4
+
+
+def stop_in(text: str, strings: Sequence[str]) -> str:
+    """The first of the stop strings that is in a text; empty if none is."""
+    return next((stop for stop in strings if stop in text), "")
 
 
 class Outbox:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paceline.interfaces import Emission, Generation
 from paceline.types import Sampling, VersionRun
-from paceline_rollout.engines.base import Limits, emit
-
-Decode = Callable[[list[int]], str]
+from paceline_rollout.engines.base import Decode, Limits, emit, stop_in, stop_window
 
 
 @dataclass(slots=True, eq=False)
@@ -57,16 +53,6 @@ def slot_for(request: Generation, limits: Limits) -> Slot:
 def closing(name: str, reason: str, matched: str = "") -> Emission:
     """The end of a request, all of whose tokens are out."""
     return emit(name, (), (), version=-1, reason=reason, matched=matched)
-
-
-def decoder(folder: Path | None) -> Decode | None:
-    """From token ids to text, if there is a tokenizer."""
-    if folder is None or not (folder / "tokenizer.json").exists():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return partial(tokenizer.decode, skip_special_tokens=False)
 
 
 def body_of(slot: Slot, *, deterministic: bool) -> dict[str, Any]:
@@ -134,15 +120,14 @@ def cut_at_stop(slot: Slot, emission: Emission, decode: Decode) -> tuple[Emissio
     could be passed on after the swap that followed it.
     """
     strings = slot.request.sampling.stop_strings
-    # A stop of n bytes ends within the newest n tokens, whatever the vocabulary.
-    keep = max(len(text.encode()) for text in strings) + 4
+    keep = stop_window(strings)
     first = len(slot.tokens) - len(emission.tokens)
     before = slot.sampled_before
     turn = [*before, *slot.tokens]
     for end in range(first + 1, len(slot.tokens) + 1):
         last = len(before) + end
         text = decode(turn[max(0, last - keep) : last])
-        if hit := next((stop for stop in strings if stop in text), ""):
+        if hit := stop_in(text, strings):
             count = end - first
             del slot.tokens[end:]
             kept = replace(

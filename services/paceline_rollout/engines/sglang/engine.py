@@ -19,6 +19,7 @@ from paceline_rollout.engines.base import (
     Limits,
     Outbox,
     Snapshot,
+    decoder,
     problem,
     refusal,
     version_gone,
@@ -55,7 +56,7 @@ class SglangEngine:
     ) -> None:
         self._connection = connection
         self._model_dir = model_dir
-        self._decode = answers.decoder(tokenizer_dir)
+        self._decode = decoder(tokenizer_dir)
         self._limits = Limits(vocab_size(model_dir), max_context, self._decode is not None)
         self._dtype = dtype
         self._max_concurrent = max_concurrent

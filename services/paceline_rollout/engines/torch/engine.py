@@ -18,9 +18,9 @@ from paceline.errors import InvalidError, UnavailableError
 from paceline.interfaces import Emission, EngineStatus, Generation
 from paceline.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
-from paceline_rollout.engines.base import Outbox
+from paceline_rollout.engines.base import Outbox, decoder
 from paceline_rollout.engines.torch.model import DTYPES, Policy
-from paceline_rollout.engines.torch.scheduler import Decode, Scheduler
+from paceline_rollout.engines.torch.scheduler import Scheduler
 
 Command = Callable[[], None]
 log = Log("engine")
@@ -245,17 +245,8 @@ class TorchEngine:
             prefill_tokens=self._prefill_tokens,
             cache_bytes=self._cache_bytes,
             least_shared=self._least_shared,
-            decode=_decoder(self._tokenizer_dir),
+            decode=decoder(self._tokenizer_dir),
         )
-
-
-def _decoder(folder: Path | None) -> Decode | None:
-    if folder is None or not (folder / "tokenizer.json").exists():
-        return None
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return partial(tokenizer.decode, skip_special_tokens=False)
 
 
 def _settle(done: Future[list[float]], compute: Callable[[], list[float]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -10,13 +10,21 @@ from paceline.errors import PacelineError
 from paceline.interfaces import Emission, Generation
 from paceline.logs import Log
 from paceline_rollout.activation import Activation, Gate, Line, Swap
-from paceline_rollout.engines.base import Limits, emit, problem, refusal, version_gone
+from paceline_rollout.engines.base import (
+    Decode,
+    Limits,
+    emit,
+    problem,
+    refusal,
+    stop_in,
+    stop_window,
+    version_gone,
+)
 from paceline_rollout.engines.torch.cache import Group, SlotCache
 from paceline_rollout.engines.torch.entrance import Entrance
 from paceline_rollout.engines.torch.model import Policy
 from paceline_rollout.engines.torch.rows import BUFFER, Rows, Running, running
 
-Decode = Callable[[list[int]], str]
 log = Log("engine")
 
 
@@ -221,11 +229,10 @@ class Scheduler:
             strings = one.request.sampling.stop_strings
             if not strings or decode is None:
                 continue
-            # A stop of n bytes ends within the newest n tokens, whatever the vocabulary.
-            keep = max(len(text.encode()) for text in strings) + 4
+            keep = stop_window(strings)
             one.recent = [*one.recent[-keep:], tokens[row]]
             text = decode(one.recent)
-            hit = next((stop for stop in strings if stop in text), "")
+            hit = stop_in(text, strings)
             if hit:
                 found[row] = hit
         return found
