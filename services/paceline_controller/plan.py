@@ -1,14 +1,15 @@
-"""Jobs and options in, wanted processes out. Pure."""
+"""Jobs and options in, wanted workloads out. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from paceline.config.job import JobSpec
-from paceline.config.service import ControllerOptions
+from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.types import JobState, WorkerKind
 
+DEFAULT_POOL = "default"
 # Paused jobs hold no accelerators; cancelling ones are being taken down.
 SERVED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
 
@@ -25,42 +26,97 @@ class LiveJob:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A process that should run: one member of a shared pool, or part of a job."""
+    """A workload that should run: a shared pool, a job's trainer, its rollout workers in a pool."""
 
     name: str
     kind: WorkerKind
-    job_id: str = ""  # empty: a shared pool
+    job_id: str = ""  # empty: shared by all jobs
+    pool: str = ""
     world_size: int = 1
+    replicas: int = 1
 
 
-def plan(jobs: Iterable[LiveJob], options: ControllerOptions) -> dict[str, Wanted]:
+def plan(
+    jobs: Iterable[LiveJob],
+    options: ControllerOptions,
+    sizes: Mapping[str, int] | None = None,
+) -> dict[str, Wanted]:
     """Everything that should run, by name.
 
-    The shared pools run as long as the controller, so that a first job finds them warm.
+    `sizes` are replicas by name of a workload; what is not in there gets what its job or the
+    options say. The shared pools are always there, so that a first job finds them warm.
     """
+    sizes = sizes or {}
     wanted = [
-        *_pool(WorkerKind.ENVIRONMENT, options.environment_replicas),
-        *_pool(WorkerKind.REWARD, options.reward_replicas),
+        Wanted("environment", WorkerKind.ENVIRONMENT, replicas=options.environment_replicas),
+        Wanted("reward", WorkerKind.REWARD, replicas=options.reward_replicas),
     ]
     for job in jobs:
         if job.state in SERVED:
-            wanted += _processes(job)
-    return {process.name: process for process in wanted}
+            wanted += [_trainer(job), *_rollouts(job, options)]
+    sized = (replace(each, replicas=sizes.get(each.name, each.replicas)) for each in wanted)
+    return {each.name: each for each in sized if each.replicas or not each.job_id}
 
 
-def _pool(kind: WorkerKind, replicas: int) -> list[Wanted]:
-    return [Wanted(f"{kind}-{index}", kind) for index in range(replicas)]
+def replicas_of(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Each replica as a workload of its own, `<name>-<i>`; a trainer is one as it is."""
+    return [
+        each if each.kind is WorkerKind.TRAINER else _replica(each, index)
+        for each in wanted
+        for index in range(each.replicas)
+    ]
 
 
-def _processes(job: LiveJob) -> list[Wanted]:
-    trainer = Wanted(
+def problem(job: LiveJob, options: ControllerOptions) -> str:
+    """Why the job cannot run in this installation; empty if it can."""
+    unknown = sorted(set(job.spec.rollout.pools) - set(options.pools))
+    if unknown:
+        allowed = ", ".join(sorted(options.pools))
+        return (
+            f"rollout.pools: {unknown[0]!r} is not a pool of this installation; allowed: {allowed}"
+        )
+    return ""
+
+
+def pools_of(spec: JobSpec, options: ControllerOptions) -> list[str]:
+    """Pools that a job may use, the cheapest per token first; of equal ones spot machines."""
+    allowed = {name: options.pools[name] for name in spec.rollout.pools or options.pools}
+    return sorted(
+        allowed, key=lambda name: (_cost_per_token(allowed[name]), not allowed[name].spot, name)
+    )
+
+
+def rollout_name(job_id: str, pool: str) -> str:
+    """Name of a job's rollout workload in a pool."""
+    return f"rollout-{job_id}" if pool == DEFAULT_POOL else f"rollout-{job_id}-{pool}"
+
+
+def _trainer(job: LiveJob) -> Wanted:
+    return Wanted(
         f"trainer-{job.job_id}",
         WorkerKind.TRAINER,
         job_id=job.job_id,
         world_size=job.spec.trainer.world_size,
     )
-    rollouts = [
-        Wanted(f"rollout-{job.job_id}-{index}", WorkerKind.ROLLOUT, job_id=job.job_id)
-        for index in range(job.spec.rollout.replicas)
+
+
+def _rollouts(job: LiveJob, options: ControllerOptions) -> list[Wanted]:
+    """One for each pool, the cheapest with all replicas and the others with none."""
+    return [
+        Wanted(
+            rollout_name(job.job_id, pool),
+            WorkerKind.ROLLOUT,
+            job_id=job.job_id,
+            pool=pool,
+            replicas=0 if index else job.spec.rollout.replicas,
+        )
+        for index, pool in enumerate(pools_of(job.spec, options))
     ]
-    return [trainer, *rollouts]
+
+
+def _replica(wanted: Wanted, index: int) -> Wanted:
+    return replace(wanted, name=f"{wanted.name}-{index}", replicas=1)
+
+
+def _cost_per_token(pool: PoolOptions) -> float:
+    return pool.cost / pool.speed

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from paceline.config.service import ControllerOptions
-from paceline.errors import PacelineError, StateError
+from paceline.errors import (
+    InvalidError,
+    PacelineError,
+    PermissionDeniedError,
+    StateError,
+    UnavailableError,
+)
 from paceline.logs import Log
 from paceline.types import JobState, WorkerKind
-from paceline_controller.plan import LiveJob, Wanted, plan
+from paceline_controller.plan import LiveJob, Wanted, plan, problem
 from paceline_controller.runtimes.base import Observed, Runtime
 from paceline_controller.slots import Slot
 
 MOST_REASON_CHARS = 4000
+# Between two passes, however much changes.
+LEAST_PAUSE_S = 0.05
 log = Log("reconciler")
 
 
@@ -36,6 +45,16 @@ class Ledger(Protocol):
         ...
 
 
+class Sizing(Protocol):
+    """Who says how many replicas there are of what is scaled."""
+
+    async def sizes(
+        self, jobs: Iterable[LiveJob], observed: Iterable[Observed], *, now_s: float
+    ) -> dict[str, int]:
+        """Replicas by workload."""
+        ...
+
+
 class Reconciler:
     """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on."""
 
@@ -46,9 +65,11 @@ class Reconciler:
         runtime: Runtime,
         options: ControllerOptions,
         child_grace_s: float,
+        sizing: Sizing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._sizing = sizing
         self._runtime = runtime
         self._options = options
         self._child_grace_s = child_grace_s
@@ -56,27 +77,41 @@ class Reconciler:
         self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
         self._slots: dict[str, Slot] = {}
         self._acts: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Something has changed: do not wait for the end of the period."""
+        self._changed.set()
 
     async def run(self) -> None:
         """Pass after pass; what goes wrong in one is logged and met again in the next."""
         while True:
             try:
                 await self.once()
+            except UnavailableError as error:
+                log.warning("pass put off", error=error)
             except Exception:  # the supervisor boundary of this task
                 log.exception("pass failed")
-            await asyncio.sleep(self._options.period_s)
+            await asyncio.sleep(min(LEAST_PAUSE_S, self._options.period_s))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.period_s):
+                    await self._changed.wait()
+            self._changed.clear()
 
     async def once(self) -> None:
         """One pass."""
         await self._look_at_jobs()
         jobs = self._jobs or {}
-        wanted = plan(jobs.values(), self._options)
+        able = [job for job in jobs.values() if not problem(job, self._options)]
         observed = {found.name: found for found in await self._runtime.list()}
+        sizes = await self._sizes(able, observed)
+        wanted = self._units(plan(able, self._options, sizes).values())
         self._stop_unwanted(wanted, observed)
         self._keep_slots(wanted, observed)
         await self._note_deaths(observed)
-        await self._check_health()
+        await self._check_health(observed)
         self._start_missing()
+        self._resize(observed)
         await self._move_jobs_on(observed)
 
     async def settle(self) -> None:
@@ -85,12 +120,29 @@ class Reconciler:
             await asyncio.wait(self._acts.values())
             await asyncio.sleep(0)
 
+    async def halt(self) -> None:
+        """Break off the starts and stops that are under way; whoever comes next takes them up."""
+        acts = list(self._acts.values())
+        for act in acts:
+            act.cancel()
+        await asyncio.gather(*acts, return_exceptions=True)
+
     async def stop_all(self) -> None:
         """Stop every process; nothing is started afterwards."""
         await self.settle()
         names = [found.name for found in await self._runtime.list()]
         stops = [self._runtime.stop(name, grace_s=self._child_grace_s) for name in names]
         await asyncio.gather(*stops)
+
+    async def _sizes(
+        self, jobs: Iterable[LiveJob], observed: dict[str, Observed]
+    ) -> dict[str, int]:
+        if self._sizing is None or self._jobs is None:
+            return {}
+        return await self._sizing.sizes(jobs, observed.values(), now_s=self._clock())
+
+    def _units(self, wanted: Iterable[Wanted]) -> dict[str, Wanted]:
+        return {unit.name: unit for unit in self._runtime.units(wanted)}
 
     async def _look_at_jobs(self) -> None:
         try:
@@ -102,8 +154,8 @@ class Reconciler:
 
     def _stop_unwanted(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
         for found in observed.values():
-            unknown = bool(found.job_id) and self._jobs is None
-            if found.outdated or (found.name not in wanted and not unknown):
+            unwanted = found.name not in wanted and self._jobs is not None
+            if found.outdated or unwanted:
                 self._act(found.name, partial(self._stop, found.name))
 
     def _keep_slots(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
@@ -112,6 +164,8 @@ class Reconciler:
             name: self._slots.get(name) or Slot.of(process, self._options)
             for name, process in wanted.items()
         }
+        for name, process in wanted.items():
+            self._slots[name].wanted = process
         for name, slot in self._slots.items():
             found = observed.get(name)
             if found and found.alive and not slot.running and name not in self._acts:
@@ -129,8 +183,11 @@ class Reconciler:
                 log.warning("process died", process=name, lives=slot.fruitless)
                 await self._give_up_if_hopeless(slot)
 
-    async def _check_health(self) -> None:
+    async def _check_health(self, observed: dict[str, Observed]) -> None:
         now_s = self._clock()
+        for name, slot in self._slots.items():
+            if name in observed and observed[name].pending:
+                slot.waits(now_s)
         due = [
             slot
             for slot in self._slots.values()
@@ -152,9 +209,20 @@ class Reconciler:
             if slot.may_start(self._clock()) and name not in self._acts:
                 self._act(name, partial(self._start, slot))
 
+    def _resize(self, observed: dict[str, Observed]) -> None:
+        if self._jobs is None:
+            return  # the shared pools would lose what unknown jobs need of them
+        for name, slot in self._slots.items():
+            found, replicas = observed.get(name), slot.wanted.replicas
+            if found and found.alive and found.replicas != replicas and name not in self._acts:
+                log.info("scales", process=name, replicas=replicas, before=found.replicas)
+                self._act(name, partial(self._runtime.scale, name, replicas))
+
     async def _move_jobs_on(self, observed: dict[str, Observed]) -> None:
         for job in (self._jobs or {}).values():
-            if job.state is JobState.QUEUED:
+            if job.state is JobState.QUEUED and (reason := problem(job, self._options)):
+                await self._set_state(job.job_id, JobState.FAILED, reason=reason)
+            elif job.state is JobState.QUEUED:
                 await self._set_state(job.job_id, JobState.STARTING)
             elif job.state is JobState.CANCELLING and not self._has_any(job, observed):
                 await self._set_state(job.job_id, JobState.CANCELLED)
@@ -190,11 +258,13 @@ class Reconciler:
             await self._runtime.start(wanted, incarnation=incarnation)
         except StateError as error:
             log.info("not started", process=wanted.name, error=error)
-        except PacelineError as error:
-            log.warning("cannot start", process=wanted.name, error=error)
-        except OSError:
+        except (InvalidError, PermissionDeniedError, OSError):
+            # The next attempt is unlikely to fare better: it counts as a life.
             log.exception("cannot start", process=wanted.name)
             slot.ended(self._clock())
+            await self._give_up_if_hopeless(slot)
+        except PacelineError as error:
+            log.warning("cannot start", process=wanted.name, error=error)
         else:
             slot.began(self._clock())
 

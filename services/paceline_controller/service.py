@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from functools import partial
 from pathlib import Path
 
 from paceline.chassis import Chassis, Service
@@ -13,13 +13,15 @@ from paceline.files import lock_for_life
 from paceline.membership import Membership
 from paceline.ports import PortSlots
 from paceline.rpc import connect_as
-from paceline.types import Worker, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_controller.ledger import RemoteLedger
+from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_controller.scaling.scaler import Scaler
+from paceline_controller.scaling.source import RemoteSource
 
 BEAT_S = 1.0
 
@@ -31,7 +33,6 @@ class ControllerService(Service):
         settings = chassis.settings
         run_dir = settings.run_dir.resolve()
         self._lock = lock_for_life(run_dir / "controller.lock", what="a controller")
-        self._chassis = chassis
         self._beat = run_dir / "controller.beat"
         # The rest is for the kills and for this process's own end.
         child_grace_s = settings.grace_s / 2
@@ -42,15 +43,20 @@ class ControllerService(Service):
             beat=self._beat,
             child_grace_s=child_grace_s,
         )
+        options = validate(ControllerOptions, settings.options)
+        experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
         self._reconciler = Reconciler(
-            ledger=RemoteLedger(
-                jobs=JobsStub(self._channel), experience=ExperienceStub(self._channel)
-            ),
+            ledger=RemoteLedger(jobs=JobsStub(self._channel), experience=experience),
             runtime=self._runtime,
-            options=validate(ControllerOptions, settings.options),
+            options=options,
             child_grace_s=child_grace_s,
+            sizing=Scaler(
+                source=RemoteSource(roster=roster, experience=experience),
+                options=options,
+                metrics=chassis.metrics,
+            ),
         )
-        self._membership = Membership(roster=RosterStub(self._channel), report=self._report)
+        self._membership = Membership(roster=roster, report=partial(worker_of, chassis))
         self._beats: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -76,19 +82,15 @@ class ControllerService(Service):
         await self._channel.close()
         self._lock.close()
 
-    def _report(self) -> Worker:
-        settings = self._chassis.settings
-        return Worker(
-            worker_id=settings.worker_id,
-            kind=WorkerKind.CONTROLLER,
-            endpoint=self._chassis.address,
-            site=settings.site,
-            load={"cpu_s": time.process_time()},
-        )
-
 
 async def build(chassis: Chassis) -> Service:
     """What the chassis runs."""
+    options = validate(ControllerOptions, chassis.settings.options)
+    if options.runtime == "kubernetes":
+        # The client of the API takes a second and 20 MB, which a laptop can do without.
+        from paceline_controller import cluster
+
+        return await cluster.build(chassis, options)
     return ControllerService(chassis)
 
 

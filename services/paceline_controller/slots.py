@@ -52,6 +52,10 @@ class Slot:
         if not by_steps and now_s - self.ready_since_s >= self.restarts.stable_s:
             self.fruitless = 0
 
+    def waits(self, now_s: float) -> None:
+        """Whoever runs it is at work on it: silence means nothing."""
+        self.answered_s = now_s
+
     def stepped(self, step: int) -> None:
         """The trainer of its job has done so many steps."""
         if step > self.best_step:

@@ -102,6 +102,7 @@ class Book:
     meta: dict[str, str] = field(default_factory=dict[str, str])
     ages: dict[int, int] = field(default_factory=dict[int, int])  # version -> step it counts as
     versions: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
+    digests: dict[int, str] = field(default_factory=dict[int, str])  # of versions; empty: unknown
     batches: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     queued: set[str] = field(default_factory=set[str])
     queued_evals: set[str] = field(default_factory=set[str])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -75,6 +75,14 @@ class Signal:
         event, self._event = self._event, asyncio.Event()
         event.set()
 
+    async def waves(self, calm_s: float) -> AsyncIterator[None]:
+        """Now and after changes; those less than `calm_s` after the last wave come as one."""
+        while True:
+            event = self._event
+            yield
+            await asyncio.sleep(calm_s)
+            await event.wait()
+
 
 class Core:
     """Runs scripts one at a time and keeps the book equal to what Redis holds."""
@@ -88,6 +96,7 @@ class Core:
         spec: JobSpec,
         clock: Clock,
         feed: Feed,
+        epoch: int = 0,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -95,6 +104,7 @@ class Core:
         self.spec = spec
         self.clock = clock
         self.feed = feed
+        self._epoch = epoch
         self.book = Book()
         self.work = Signal()  # something may be leased
         self.ready = Signal()  # a batch may be taken
@@ -113,9 +123,12 @@ class Core:
         """Run a script inside a transaction; what it answers.
 
         The book is read again before the next transaction if it is unknown what was written.
+
+        Raises:
+            UnavailableError: another replica of this service owns the job.
         """
         self._stale = True
-        reply = await self.store.run(script, self.keys.scripts, *args)
+        reply = await self.store.run(script, self.keys.scripts, *args, self._epoch)
         head: dict[str, Any] = json.loads(reply[0])
         self.book.apply(head, reply[1], deadline=self.lease_end())
         self._stale = False
@@ -154,5 +167,7 @@ class Core:
     def add_version(book: Book, version: dict[str, Any]) -> None:
         """Enter a publication into the book."""
         number = int(version["version"])
-        book.versions[number] = {key: int(value) for key, value in version.items()}
+        book.digests[number] = str(version.get("digest", ""))
+        numbers = {key: int(value) for key, value in version.items() if key != "digest"}
+        book.versions[number] = numbers
         book.ages[number] = int(version["age_step"])

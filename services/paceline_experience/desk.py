@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec, parse_job
 from paceline.errors import InvalidError
+from paceline.files import write_json
 from paceline.logs import Log
 from paceline.types import Job, JobState, JobStatus, check_job_step
 from paceline_experience.artefacts import Artefacts
@@ -133,10 +134,15 @@ class Desk:
         log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
 
     async def export(self, job_id: str, *, name: str) -> None:
-        """Write the trajectories that were trained since the last export, unless it is over."""
+        """Write the trajectories that were trained since the last export, unless it is over.
+
+        And what each policy version in them was.
+        """
         ledger = await self._ledgers.get(job_id)
         if job_id not in self._ledgers.active:
             return
+        versions = [asdict(version) for version in ledger.publications()]
+        write_json(self._history.folder(job_id) / "versions.json", versions)
         if job_id not in self._exporters:
             folder = self._history.folder(job_id) / "trajectories"
             self._exporters[job_id] = Exporter(folder)

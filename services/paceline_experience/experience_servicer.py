@@ -181,6 +181,10 @@ def demand_to(job_id: str, live: dict[str, Any]) -> pb.JobDemand:
         ready_groups=live["ready_groups"],
         headroom_groups=live["headroom_groups"],
         trainer_wait_s=live["waiting_s"],
+        step=live["step"],
+        accepted_groups=live["accepted_groups"],
+        sampled_tokens=live["tokens_generated"] + live["eval_tokens"],
+        measuring=bool(live["eval"]),
     )
 
 

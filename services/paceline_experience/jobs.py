@@ -18,6 +18,7 @@ _TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
     f"{{registry}}:{name}" for name in ("tenants", "requests", "jobs", "live", "sequence")
 )
 _CHUNK = 200
+_KEY_BYTES = 32
 _ALREADY = {
     JobState.SUCCEEDED: "has already succeeded",
     JobState.FAILED: "has already failed",
@@ -37,10 +38,15 @@ class JobStore:
     """The records of all jobs in Redis."""
 
     def __init__(
-        self, store: Store, *, suffix: Callable[[], str] = lambda: secrets.token_hex(3)
+        self,
+        store: Store,
+        *,
+        suffix: Callable[[], str] = lambda: secrets.token_hex(3),
+        secret: Callable[[], bytes] = lambda: secrets.token_bytes(_KEY_BYTES),
     ) -> None:
         self._store = store
         self._suffix = suffix
+        self._secret = secret
         self._tenants: dict[str, str] = {}  # immutable once registered
 
     async def create(
@@ -175,11 +181,25 @@ class JobStore:
         found = await self._store.command("HMGET", await self._record(job_id), *names)
         return [value.decode() if value is not None else "" for value in found]
 
+    async def weights_key(self, job_id: str) -> bytes:
+        """What seals the job's weights, 32 bytes; made when it is first asked for, then the same.
+
+        It is part of no `Job`: only trainers and rollout workers of the job are told.
+        """
+        record = await self._record(job_id)
+        await self._store.command("HSETNX", record, "weights_key", self._secret().hex())
+        return bytes.fromhex((await self._store.command("HGET", record, "weights_key")).decode())
+
     async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
         """Take the job (epoch 0) or renew; the epoch, or 0 if another owner has it."""
         tenant, job_id = job.status.tenant, job.status.job_id
         keys = [job_key(tenant, job_id, name) for name in ("owner", "epoch")]
         return int(await self._store.run("job_claim", keys, owner, int(lease_s * 1000), epoch))
+
+    async def epoch(self, job: Job) -> int:
+        """How many owners the job has had."""
+        key = job_key(job.status.tenant, job.status.job_id, "epoch")
+        return int(await self._store.command("GET", key) or 0)
 
     async def _register(self, spec: JobSpec, request_id: str) -> str:
         keys = [_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE]
@@ -192,13 +212,12 @@ class JobStore:
     async def _read(self, job_ids: Sequence[str]) -> list[Job | None]:
         """Records in order; None where there is none."""
         await self._learn(job_ids)
+        now = await self._store.now()
         with translated():
             async with self._store.redis.pipeline(transaction=False) as pipe:
-                pipe.time()
                 for job_id in job_ids:
                     pipe.hgetall(self._key(self._tenants.get(job_id, ""), job_id))
-                (seconds, micros), *found = await pipe.execute()
-        now = seconds + micros / 1e6
+                found = await pipe.execute()
         records = zip(job_ids, map(_decode, found), strict=True)
         return [_job(job_id, fields, now) if fields else None for job_id, fields in records]
 

@@ -8,20 +8,23 @@ from typing import Any
 
 from paceline import wire
 from paceline.v1 import jobs_pb2 as pb
-from paceline.v1 import jobs_pb2_grpc, types_pb2
+from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
+from paceline.weights.wire import holdings_to
 from paceline_experience.desk import Desk
 from paceline_experience.history import Row
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Ledgers
+from paceline_experience.routes import Tracker
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """What users call, by way of the gateway."""
 
-    def __init__(self, *, desk: Desk, jobs: JobStore, ledgers: Ledgers) -> None:
+    def __init__(self, *, desk: Desk, jobs: JobStore, ledgers: Ledgers, tracker: Tracker) -> None:
         self._desk = desk
         self._jobs = jobs
         self._ledgers = ledgers
+        self._tracker = tracker
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Idempotent on (tenant, request_id)."""
@@ -91,6 +94,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             dropped=report.dropped,
             problems=report.problems,
         )
+
+    async def ListWeights(
+        self, request: roster_pb2.ListWeightsRequest, context: Any
+    ) -> roster_pb2.ListWeightsReply:
+        """Who has which weights; of a job that is over nobody."""
+        await self._jobs.get(request.job_id)
+        return holdings_to(self._tracker.holdings(request.job_id))
 
 
 def _rows(rows: Iterable[Row]) -> list[pb.MetricRow]:

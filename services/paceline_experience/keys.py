@@ -13,6 +13,7 @@ _SCRIPT_KEYS = (
     "progress",  # hash: open episode -> what it has so far
     "samplers",  # hash: step -> state of the task feed
     "ring",  # sorted set: trained trajectories, newest last
+    "epoch",  # number of owners that the job has had
 )
 
 
@@ -30,6 +31,7 @@ class JobKeys:
             self.progress,
             self.samplers,
             self.ring,
+            self.epoch,
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")
         self.payloads = job_key(tenant, job_id, "payloads")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import plugins, wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, StateError
 from paceline.interfaces import TaskSource
 from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
@@ -47,6 +47,7 @@ class JobLedger:
         hooks: Hooks,
         options: ExperienceOptions,
         clock: Clock | None = None,
+        epoch: int = 0,
     ) -> None:
         experience = spec.experience
         sampler = plugins.find("samplers", experience.sampler.kind)
@@ -65,6 +66,7 @@ class JobLedger:
             spec=spec,
             clock=clock or StoreClock(store),
             feed=feed,
+            epoch=epoch,
         )
         over = options.compress_over_bytes
         groups = Groups(core=core, payloads=payloads, compress_over_bytes=over)
@@ -167,13 +169,16 @@ class JobLedger:
         await self._batches.checkpointed(incarnation=incarnation, step=step, path=path)
 
     async def announce(
-        self, *, incarnation: int, step: int, parent: int, num_bytes: int
+        self, *, incarnation: int, step: int, parent: int, num_bytes: int, digest: str = ""
     ) -> PolicyVersion:
-        """Number a publication; the same announcement again gets the same number."""
+        """Number a publication; the same announcement again gets the same number.
+
+        Its digest is noted when it is first told.
+        """
         core = self._core
         async with core.transaction() as book:
             fence(book, incarnation)
-            made = await core.change("announce", incarnation, step, parent, num_bytes)
+            made = await core.change("announce", incarnation, step, parent, num_bytes, digest)
             core.add_version(book, made)
             first = not book.meta.get("started")
             if first:
@@ -182,13 +187,29 @@ class JobLedger:
             await self._hooks.running()
         await self._evals.announced(step)
         core.work.fire()
-        return PolicyVersion(
-            version=int(made["version"]),
-            step=step,
-            parent=parent,
-            incarnation=incarnation,
-            num_bytes=num_bytes,
-        )
+        return _version(made)
+
+    async def publication(self, *, incarnation: int, step: int) -> PolicyVersion | None:
+        """What this incarnation has announced of a step; None: nothing yet.
+
+        Raises:
+            StateError: it has announced a later step.
+        """
+        async with self._core.transaction() as book:
+            fence(book, incarnation)
+            last, digest = book.versions.get(book.version), book.digests.get(book.version, "")
+        if last is None or last["incarnation"] != incarnation or last["step"] < step:
+            return None
+        if last["step"] > step:
+            raise StateError(f"step {step} was to be seeded, but {last['step']} is announced")
+        return _version({**last, "digest": digest})
+
+    def publications(self) -> list[PolicyVersion]:
+        """Everything that was ever published, in order."""
+        book = self._core.book
+        return [
+            _version({**v, "digest": book.digests[n]}) for n, v in sorted(book.versions.items())
+        ]
 
     # the job
 
@@ -226,6 +247,7 @@ class JobLedger:
             "version": book.version,
             "stop": book.stop,
             "open_groups": load.open_groups,
+            "accepted_groups": load.accepted_groups,
             "ready_groups": len(book.ready),
             "headroom_groups": self._leases.headroom(),
             "payload_bytes": load.payload_bytes,
@@ -270,3 +292,14 @@ class JobLedger:
             return items, ""
         last = await self._core.store.command("ZSCORE", ring, names[-1])
         return items, repr(float(last))
+
+
+def _version(made: Mapping[str, Any]) -> PolicyVersion:
+    return PolicyVersion(
+        version=int(made["version"]),
+        step=int(made["step"]),
+        parent=int(made["parent"]),
+        incarnation=int(made["incarnation"]),
+        digest=made.get("digest", ""),
+        num_bytes=int(made["num_bytes"]),
+    )

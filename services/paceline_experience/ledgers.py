@@ -46,7 +46,7 @@ class Ledgers:
         jobs: JobStore,
         history: History,
         hooks: Callable[[Job], Hooks],
-        opened: Callable[[Job], Awaitable[None]],
+        opened: Callable[[Job, JobLedger], Awaitable[None]],
         options: ExperienceOptions,
         owner: str,
     ) -> None:
@@ -93,10 +93,9 @@ class Ledgers:
             epoch = await self._jobs.claim(job, self._owner, lease_s=lease_s)
             if epoch == 0:
                 raise FencedError(f"job {job.status.job_id} is owned by another replica")
-            entry = await self._open(job, sources)
-            entry.epoch = epoch
+            entry = await self._open(job, sources, epoch=epoch)
             await self._history.open(job)
-            await self._opened(job)
+            await self._opened(job, entry.ledger)
             entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
             self.active[job.status.job_id] = entry
         self.wake()
@@ -115,8 +114,11 @@ class Ledgers:
         if not job.status.state.terminal:
             return await self.activate(job)
         async with self._opening:
-            self._keep(job_id, self._past.get(job_id) or await self._open(job, None))
-            return self._past[job_id].ledger
+            entry = self._past.get(job_id)
+            if entry is None:
+                entry = await self._open(job, None, epoch=await self._jobs.epoch(job))
+            self._keep(job_id, entry)
+            return entry.ledger
 
     def peek(self, job_id: str) -> JobLedger | None:
         """The ledger of a job if it is open."""
@@ -155,7 +157,7 @@ class Ledgers:
         pumps = [task for task in map(self._stop, entries) if task is not None]
         await asyncio.gather(*pumps, return_exceptions=True)
 
-    async def _open(self, job: Job, sources: Sources | None) -> Entry:
+    async def _open(self, job: Job, sources: Sources | None, *, epoch: int) -> Entry:
         spec = parse_spec(job)
         if sources is None:
             sources = await asyncio.to_thread(task_sources, spec)
@@ -170,9 +172,10 @@ class Ledgers:
             payloads=RedisPayloads(self._store, JobKeys(tenant, job_id).payloads),
             hooks=self._hooks(job),
             options=self._options,
+            epoch=epoch,
         )
         await ledger.open()
-        return Entry(job, spec, ledger)
+        return Entry(job, spec, ledger, epoch)
 
     async def _pump(self, ledger: JobLedger) -> None:
         """Carry the ledger's wake-ups to all lease streams."""

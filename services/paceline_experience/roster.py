@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from paceline.errors import NotFoundError
 from paceline.logs import Log
 from paceline.types import Worker
+from paceline.weights.route import TransferProgress
 from paceline_experience.core import Signal
 
 log = Log("roster")
@@ -21,11 +22,16 @@ log = Log("roster")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker, when it was last heard of, and the versions that it can serve to peers."""
+    """A worker, when it was last heard of, and the weights that it can serve to peers."""
 
     worker: Worker
     seen_s: float
-    held: frozenset[int] = frozenset()
+    transfers: tuple[TransferProgress, ...] = ()
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Versions that it has, whole or in part."""
+        return frozenset(each.version for each in self.transfers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Query:
 
 
 class Roster:
-    """The members. `changed` fires for everything but load."""
+    """The members. `changed` fires for everything but load and the progress of transfers."""
 
     def __init__(
         self,
@@ -64,8 +70,9 @@ class Roster:
     def join(self, worker: Worker) -> None:
         """Enter, or replace what is known of the worker."""
         before = self._members.get(worker.worker_id)
-        held = before.held if before and before.worker.pid == worker.pid else frozenset[int]()
-        self._members[worker.worker_id] = Member(worker, self._clock(), held)
+        same = before is not None and before.worker.pid == worker.pid
+        transfers = before.transfers if before is not None and same else ()
+        self._members[worker.worker_id] = Member(worker, self._clock(), transfers)
         if before is None or replace(before.worker, load=worker.load) != worker:
             log.info("joined", worker=worker.worker_id, kind=worker.kind, at=worker.endpoint)
             self.changed.fire()
@@ -76,8 +83,8 @@ class Roster:
         *,
         active_version: int = -1,
         load: Mapping[str, float] | None = None,
-        held: Sequence[int] = (),
-    ) -> None:
+        transfers: Sequence[TransferProgress] = (),
+    ) -> Member:
         """Renew.
 
         Raises:
@@ -87,11 +94,12 @@ class Roster:
         if before is None:
             raise NotFoundError(f"worker {worker_id!r} is not in the roster; join again")
         worker = replace(before.worker, active_version=active_version, load=dict(load or {}))
-        member = Member(worker, self._clock(), frozenset(held))
+        member = Member(worker, self._clock(), tuple(transfers))
         self._members[worker_id] = member
         moved = before.worker.active_version != active_version
         if moved or before.held != member.held:
             self.changed.fire()
+        return member
 
     def leave(self, worker_id: str) -> None:
         """Go; unknown workers are ignored."""

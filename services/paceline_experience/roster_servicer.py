@@ -9,8 +9,10 @@ from paceline import wire
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import roster_pb2_grpc
+from paceline.weights.route import Source
+from paceline.weights.wire import part_of, progress_from, report_from, route_to
 from paceline_experience.roster import Query, Roster
-from paceline_experience.routes import Route, Tracker
+from paceline_experience.routes import Tracker
 from paceline_experience.training import Training
 
 
@@ -37,12 +39,13 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
         """Stay in the roster."""
-        self._roster.beat(
+        member = self._roster.beat(
             request.worker_id,
             active_version=request.active_version,
             load=request.load,
-            held=request.held_versions,
+            transfers=[progress_from(each) for each in request.transfers],
         )
+        self._tracker.progress(member)
         return pb.BeatReply(live_jobs=self._live_jobs())
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
@@ -65,17 +68,26 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     async def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:
         """A new version is being served."""
-        version, held = await self._training.announce(
+        part, parts = part_of(request.part, request.parts)
+        # Rank 0 answers for every chunk, whatever part it is asked for first.
+        seed = Source(request.weights_endpoint, part, parts if part else 1)
+        made = await self._training.announce(
             request.job_id,
             incarnation=request.incarnation,
             step=request.step,
             parent=request.parent,
             num_bytes=request.num_bytes,
-            endpoint=request.weights_endpoint,
+            seed=seed,
+            digest=request.digest,
         )
-        reply = pb.AnnounceReply(version=wire.version_to(version))
-        if held >= 0:
-            reply.held_version = held
+        reply = pb.AnnounceReply(
+            version=wire.version_to(made.version),
+            key=made.key,
+            chunk_bytes=made.chunk_bytes,
+            source_endpoint=made.source,
+        )
+        if made.held >= 0:
+            reply.held_version = made.held
         return reply
 
     async def WatchRoute(
@@ -83,7 +95,14 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
     ) -> AsyncIterator[pb.Route]:
         """Where to pull the newest version from."""
         async for route in self._tracker.watch(request.job_id, request.worker_id):
-            yield _route(route)
+            yield route_to(route)
+
+    async def ReportTransfer(
+        self, request: pb.ReportTransferRequest, context: Any
+    ) -> pb.ReportTransferReply:
+        """How a transfer goes."""
+        self._tracker.report(request.job_id, report_from(request))
+        return pb.ReportTransferReply()
 
 
 def _query(request: pb.ListWorkersRequest) -> Query:
@@ -92,11 +111,3 @@ def _query(request: pb.ListWorkersRequest) -> Query:
 
 def _workers(workers: Iterable[Worker]) -> pb.ListWorkersReply:
     return pb.ListWorkersReply(workers=map(wire.worker_to, workers))
-
-
-def _route(route: Route) -> pb.Route:
-    return pb.Route(
-        version=wire.version_to(route.version),
-        parent_endpoint=route.parent,
-        fallback_endpoints=route.fallbacks,
-    )

@@ -1,149 +1,293 @@
-"""Which parent each rollout worker pulls a policy version from."""
+"""What was published of each job, and from whom each rollout worker pulls it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
 
-from paceline.types import PolicyVersion, WorkerKind
-from paceline_experience.roster import Query, Roster
+from paceline.logs import Log
+from paceline.types import PolicyVersion, Worker, WorkerKind
+from paceline.weights.holdings import Holder, Holdings, Published
+from paceline.weights.route import Route, Source, TransferProgress, TransferReport
+from paceline.weights.routes.broadcast import Broadcast, Node
+from paceline_experience.core import Signal
+from paceline_experience.roster import Member, Query, Roster
 
-_KEPT_VERSIONS = 1024
+_QUIET = ("done", "moved")
+CALM_S = 0.05  # changes of routes less than this after each other are told as one
+_HELD = "(eval)"  # a member that never comes; keeps the routes of the version under measurement
+log = Log("routes")
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A rollout worker as a link of the chain."""
-
-    worker_id: str
-    endpoint: str
-    active_version: int = -1
-    held: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Pull `version` from `parent`; if it fails, from any of `fallbacks`."""
+class Publication:
+    """A version and where it is seeded; rank 0, which has all of it, comes first."""
 
     version: PolicyVersion
-    parent: str
-    fallbacks: tuple[str, ...]
+    chunk_bytes: int
+    seeds: tuple[Source, ...]
+    site: str = ""  # of the seeds
+
+    @property
+    def source(self) -> str:
+        """The endpoint that has all of it."""
+        return self.seeds[0].endpoint
+
+    def seeded(self, seed: Source) -> Publication:
+        """The same with one more seed, or with that part at another endpoint."""
+        others = [each for each in self.seeds if each.part != seed.part]
+        return replace(self, seeds=tuple(sorted([*others, seed], key=lambda each: each.part)))
 
 
-def staying(peers: Iterable[Peer], version: int) -> set[str]:
+def staying(workers: Iterable[Worker], version: int) -> set[str]:
     """The workers that stay at `version` while it is measured: a quarter of all, at least one."""
-    ordered = sorted(peers, key=lambda p: p.worker_id)
-    behind = [p.worker_id for p in ordered if p.active_version <= version]
+    ordered = sorted(workers, key=lambda w: w.worker_id)
+    behind = [w.worker_id for w in ordered if w.active_version <= version]
     return set(behind[: max(1, len(ordered) // 4)])
 
 
-def plan(
-    version: PolicyVersion, source: str, *, peers: Sequence[Peer], takers: set[str]
-) -> dict[str, Route]:
-    """One chain: source → workers that hold the version → the other takers, each by worker id.
-
-    So a late joiner is served by a peer, and who already holds the version keeps its place.
-    """
-    holders = [p for p in peers if version.version in p.held]
-    others = [p for p in peers if version.version not in p.held and p.worker_id in takers]
-    chain = [*sorted(holders, key=_name), *sorted(others, key=_name)]
-    routes: dict[str, Route] = {}
-    parent = source
-    for peer in chain:
-        if peer.worker_id in takers:
-            helpers = [p.endpoint for p in holders if p is not peer]
-            fallbacks = [e for e in [*helpers, source] if e != parent]
-            routes[peer.worker_id] = Route(version, parent, tuple(fallbacks))
-        parent = peer.endpoint
-    return routes
-
-
-def _name(peer: Peer) -> str:
-    return peer.worker_id
-
-
 @dataclass(slots=True)
-class _Published:
-    source: str = ""
-    newest: int = -1
+class _Job:
+    broadcast: Broadcast
+    key: bytes = field(default=b"", repr=False)
+    newest: Publication | None = None
     held: int = -1  # version that some workers must stay at; -1: none
-    versions: dict[int, PolicyVersion] = field(default_factory=dict[int, PolicyVersion])
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    stays: set[str] = field(default_factory=set[str])
+    changed: Signal = field(default_factory=Signal)
 
 
 class Tracker:
-    """Knows what was published, and tells every rollout worker its route."""
+    """One broadcast for each job, kept in step with the roster."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        calm_s: float = CALM_S,
+    ) -> None:
         self._roster = roster
-        self._jobs: dict[str, _Published] = {}
+        self._clock = clock
+        self._calm_s = calm_s
+        self._jobs: dict[str, _Job] = {}
+        self._changed = Signal()  # a job is known
 
-    def announce(self, job_id: str, version: PolicyVersion, *, source: str, held: int = -1) -> None:
-        """A new version is served at `source`; `held` as in `hold`."""
-        job = self._jobs.setdefault(job_id, _Published())
-        job.source, job.held = source, held
-        job.newest = max(job.newest, version.version)
-        job.versions[version.version] = version
-        if len(job.versions) > _KEPT_VERSIONS:
-            del job.versions[min(job.versions)]
-        self._roster.changed.fire()
+    # what trainers tell
+
+    def chunk_bytes(self, job_id: str, num_bytes: int) -> int:
+        """How a new version is best cut for the workers that are there."""
+        job = self._jobs.get(job_id) or self._made(job_id)
+        return job.broadcast.chunk_bytes(num_bytes)
+
+    def site(self, endpoint: str) -> str:
+        """Where the trainer is that serves weights there; empty: not in the roster."""
+        trainers = self._roster.workers(Query(kind=WorkerKind.TRAINER))
+        return next((w.site for w in trainers if w.weights_endpoint == endpoint), "")
+
+    def announce(self, job_id: str, made: Publication, *, key: bytes, held: int = -1) -> None:
+        """A version is served, or served by more seeds; `held` as in `hold`.
+
+        Told again with nothing new but its digest, routes stay as they are.
+        """
+        job = self._known(job_id)
+        before = job.newest
+        job.key, job.newest = key, made
+        if before is not None and _served(before) == _served(made):
+            self.hold(job_id, held)
+            return
+        job.held = held
+        self._target(job_id, job, newest=made.version.version)
+        job.broadcast.announce(
+            made.version, seeds=made.seeds, site=made.site, chunk_bytes=made.chunk_bytes
+        )
+        self._sync(job_id, job)
+        job.changed.fire()
+
+    def newest(self, job_id: str) -> Publication | None:
+        """What was announced last."""
+        job = self._jobs.get(job_id)
+        return None if job is None else job.newest
 
     def hold(self, job_id: str, version: int) -> None:
         """Some workers stay at this version while it is measured; -1: nobody has to."""
         job = self._jobs.get(job_id)
         if job is not None and job.held != version:
             job.held = version
-            self._roster.changed.fire()
+            self._sync(job_id, job)
 
     def forget(self, job_id: str) -> None:
         """The job is over."""
-        self._jobs.pop(job_id, None)
+        job = self._jobs.pop(job_id, None)
+        if job is not None:
+            job.changed.fire()
+
+    # what workers tell
+
+    def sync(self) -> None:
+        """The roster has changed."""
+        for job_id, job in self._jobs.items():
+            self._sync(job_id, job)
+
+    def progress(self, member: Member) -> None:
+        """What a worker holds, as of its last beat."""
+        job = self._jobs.get(member.worker.job_id)
+        if job is None:
+            return
+        if job.broadcast.progress(member.worker.worker_id, member.transfers):
+            job.changed.fire()
+
+    def report(self, job_id: str, report: TransferReport) -> None:
+        """How it goes between a worker and one whom it pulls from."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        if job.broadcast.report(report):
+            job.changed.fire()
+        if report.event not in _QUIET:
+            log.warning(
+                "transfer in trouble",
+                job=job_id,
+                worker=report.worker_id,
+                version=report.version,
+                sender=report.endpoint,
+                trouble=report.event,
+                detail=report.detail,
+            )
+
+    # what workers and users are told
 
     def route(self, job_id: str, worker_id: str) -> Route | None:
         """Where a worker is to pull from at this moment; None: nothing to pull."""
         job = self._jobs.get(job_id)
-        peers = self._peers(job_id)
-        if job is None or worker_id not in {p.worker_id for p in peers}:
-            return None
-        everyone = {p.worker_id for p in peers}
-        splits = 0 <= job.held < job.newest and self._available(job_id, job)
-        stays = staying(peers, job.held) if splits else set[str]()
-        if worker_id in stays:
-            version, takers = job.versions[job.held], stays
-        else:
-            version, takers = job.versions[job.newest], everyone - stays
-        return plan(version, job.source, peers=peers, takers=takers)[worker_id]
+        return None if job is None else job.broadcast.route(worker_id)
 
-    def _available(self, job_id: str, job: _Published) -> bool:
+    async def watch(self, job_id: str, worker_id: str) -> AsyncIterator[Route]:
+        """The worker's route, with the job's key, now and whenever it changes.
+
+        Told at once, and then at most once in `calm_s`: the last change is never missed.
+        """
+        last: Route | None = None
+        while True:
+            job = self._jobs.get(job_id)
+            event = self._changed.event() if job is None else job.changed.event()
+            route = None if job is None else job.broadcast.route(worker_id)
+            if job is not None and route is not None and route is not last:
+                yield replace(route, key=job.key)
+                last = route
+            await asyncio.sleep(self._calm_s)
+            await event.wait()
+
+    def holdings(self, job_id: str) -> Holdings:
+        """Who has what, and from whom."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return Holdings()
+        self._sync(job_id, job)
+        view = job.broadcast.view()
+        members = {m.worker.weights_endpoint: m for m in self._roster.members(Query(job_id=job_id))}
+        return Holdings(
+            tuple(
+                Published(_told(v.version, job), v.chunk_bytes, v.shape, v.predicted_s, v.ratio)
+                for v in view.versions
+            ),
+            tuple(
+                Holder(
+                    worker_id=h.worker_id,
+                    kind=WorkerKind.ROLLOUT if h.worker_id else WorkerKind.TRAINER,
+                    site=h.site,
+                    endpoint=h.endpoint,
+                    active_version=_active(members.get(h.endpoint)),
+                    transfers=h.transfers or _transfers(members.get(h.endpoint)),
+                    sources=h.sources,
+                    bytes_per_s=h.bytes_per_s,
+                    trouble=h.trouble,
+                )
+                for h in view.holders
+            ),
+        )
+
+    # inside
+
+    def _known(self, job_id: str) -> _Job:
+        """The job; known from its first announcement on."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            job = self._jobs[job_id] = self._made(job_id)
+            self._changed.fire()
+        return job
+
+    def _made(self, job_id: str) -> _Job:
+        """As a new job is, with the workers that are there."""
+        job = _Job(Broadcast(clock=self._clock))
+        self._sync(job_id, job)
+        return job
+
+    def _sync(self, job_id: str, job: _Job) -> None:
+        """Let the broadcast know who came, who went, and who is to stay at what is measured."""
+        members = {m.worker.worker_id: m for m in self._members(job_id)}
+        nodes = {name: _node(member.worker) for name, member in members.items()}
+        changed = nodes != job.nodes
+        for name in job.nodes.keys() - nodes.keys():
+            job.broadcast.leave(name)
+        for name, node in nodes.items():
+            if job.nodes.get(name) != node:
+                job.broadcast.join(node, members[name].transfers)
+        job.nodes = nodes
+        if self._target(job_id, job, newest=job.broadcast.newest) or changed:
+            job.changed.fire()
+
+    def _target(self, job_id: str, job: _Job, *, newest: int) -> bool:
+        """Send some workers for the version under measurement; whether that has changed."""
+        job.broadcast.target(_HELD, job.held if job.held >= 0 else None)
+        stays = self._stays(job_id, job) if 0 <= job.held < newest else set[str]()
+        for name in job.stays - stays:
+            job.broadcast.target(name, None)
+        for name in stays:
+            job.broadcast.target(name, job.held)
+        changed, job.stays = stays != job.stays, stays
+        return changed
+
+    def _stays(self, job_id: str, job: _Job) -> set[str]:
+        workers = [member.worker for member in self._members(job_id)]
+        if job.held not in job.broadcast.versions:
+            # This service has begun anew: no route leads there, but some still have it.
+            workers = [worker for worker in workers if worker.active_version == job.held]
+        elif not self._available(job_id, job):
+            return set()
+        return staying(workers, job.held)
+
+    def _available(self, job_id: str, job: _Job) -> bool:
         """Whether the held version can still be had: its last holder may have died."""
         held = [m.held for m in self._roster.members(Query(job_id=job_id)) if m.held]
         passed = [job.held not in versions and max(versions) > job.held for versions in held]
-        return job.held in job.versions and not (passed and all(passed))
+        return not (passed and all(passed))
 
-    async def watch(self, job_id: str, worker_id: str) -> AsyncIterator[Route]:
-        """The worker's route for each newer version, and again when its parent is gone."""
-        last: Route | None = None
-        while True:
-            event = self._roster.changed.event()
-            route = self.route(job_id, worker_id)
-            if route is not None and self._is_news(job_id, route, last):
-                yield route
-                last = route
-            await event.wait()
-
-    def _is_news(self, job_id: str, route: Route, last: Route | None) -> bool:
-        if last is None or route.version.version > last.version.version:
-            return True
-        same = route.version.version == last.version.version
-        return same and route.parent != last.parent and not self._alive(job_id, last.parent)
-
-    def _alive(self, job_id: str, endpoint: str) -> bool:
-        source = self._jobs[job_id].source
-        return endpoint == source or endpoint in {p.endpoint for p in self._peers(job_id)}
-
-    def _peers(self, job_id: str) -> list[Peer]:
+    def _members(self, job_id: str) -> list[Member]:
         members = self._roster.members(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
-        return [
-            Peer(m.worker.worker_id, m.worker.weights_endpoint, m.worker.active_version, m.held)
-            for m in members
-            if m.worker.weights_endpoint and m.worker.job_id == job_id
-        ]
+        return [m for m in members if m.worker.weights_endpoint and m.worker.job_id == job_id]
+
+
+def _told(version: PolicyVersion, job: _Job) -> PolicyVersion:
+    """With the digest, which is told last."""
+    newest = None if job.newest is None else job.newest.version
+    return newest if newest is not None and newest.version == version.version else version
+
+
+def _served(made: Publication) -> tuple[int, tuple[Source, ...], str]:
+    """What routes depend on."""
+    return made.version.version, made.seeds, made.site
+
+
+def _node(worker: Worker) -> Node:
+    return Node(worker.worker_id, worker.weights_endpoint, worker.site)
+
+
+def _active(member: Member | None) -> int:
+    return -1 if member is None else member.worker.active_version
+
+
+def _transfers(member: Member | None) -> tuple[TransferProgress, ...]:
+    return () if member is None else member.transfers

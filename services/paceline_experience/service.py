@@ -26,10 +26,11 @@ from paceline_experience.history import History
 from paceline_experience.hooks import JobHooks
 from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
+from paceline_experience.ledger import JobLedger
 from paceline_experience.ledgers import Ledgers, sweep
 from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
-from paceline_experience.routes import Tracker
+from paceline_experience.routes import CALM_S, Tracker
 from paceline_experience.store import Store
 from paceline_experience.training import Training
 
@@ -91,13 +92,12 @@ class ExperienceService(Service):
             await asyncio.sleep(self._options.sweep_s)
 
     async def _follow_roster(self) -> None:
-        """Tell every ledger which versions its rollout workers answer with."""
-        while True:
-            event = self._roster.changed.event()
+        """Tell the tracker, and every ledger which versions its rollout workers answer with."""
+        async for _ in self._roster.changed.waves(CALM_S):
+            self._tracker.sync()
             for job_id, entry in list(self._ledgers.active.items()):
                 workers = self._roster.workers(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
                 entry.ledger.serve(w.active_version for w in workers if w.job_id == job_id)
-            await event.wait()
 
     async def close(self) -> None:
         """Let go of ledgers and store."""
@@ -137,11 +137,13 @@ class ExperienceService(Service):
             job=job, jobs=self._jobs, history=self._history, conclude=self._desk.conclude
         )
 
-    async def _opened(self, job: Job) -> None:
-        await self._training.restore(job)
+    async def _opened(self, job: Job, ledger: JobLedger) -> None:
+        await self._training.restore(job, held=await ledger.hold())
 
     def _add_servicers(self, chassis: Chassis) -> None:
-        jobs = JobsServicer(desk=self._desk, jobs=self._jobs, ledgers=self._ledgers)
+        jobs = JobsServicer(
+            desk=self._desk, jobs=self._jobs, ledgers=self._ledgers, tracker=self._tracker
+        )
         experience = ExperienceServicer(
             desk=self._desk,
             ledgers=self._ledgers,
@@ -178,11 +180,11 @@ async def build(chassis: Chassis) -> ExperienceService:
     """The service as its settings want it.
 
     Raises:
-        StoreError: nothing answers at `store_url`.
+        StoreError: nothing answers at `store_url` within `store_wait_s`.
     """
     settings: ServiceSettings = chassis.settings
     if not settings.store_url:
         raise ConfigError("store_url: is empty; the experience service needs a redis:// URL")
     options = validate(ExperienceOptions, settings.options)
-    store = await Store.connect(settings.store_url)
+    store = await Store.connect(settings.store_url, wait_s=options.store_wait_s)
     return ExperienceService(chassis, store=store, options=options)

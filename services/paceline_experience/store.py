@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
 
-from paceline.errors import FencedError, NotFoundError, StateError, StoreError, TransitionError
-from paceline.store_url import without_secrets
+from paceline.errors import (
+    FencedError,
+    NotFoundError,
+    StateError,
+    StoreError,
+    TransitionError,
+    UnavailableError,
+)
+from paceline.logs import Log
+from paceline.rpc import backoff_s
+from paceline.store_url import malformed, plain, without_secrets
 from paceline.types import EPISODE_STEPS, EpisodeState
+
+PING_TIMEOUT_S = 5.0
+log = Log("store")
 
 # A Lua script fails with `redis.error_reply("FENCED text")`; the first word picks the class.
 _SCRIPT_ERRORS = {
     "FENCED": FencedError,
     "MISSING": NotFoundError,
+    "LOST": UnavailableError,
     "STATE": StateError,
     "TRANSITION": TransitionError,
 }
@@ -45,35 +67,37 @@ def job_key(tenant: str, job_id: str, name: str) -> str:
 
 
 class Store:
-    """A Redis client that runs the scripts under `lua/` by name; all errors are of our tree."""
+    """A client of Redis that runs the scripts under `lua/` by name; all errors are of our tree.
 
-    def __init__(self, redis: Redis) -> None:
+    On a cluster every script and transaction stays in one slot: that of a job, or the registry's.
+    """
+
+    def __init__(self, redis: Redis | RedisCluster) -> None:
         # A script whose answer was lost must not run again behind the back of who called it.
         redis.set_retry(Retry(NoBackoff(), 0))
         self.redis = redis
         self._digests: dict[str, str] = {}
 
     @classmethod
-    async def connect(cls, url: str) -> Store:
-        """Connect to a redis://, rediss:// or unix:// URL.
+    async def connect(cls, url: str, *, wait_s: float = 0.0) -> Store:
+        """Connect to a URL of `paceline.store_url.SCHEMES`; wait for who does not answer yet.
 
         Raises:
-            StoreError: nothing answers there, or it is no such URL.
+            StoreError: nothing answers there within `wait_s`, it refuses the credentials, or it is
+                no such URL.
         """
         shown = without_secrets(url)
-        # With a socket_timeout, redis-py writes inside `asyncio.wait_for`, which costs a task per
-        # command and on Python 3.11 may swallow a cancellation. A dead host is found by keepalive.
-        try:
-            redis = Redis.from_url(
-                url, socket_timeout=None, socket_connect_timeout=5.0, health_check_interval=15
-            )
-        except ValueError as error:
-            raise StoreError(f"store_url {shown}: {error}") from None
-        try:
-            await redis.ping()
-        except (RedisError, OSError) as error:
-            await redis.aclose()
-            raise StoreError(f"store_url {shown}: {error}") from None
+        redis = _client(url)
+        deadline = time.monotonic() + wait_s
+        attempt = 0
+        while (problem := await _ping(redis)) is not None:
+            pause = backoff_s(attempt, base_s=0.1)
+            attempt += 1
+            if problem.final or time.monotonic() + pause > deadline:
+                await redis.aclose()
+                raise StoreError(f"store_url {shown}: {problem.text}")
+            log.warning("waits for the store", store=shown, error=problem.text, wait_s=wait_s)
+            await asyncio.sleep(pause)
         return cls(redis)
 
     async def run(self, script: str, keys: list[str], *args: str | int | float | bytes) -> Any:
@@ -120,6 +144,44 @@ class Store:
         return await self.redis.evalsha(self._digests[script], len(keys), *keys, *args)
 
 
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """Why a store does not answer, and whether waiting is of no use."""
+
+    text: str
+    final: bool
+
+
+def _client(url: str) -> Redis | RedisCluster:
+    address, is_cluster = plain(url)
+    # With a socket_timeout, redis-py writes inside `asyncio.wait_for`, which costs a task per
+    # command and on Python 3.11 may swallow a cancellation. A dead host is found by keepalive.
+    options: dict[str, Any] = {
+        "socket_timeout": None,
+        "socket_connect_timeout": 5.0,
+        "health_check_interval": 15,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    try:
+        return (RedisCluster if is_cluster else Redis).from_url(address, **options)
+    except ValueError:
+        raise malformed(url) from None
+
+
+async def _ping(redis: Redis | RedisCluster) -> _Problem | None:
+    try:
+        async with asyncio.timeout(PING_TIMEOUT_S):
+            await redis.ping()
+    except TimeoutError:
+        return _Problem(f"no answer within {PING_TIMEOUT_S:g} s", final=False)
+    except (RedisError, RedisClusterException, OSError) as error:
+        # What is refused while a connection is being made comes wrapped.
+        if any(isinstance(each, AuthenticationError) for each in (error, error.__cause__)):
+            return _Problem(f"the credentials are refused: {error}", final=True)
+        return _Problem(str(error), final=False)
+    return None
+
+
 def _state_table() -> str:
     """The nouns' state table as Lua, so that there is one of it."""
     steps = {LETTERS[a]: "".join(LETTERS[b] for b in after) for a, after in EPISODE_STEPS.items()}
@@ -136,15 +198,17 @@ def translated() -> Generator[None]:
     """Errors of Redis inside leave as errors of our tree."""
     try:
         yield
-    except RedisError as error:
+    except (RedisError, RedisClusterException) as error:
         raise translate(error) from None
 
 
-def translate(error: RedisError) -> Exception:
+def translate(error: RedisError | RedisClusterException) -> Exception:
     """The error of our tree that a Redis error stands for."""
     word, _, text = str(error).partition(" ")
     if word in _SCRIPT_ERRORS:
         return _SCRIPT_ERRORS[word](text.partition(" script: ")[0])
+    if isinstance(error, MovedError):
+        return StoreError("the store is one node of a cluster; use redis+cluster:// in store_url")
     if isinstance(error, RedisConnectionError):
         return StoreError(f"the store cannot be reached: {error}")
     return StoreError(f"the store refused: {error}")

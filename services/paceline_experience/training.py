@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
-from paceline.errors import PacelineError, StateError
+from paceline.errors import PacelineError, StateError, UnavailableError
 from paceline.logs import Log
 from paceline.types import Job, JobState, PolicyVersion
+from paceline.weights.route import Source
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Ledgers
-from paceline_experience.routes import Tracker
+from paceline_experience.routes import Publication, Tracker
 from paceline_experience.shares import BatchShare
 
 log = Log("training")
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """What a seed is told."""
+
+    version: PolicyVersion
+    held: int  # version to keep serving; -1: none
+    key: bytes = field(repr=False)
+    chunk_bytes: int
+    source: str  # endpoint of part 0
 
 
 class Export(Protocol):
@@ -37,6 +50,8 @@ class Training:
         self._ledgers = ledgers
         self._tracker = tracker
         self._export = export
+        # Seeds of one version are noted one after the other; a lock lives while it is used.
+        self._announcing = WeakValueDictionary[str, asyncio.Lock]()
         self._exports: set[asyncio.Task[None]] = set()
 
     async def grant_incarnation(self, job_id: str) -> int:
@@ -93,27 +108,65 @@ class Training:
         step: int,
         parent: int,
         num_bytes: int,
-        endpoint: str,
-    ) -> tuple[PolicyVersion, int]:
-        """Number a publication and send the rollout workers for it; also the version they hold."""
-        ledger = await self._ledgers.get(job_id)
-        version = await ledger.announce(
-            incarnation=incarnation, step=step, parent=parent, num_bytes=num_bytes
-        )
-        published = json.dumps({"source": endpoint, "version": asdict(version)})
-        await self._jobs.note(job_id, version=version.version, published=published)
-        held = await ledger.hold()
-        self._tracker.announce(job_id, version, source=endpoint, held=held)
-        return version, held
+        seed: Source,
+        digest: str = "",
+    ) -> Announced:
+        """Number a publication and send the rollout workers for it.
 
-    async def restore(self, job: Job) -> None:
-        """Tell the tracker what was published last."""
+        Part 0 makes the version, the other seeds of the same step join it.
+
+        Raises:
+            UnavailableError: part 0 has not been announced yet.
+            StateError: a later step has been.
+        """
+        async with self._announcing.setdefault(job_id, asyncio.Lock()):
+            ledger = await self._ledgers.get(job_id)
+            if seed.part:
+                version = await ledger.publication(incarnation=incarnation, step=step)
+            else:
+                version = await ledger.announce(
+                    incarnation=incarnation,
+                    step=step,
+                    parent=parent,
+                    num_bytes=num_bytes,
+                    digest=digest,
+                )
+            made = self._made(job_id, version, seed)
+            key = await self._jobs.weights_key(job_id)
+            published = json.dumps(asdict(made))
+            await self._jobs.note(job_id, version=made.version.version, published=published)
+            held = await ledger.hold()
+            # Rank 0 tells the digest when all is staged: the job may be over by then.
+            if job_id in self._ledgers.active:
+                self._tracker.announce(job_id, made, key=key, held=held)
+        return Announced(made.version, held, key, made.chunk_bytes, made.source)
+
+    def _made(self, job_id: str, version: PolicyVersion | None, seed: Source) -> Publication:
+        newest = self._tracker.newest(job_id)
+        known = None if newest is None else newest.version.version
+        if version is not None and newest is not None and known == version.version:
+            return replace(newest, version=version).seeded(seed)
+        if version is None or seed.part:
+            raise UnavailableError(f"part {seed.part} waits for part 0 of this step; ask again")
+        chunk_bytes = self._tracker.chunk_bytes(job_id, version.num_bytes)
+        return Publication(version, chunk_bytes, (seed,), self._tracker.site(seed.endpoint))
+
+    async def restore(self, job: Job, *, held: int) -> None:
+        """Tell the tracker what was published last, and the version that workers stay at."""
         job_id = job.status.job_id
         (text,) = await self._jobs.noted(job_id, "published")
         if text:
-            published = json.loads(text)
-            version = PolicyVersion(**published["version"])
-            self._tracker.announce(job_id, version, source=published["source"])
+            key = await self._jobs.weights_key(job_id)
+            made = self._publication(job_id, json.loads(text))
+            self._tracker.announce(job_id, made, key=key, held=held)
+
+    def _publication(self, job_id: str, note: dict[str, Any]) -> Publication:
+        version = PolicyVersion(**note["version"])
+        if "seeds" not in note:  # by a release that knew of one seed only
+            chunk_bytes = self._tracker.chunk_bytes(job_id, version.num_bytes)
+            return Publication(version, chunk_bytes, (Source(note["source"]),))
+        seeds = tuple(Source(**seed) for seed in note["seeds"])
+        return Publication(version, int(note["chunk_bytes"]), seeds, note["site"])
 
     async def close(self) -> None:
         """Let exports come to their end."""

@@ -20,6 +20,7 @@ from paceline.rpc import backoff_s, call, stream
 from paceline.types import JobState
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
+from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.checks import check_files, check_plugins, read_model
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class Desk:
     async def audit(self, request: pb.AuditJobRequest) -> pb.AuditReport:
         """Whether the ledger's identity holds."""
         return await self._call(self._jobs.AuditJob, request)
+
+    async def weights(self, request: ListWeightsRequest) -> ListWeightsReply:
+        """Who has which weights, and from whom."""
+        return await self._call(self._jobs.ListWeights, request)
 
     async def ready(self) -> None:
         """Raise `UnavailableError` while the experience service cannot answer."""

@@ -9,14 +9,16 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
-from paceline.config.service import GatewayOptions
+from paceline.config.service import GatewayOptions, TlsSettings
 from paceline.errors import ConfigError, UnavailableError
+from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
 from paceline.types import Worker, WorkerKind
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 # Open event streams end with the process; their readers come back with Last-Event-ID.
 SHUTDOWN_S = 1
+log = Log("gateway")
 
 
 async def build(chassis: Chassis) -> GatewayService:
@@ -42,7 +45,11 @@ async def build(chassis: Chassis) -> GatewayService:
     if not settings.experience:
         raise ConfigError("experience: host:port of the experience service is missing")
     options = validate(GatewayOptions, settings.options)
-    return GatewayService(chassis=chassis, listener=listen(settings.host, options.http_port))
+    if options.https and settings.tls is None:
+        raise ConfigError("options.https: needs the certificate of tls")
+    certificate = settings.tls if options.https else None
+    listener = listen(settings.host, options.http_port)
+    return GatewayService(chassis=chassis, listener=listener, certificate=certificate)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -69,7 +76,9 @@ def listen(host: str, port: int) -> socket.socket:
 class GatewayService(Service):
     """Serves users until it is told to stop."""
 
-    def __init__(self, *, chassis: Chassis, listener: socket.socket) -> None:
+    def __init__(
+        self, *, chassis: Chassis, listener: socket.socket, certificate: TlsSettings | None = None
+    ) -> None:
         settings = chassis.settings
         self._chassis = chassis
         self._listener = listener
@@ -79,7 +88,8 @@ class GatewayService(Service):
         self._desk = Desk(jobs=jobs)
         self._membership = Membership(roster=roster, report=self.report)
         auth = Auth([settings.token] if settings.token else [])
-        self._web = Web(create_app(desk=self._desk, auth=auth))
+        self._scheme = "http" if certificate is None else "https"
+        self._web = Web(create_app(desk=self._desk, auth=auth), certificate)
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -87,7 +97,7 @@ class GatewayService(Service):
         """Where REST is served."""
         host = self._chassis.settings.host
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-        return f"http://{host}:{self._listener.getsockname()[1]}"
+        return f"{self._scheme}://{host}:{self._listener.getsockname()[1]}"
 
     async def start(self) -> None:
         """Register the servicer and open REST."""
@@ -136,6 +146,12 @@ class GatewayService(Service):
     def _tell(self) -> None:
         """Write our addresses to `<run_dir>/gateway.json`; what others wrote there stays."""
         path = self._chassis.settings.run_dir / "gateway.json"
+        try:
+            self._write(path)
+        except OSError as error:  # where clients find us by a name, the folder may be read-only
+            log.info("addresses are not written", path=path, error=error)
+
+    def _write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             known = json.loads(path.read_text())
@@ -150,10 +166,12 @@ class GatewayService(Service):
 class Web(uvicorn.Server):
     """uvicorn as a guest on our loop; signals are the chassis's."""
 
-    def __init__(self, app: object) -> None:
+    def __init__(self, app: object, certificate: TlsSettings | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,  # pyright: ignore[reportArgumentType]
+                ssl_certfile=certificate and certificate.certificate,
+                ssl_keyfile=certificate and certificate.key,
                 log_config=None,
                 access_log=False,
                 lifespan="off",

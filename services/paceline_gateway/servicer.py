@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, types_pb2
+from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.jobs import Desk
 
 
@@ -54,3 +55,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def AuditJob(self, request: pb.AuditJobRequest, context: Any) -> pb.AuditReport:
         """Whether the ledger's identity holds."""
         return await self._desk.audit(request)
+
+    async def ListWeights(self, request: ListWeightsRequest, context: Any) -> ListWeightsReply:
+        """Who has which weights."""
+        return await self._desk.weights(request)

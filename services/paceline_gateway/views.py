@@ -13,9 +13,12 @@ from paceline.rest import (
     MetricPage,
     MetricRow,
     TrajectoryPage,
+    WeightsView,
 )
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
+from paceline.v1.roster_pb2 import ListWeightsReply
+from paceline.weights.wire import holdings_from
 
 
 def job_view(message: types_pb2.Job) -> JobView:
@@ -61,6 +64,12 @@ def audit_view(message: pb.AuditReport) -> AuditView:
         dropped=dict(message.dropped),
         problems=list(message.problems),
     )
+
+
+def weights_view(message: ListWeightsReply) -> WeightsView:
+    """Who has which weights."""
+    found = holdings_from(message)
+    return WeightsView(versions=list(found.versions), holders=list(found.holders))
 
 
 def _row(message: pb.MetricRow) -> MetricRow:

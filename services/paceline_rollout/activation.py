@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,7 +37,7 @@ Item = TypeVar("Item", bound=Queued)
 class Swap:
     """A whole snapshot on its way into an engine. `done` cannot be cancelled."""
 
-    snapshot: Any
+    snapshot: Any  # or what an engine has made of it, with the same `header`
     activation: Activation
     done: Future[None] = field(default_factory=Future[None])
 
@@ -55,23 +55,47 @@ class Swap:
 
 
 class Gate:
-    """The active version and the swap that waits, if any."""
+    """The active version, the swap that waits for its moment, and those that are made ready."""
 
     def __init__(self) -> None:
         self.version = -1
         self.pending: Swap | None = None
+        self._expected: list[Swap] = []  # at most two: the one in the making and the newest
+
+    def expect(self, swap: Swap) -> None:
+        """A swap is to be made ready, one at a time in this order; `propose` it then.
+
+        The one in the making stays, or none would ever be ready where versions come faster than
+        they are made. Of those behind it the newest stays.
+        """
+        waiting = [one for one in (self.pending, *self._expected) if one is not None]
+        if self._refuse(swap, waiting):
+            return
+        if len(self._expected) > 1:
+            displaced = self._expected.pop()
+            displaced.fail(superseded(displaced.version, swap.version))
+        self._expected.append(swap)
 
     def propose(self, swap: Swap) -> None:
-        """Let a swap wait for its moment; a newer one displaces an older one."""
-        if swap.version < self.version:
-            active = f"version {self.version} is active"
-            swap.fail(StateError(f"version {swap.version} is too old to load: {active}"))
-        elif self.pending is not None and swap.version < self.pending.version:
-            swap.fail(superseded(swap.version, self.pending.version))
-        else:
-            if self.pending is not None:
-                self.pending.fail(superseded(self.pending.version, swap.version))
-            self.pending = swap
+        """Let a swap that is ready wait for its moment; a newer one displaces an older one."""
+        self._forget(swap)
+        if swap.done.done() or self._refuse(swap, [self.pending] if self.pending else []):
+            return
+        if self.pending is not None:
+            self.pending.fail(superseded(self.pending.version, swap.version))
+        self.pending = swap
+
+    def give_up(self, swap: Swap, error: PacelineError) -> None:
+        """A swap that was expected cannot be made ready; the old version stays."""
+        self._forget(swap)
+        if not swap.done.done():
+            swap.fail(error)
+
+    def close(self, error: PacelineError) -> None:
+        """None of the swaps happens."""
+        self.finish(error)
+        for swap in list(self._expected):
+            self.give_up(swap, error)
 
     def due(self, *, running: int, pinned: int) -> bool:
         """Whether the waiting swap may happen; `pinned` counts requests held to the version."""
@@ -95,6 +119,21 @@ class Gate:
         """Whether a request that names no version may start at this moment."""
         waits = self.pending is not None and self.pending.activation is Activation.AT_BOUNDARY
         return self.version >= 0 and not waits
+
+    def _forget(self, swap: Swap) -> None:
+        self._expected = [one for one in self._expected if one is not swap]
+
+    def _refuse(self, swap: Swap, waiting: Sequence[Swap]) -> bool:
+        """Fail a swap that is older than the active version or than one that waits."""
+        newest = max((one.version for one in waiting), default=-1)
+        if swap.version < self.version:
+            active = f"version {self.version} is active"
+            swap.fail(StateError(f"version {swap.version} is too old to load: {active}"))
+        elif swap.version < newest:
+            swap.fail(superseded(swap.version, newest))
+        else:
+            return False
+        return True
 
 
 class Line(Generic[Item]):

@@ -21,7 +21,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import WeightServer
+from paceline.weights.server import WeightServer
 from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.servicer import Servicer
 from paceline_rollout.streams import Hub
@@ -54,6 +54,7 @@ class RolloutService(Service):
         options = validate(RolloutOptions, settings.options)
         self._chassis = chassis
         self._settings = settings
+        self._pool = options.pool
         self._channel = rpc.connect_as(settings, settings.experience)
         self._roster: RosterAsyncStub = RosterStub(self._channel)
         self._weights = WeightServer(
@@ -61,10 +62,14 @@ class RolloutService(Service):
             port=options.weights_port,
             advertise_host=chassis.address.rpartition(":")[0],
             metrics=chassis.metrics,
+            tls=settings.tls,
+            bytes_per_s=options.weights_bytes_per_s,
         )
+        self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
         self._counted = {"tokens": 0, "prompt_tokens": 0}
         self._healthy = True
+        self._changing = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
         self._passing: asyncio.Task[None] | None = None
 
@@ -83,9 +88,6 @@ class RolloutService(Service):
         self._weights_endpoint = await self._weights.start()
         self._hub = Hub(engine=self._engine)
         self._passing = asyncio.create_task(self._hub.run(), name="hub")
-        self._member = Membership(
-            roster=self._roster, report=self.report, held=self._weights.versions
-        )
         self._follower = Follower(
             roster=self._roster,
             engine=self._engine,
@@ -96,6 +98,11 @@ class RolloutService(Service):
             canary_tolerance=spec.rollout.canary_tolerance,
             metrics=self._chassis.metrics,
             changed=self._on_change,
+            tls=settings.tls,
+            bytes_per_s=self._weights_bytes_per_s,
+        )
+        self._member = Membership(
+            roster=self._roster, report=self.report, progress=self._follower.progress
         )
         servicer = Servicer(hub=self._hub, worker_id=settings.worker_id, status=self._status)
         add_RolloutServicer_to_server(servicer, self._chassis.server)
@@ -134,10 +141,10 @@ class RolloutService(Service):
             endpoint=self._chassis.address,
             site=self._settings.site,
             job_id=self._settings.job_id,
-            # An engine that lost its weights has none, whatever it was given before.
-            active_version=min(self._follower.active.version, now.version),
+            active_version=self._active(now),
             weights_endpoint=self._weights_endpoint,
             pid=os.getpid(),
+            pool=self._pool,
             load={
                 "running": float(now.running),
                 "waiting": float(now.waiting),
@@ -152,6 +159,10 @@ class RolloutService(Service):
             },
         )
 
+    def _active(self, now: EngineStatus) -> int:
+        """None where they are wrong, or where the engine has lost what it was given."""
+        return min(self._follower.active.version, now.version) if self._healthy else -1
+
     def _status(self) -> tuple[EngineStatus, PolicyVersion, float]:
         return self._engine.status(), self._follower.active, self._follower.canary_error
 
@@ -165,17 +176,16 @@ class RolloutService(Service):
         metrics.set("requests", now.waiting, job=job, state="waiting")
 
     async def _on_change(self, healthy: bool) -> None:
-        """A version is active, or its canary disagreed: then nobody may use this worker."""
-        if not healthy:
-            self._healthy = False
-            await self._leave()
-            self._hub.abort_all("UNAVAILABLE", "the worker's weights are wrong; go on elsewhere")
-            return
-        if not self._healthy:
-            self._healthy = True
-            self._join()
-            return
-        await self._beat()
+        """A version is active, or its canary disagreed: then nobody may use this worker.
+
+        It stays in the roster, without a version, to hear of newer ones.
+        """
+        async with self._changing:
+            self._healthy = healthy
+            await self._beat()
+            if not healthy:
+                text = "the worker's weights are wrong; go on elsewhere"
+                self._hub.abort_all("UNAVAILABLE", text)
 
     async def _watch_engine(self) -> None:
         """Tell the roster at once when the engine loses its weights or has them again."""

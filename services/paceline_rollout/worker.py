@@ -1,4 +1,4 @@
-"""Keeps an engine at the newest policy version: route, pull, relay, swap, canary."""
+"""Keeps an engine at the newest policy version: routes, swaps, canaries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from paceline.config.service import TlsSettings
 from paceline.errors import DeadlineError, PacelineError, StateError
 from paceline.interfaces import Engine
 from paceline.logs import Log
@@ -14,20 +15,25 @@ from paceline.metrics import Metrics
 from paceline.rpc import backoff_s, stream
 from paceline.types import PolicyVersion
 from paceline.v1 import roster_pb2 as pb
-from paceline.weights import Header, Staging, WeightServer, pull
+from paceline.weights.manifest import Header
+from paceline.weights.receiver import Receiver
+from paceline.weights.route import TransferProgress
+from paceline.weights.server import WeightServer
+from paceline.weights.staging import Staging
+from paceline.weights.wire import route_from
+from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 WATCH_S = 3600.0
-PULL_S = 600.0
 NONE = PolicyVersion(version=-1, step=-1)
 OnChange = Callable[[bool], Awaitable[None]]
 log = Log("rollout")
 
 
 class Follower:
-    """Follows the route of one worker.
+    """Follows the routes of one worker; a receiver pulls while the engine goes on.
 
     `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
     when a canary disagrees; that version is then pulled and loaded again.
@@ -45,33 +51,48 @@ class Follower:
         canary_tolerance: float,
         metrics: Metrics,
         changed: OnChange,
+        tls: TlsSettings | None = None,
+        bytes_per_s: float = 0.0,
     ) -> None:
         self.active = NONE
         self.canary_error = 0.0
         self._roster = roster
         self._engine = engine
-        self._server = server
         self._job_id = job_id
         self._worker_id = worker_id
         self._activation = activation
         self._tolerance = canary_tolerance
         self._metrics = metrics
         self._changed = changed
-        self._route: pb.Route | None = None
-        self._have = -1  # newest version that was pulled
         self._failures = 0
-        self._news = asyncio.Condition()
+        self._reports = Reports(roster, job_id=job_id)
+        self._arrived: asyncio.Queue[Staging] = asyncio.Queue()
+        self._receiver = Receiver(
+            job_id=job_id,
+            worker_id=worker_id,
+            server=server,
+            report=self._reports.add,
+            complete=self._arrived.put_nowait,
+            metrics=metrics,
+            tls=tls,
+            bytes_per_s=bytes_per_s,
+        )
+
+    def progress(self) -> list[TransferProgress]:
+        """What this worker can serve to peers."""
+        return self._receiver.progress()
 
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch(), name="route")
+            group.create_task(self._receiver.run(), name="receive")
+            group.create_task(self._reports.run(), name="report")
             while True:
-                route = await self._newer_than(lambda: self._have)
-                staging = await self._pull(route)
-                if staging is not None:
-                    self._have = max(self._have, staging.header.version)
-                    group.create_task(self._activate(staging), name="activate")
+                # The engine lets a newer version displace one that still waits for its moment.
+                staging = await self._arrived.get()
+                group.create_task(self._activate(staging), name="activate")
+                del staging  # a snapshot that nobody holds gives its memory to the next one
 
     async def _watch(self) -> None:
         request = pb.WatchRouteRequest(job_id=self._job_id, worker_id=self._worker_id)
@@ -80,61 +101,13 @@ class Follower:
             try:
                 async for route in stream(self._roster.WatchRoute, request, timeout_s=WATCH_S):
                     attempt = 0
-                    await self._set_route(route)
+                    self._receiver.route(route_from(route))
             except DeadlineError:
                 continue
             except PacelineError as error:
                 log.warning("no route", job=self._job_id, error=error)
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1
-
-    async def _set_route(self, route: pb.Route) -> None:
-        async with self._news:
-            self._route = route
-            self._news.notify_all()
-
-    async def _newer_than(self, version: Callable[[], int]) -> pb.Route:
-        """The newest route, once it leads to a version after the one given."""
-        async with self._news:
-            while self._route is None or self._route.version.version <= version():
-                await self._news.wait()
-            return self._route
-
-    async def _pull(self, route: pb.Route) -> Staging | None:
-        """The snapshot; None if a newer one is there by now, or if nobody had it."""
-        version = route.version.version
-        endpoints = [e for e in (route.parent_endpoint, *route.fallback_endpoints) if e]
-        started = asyncio.get_running_loop().time()
-        pulling = asyncio.create_task(
-            pull(
-                endpoints,
-                job_id=self._job_id,
-                version=version,
-                into=self._stage,
-                timeout_s=PULL_S,
-            )
-        )
-        newer = asyncio.create_task(self._newer_than(lambda: version))
-        try:
-            await asyncio.wait({pulling, newer}, return_when=asyncio.FIRST_COMPLETED)
-            staging = pulling.result() if pulling.done() else None
-        except PacelineError as error:
-            log.warning("cannot pull", job=self._job_id, version=version, error=error)
-            await asyncio.sleep(self._next_pause_s())
-            return None
-        finally:
-            pulling.cancel()
-            newer.cancel()
-            await asyncio.wait({pulling, newer})
-        took = asyncio.get_running_loop().time() - started
-        self._metrics.observe("weight_seconds", took, job=self._job_id, stage="pull")
-        return staging
-
-    def _stage(self, header: Header) -> Staging:
-        """Room for a snapshot, offered to peers before its first chunk is here."""
-        staging = Staging(header)
-        self._server.offer(staging)
-        return staging
 
     async def _activate(self, staging: Staging) -> None:
         header = staging.header
@@ -177,6 +150,7 @@ class Follower:
             digest=staging.root,
             num_bytes=header.num_bytes,
         )
+        self._metrics.set("weight_version", header.version, job=self._job_id, state="active")
         log.info("active", job=self._job_id, version=header.version, step=header.step)
         await self._changed(True)
 
@@ -194,12 +168,6 @@ class Follower:
     async def _retry(self, header: Header) -> None:
         """Serve nothing and fetch this version again, unless a newer one is on its way."""
         await self._changed(False)
-        await asyncio.sleep(self._next_pause_s())
-        async with self._news:
-            if self._have == header.version:
-                self._have = header.version - 1
-                self._news.notify_all()
-
-    def _next_pause_s(self) -> float:
         self._failures += 1
-        return backoff_s(self._failures)
+        await asyncio.sleep(backoff_s(self._failures))
+        self._receiver.again(header.version)

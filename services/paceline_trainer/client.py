@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline import wire
@@ -25,6 +26,17 @@ CALL_S = 30.0
 TAKE_S = 600.0
 Answer = TypeVar("Answer")
 log = Log("ledger")
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A publication, as experience has numbered it."""
+
+    version: PolicyVersion
+    held: int  # a version to keep serving; -1: none
+    key: bytes = field(repr=False)
+    chunk_bytes: int
+    source: str  # endpoint of part 0
 
 
 class Ledger:
@@ -82,9 +94,21 @@ class Ledger:
         await self._call("Checkpointed", self._experience.Checkpointed, request)
 
     async def announce(
-        self, *, step: int, parent: int, endpoint: str, num_bytes: int
-    ) -> tuple[PolicyVersion, int]:
-        """Publish the weights of a step; its version, and one to keep serving (-1: none)."""
+        self,
+        *,
+        step: int,
+        parent: int,
+        endpoint: str,
+        num_bytes: int,
+        part: int,
+        parts: int,
+        digest: str = "",
+    ) -> Announced:
+        """Publish the weights of a step, or one more seed of them; part 0 is waited for.
+
+        Raises:
+            StateError: a later step has been published.
+        """
         request = roster_pb2.AnnounceRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
@@ -92,10 +116,18 @@ class Ledger:
             parent=parent,
             weights_endpoint=endpoint,
             num_bytes=num_bytes,
+            part=part,
+            parts=parts,
+            digest=digest,
         )
         reply = await self._call("Announce", self._roster.Announce, request)
-        held = reply.held_version if reply.HasField("held_version") else -1
-        return wire.version_from(reply.version), held
+        return Announced(
+            version=wire.version_from(reply.version),
+            held=reply.held_version if reply.HasField("held_version") else -1,
+            key=reply.key,
+            chunk_bytes=reply.chunk_bytes,
+            source=reply.source_endpoint,
+        )
 
     async def fail(self, reason: str) -> None:
         """This job can never be trained: end it, so that nobody starts its trainer again."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -11,9 +12,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from paceline.errors import UnavailableError
 from paceline_trainer.place import Place
 
 TIMEOUT = timedelta(minutes=30)
+STORE_TIMEOUT = timedelta(seconds=30)
+STOP_KEY = "paceline/stop"
+TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Group:
@@ -58,3 +63,44 @@ class Group:
         """Leave the group."""
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+class Bell:
+    """A rank that has to end rings; the others hear it whatever they are waiting for.
+
+    Uses the store of torchrun over a connection of its own, so that any thread may call it while
+    another one is inside a collective.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Connect; raises `UnavailableError` when the store cannot be reached."""
+        self._store: TCPStore | None = None
+        if place.world == 1:
+            return
+        try:
+            self._store = TCPStore(
+                place.master_host, place.master_port, is_master=False, timeout=STORE_TIMEOUT
+            )
+        except dist.DistError as error:
+            where = f"{place.master_host}:{place.master_port}"
+            raise UnavailableError(f"the store of torchrun at {where}: {error}") from error
+
+    def ring(self) -> None:
+        """Tell all ranks; once is enough."""
+        if self._store is not None:
+            with self._errors():
+                self._store.set(STOP_KEY, "1")
+
+    def rung(self) -> bool:
+        """Whether any rank has rung; raises `UnavailableError` when the store is gone."""
+        if self._store is None:
+            return False
+        with self._errors():
+            return self._store.check([STOP_KEY])
+
+    @contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            yield
+        except dist.DistError as error:
+            raise UnavailableError(f"the store of torchrun is gone: {error}") from error

@@ -16,7 +16,7 @@ from paceline import wire
 from paceline.chassis import Chassis, Service
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
-from paceline.errors import FencedError, InvalidError, PacelineError
+from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
@@ -26,10 +26,10 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
-from paceline.weights import WeightServer
+from paceline.weights.server import WeightServer
 from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Group
+from paceline_trainer.distributed import Bell, Group
 from paceline_trainer.learner import Learner
 from paceline_trainer.mismatch import mismatch_of
 from paceline_trainer.model import load_policy, shard
@@ -37,12 +37,14 @@ from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.place import Place
 from paceline_trainer.publish import Copier, Publisher
+from paceline_trainer.seed import Seed
 from paceline_trainer.servicer import StatusServicer
 from paceline_trainer.trainer import Clock, Engine, Trainer
 
 EXIT_INVALID = 2
 EXIT_FENCED = 4
 ORPHAN_POLL_S = 1.0
+BELL_POLL_S = 1.0
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 log = Log("service")
@@ -71,11 +73,14 @@ class TrainerService(Service):
             port=options.weights_port,
             advertise_host=chassis.address.rsplit(":", 1)[0],
             metrics=chassis.metrics,
+            tls=chassis.settings.tls,
+            bytes_per_s=options.weights_bytes_per_s,
         )
         self._endpoint = ""
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._group: Group | None = None
-        self._publisher: Publisher | None = None
+        self._bell: Bell | None = None
+        self._publisher: Publisher | Seed | None = None
         self._trainer: Trainer | None = None
         self._work: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
@@ -83,14 +88,15 @@ class TrainerService(Service):
         self.exit_code = 0
 
     async def start(self) -> None:
-        """Watch the parent; on rank 0 also serve."""
+        """Watch the parent; the first rank of a node serves weights, rank 0 also answers calls."""
         self._background.append(asyncio.create_task(self._watch_parent(), name="parent"))
-        if self._place.first:
+        if self._place.seeds:
             self._endpoint = await self._weights.start()
+        if self._place.first:
             servicer = StatusServicer(self._status)
             add_TrainerServicer_to_server(servicer, self._chassis.server)
             self._membership = Membership(
-                roster=self._roster, report=self._report, held=self._weights.versions
+                roster=self._roster, report=self._report, progress=self._weights.progress
             )
             beat = asyncio.create_task(self._membership.run(), name="membership")
             self._background.append(beat)
@@ -101,7 +107,8 @@ class TrainerService(Service):
         await asyncio.shield(self._work)
 
     async def drain(self) -> None:
-        """Finish the step under way, commit and checkpoint it."""
+        """Finish the step under way, commit and checkpoint it, and let all ranks do so."""
+        await self._ring()
         if self._trainer is not None:
             self._trainer.stop()
         elif self._work is not None:
@@ -129,6 +136,7 @@ class TrainerService(Service):
             spec = parse_job(json.loads((await self._ledger.job()).spec))
             engine = await self._in_thread(self._build, spec)
             self._trainer = self._make(engine, spec)
+            self._background.append(asyncio.create_task(self._listen(), name="bell"))
             await self._trainer.run()
         except FencedError as error:
             log.warning("a newer incarnation runs", error=error)
@@ -155,6 +163,7 @@ class TrainerService(Service):
         objective = load_objective(trainer.objective)
         policy = load_policy(spec.model.path, gradient_checkpointing=trainer.gradient_checkpointing)
         group = self._group = Group(self._place)
+        self._bell = Bell(self._place)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
         mismatch = mismatch_of(spec, policy, group)
@@ -167,9 +176,9 @@ class TrainerService(Service):
             mini_batches=trainer.mini_batches,
             mismatch=mismatch,
         )
-        folder = self._settings.run_dir / "jobs" / self._settings.job_id / "checkpoints"
+        base = self._settings.storage or self._settings.run_dir
         checkpoints = Checkpoints(
-            folder,
+            f"{base}/jobs/{self._settings.job_id}/checkpoints",
             group=group,
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,
@@ -178,13 +187,7 @@ class TrainerService(Service):
         return Engine(policy, optimizer, learner, checkpoints, copier, mismatch, group)
 
     def _make(self, engine: Engine, spec: JobSpec) -> Trainer:
-        if self._place.first:
-            self._publisher = Publisher(
-                ledger=self._ledger,
-                server=self._weights,
-                endpoint=self._endpoint,
-                incarnation=self._options.incarnation,
-            )
+        self._publisher = self._make_publisher()
         return Trainer(
             engine=engine,
             ledger=self._ledger,
@@ -193,6 +196,27 @@ class TrainerService(Service):
             spec=spec.trainer,
             clock=self._clock,
         )
+
+    def _make_publisher(self) -> Publisher | Seed | None:
+        place = self._place
+        if place.first:
+            return Publisher(
+                ledger=self._ledger,
+                server=self._weights,
+                endpoint=self._endpoint,
+                incarnation=self._options.incarnation,
+                parts=place.nodes,
+            )
+        if place.seeds and place.nodes > 1:
+            return Seed(
+                ledger=self._ledger,
+                server=self._weights,
+                endpoint=self._endpoint,
+                part=place.node,
+                parts=place.nodes,
+                tls=self._settings.tls,
+            )
+        return None
 
     async def _in_thread(
         self, work: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -207,8 +231,29 @@ class TrainerService(Service):
         log.error("torchrun is gone", rank=self._place.rank)
         os._exit(1)
 
+    async def _ring(self) -> None:
+        """Tell the other ranks of a signal; they know of a job that has ended."""
+        ended = self._work is None or self._work.done()
+        if self._bell is None or ended:
+            return
+        try:
+            await asyncio.to_thread(self._bell.ring)
+        except UnavailableError as error:
+            log.warning("cannot tell the other ranks", error=error)
+
+    async def _listen(self) -> None:
+        """Stop when another rank has to."""
+        assert self._bell is not None
+        try:
+            while not await asyncio.to_thread(self._bell.rung):
+                await asyncio.sleep(BELL_POLL_S)
+        except UnavailableError as error:
+            log.warning("cannot hear the other ranks", error=error)
+            return
+        self._chassis.stop()
+
     def _report(self) -> Worker:
-        seconds = self._clock.seconds
+        seconds = self._clock.so_far()
         published = self._publisher.published if self._publisher is not None else None
         return Worker(
             worker_id=self._settings.worker_id,

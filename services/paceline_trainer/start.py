@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline import logs
-from paceline.chassis import Chassis, run_loop, serve
-from paceline.config import ServiceSettings, load_settings
+from paceline.chassis import Chassis, run_process
+from paceline.config import ServiceSettings, parse_arguments
 from paceline.config.load import validate
 from paceline.config.service import TrainerOptions
 from paceline.errors import ConfigError, PacelineError, UnavailableError
@@ -24,11 +24,8 @@ log = Log("start")
 
 def run(arguments: list[str], environment: Mapping[str, str]) -> int:
     """0 well, 1 failed, 2 wrong settings or job, 3 a port or peer is missing, 4 replaced."""
-    if len(arguments) != 1 or arguments[0] in {"-h", "--help"}:
-        print("usage: python -m paceline_trainer SETTINGS.yaml, under torchrun", file=sys.stderr)
-        return 2
     try:
-        settings = load_settings(Path(arguments[0]))
+        settings = parse_arguments(arguments, program="torchrun -m paceline_trainer")
         options = validate(TrainerOptions, settings.options)
         place = find_place(environment)
         if not settings.job_id or not settings.experience:
@@ -43,20 +40,18 @@ def run(arguments: list[str], environment: Mapping[str, str]) -> int:
 
 
 def of_rank(settings: ServiceSettings, place: Place) -> ServiceSettings:
-    """The settings of one rank: only rank 0 has fixed ports and the log file of that name."""
+    """The settings of one rank: the first of a node has its ports and address, rank 0 the names."""
     if place.first:
         return settings
     path = settings.logs.path
     own = path and path.with_stem(f"{path.stem}-rank{place.rank}")
-    return settings.model_copy(
-        update={
-            "port": 0,
-            "metrics_port": 0,
-            "advertise": "",
-            "worker_id": f"{settings.worker_id}-rank{place.rank}",
-            "logs": settings.logs.model_copy(update={"path": own}),
-        }
-    )
+    changes: dict[str, Any] = {
+        "worker_id": f"{settings.worker_id}-rank{place.rank}",
+        "logs": settings.logs.model_copy(update={"path": own}),
+    }
+    if place.local_rank != 0:
+        changes |= {"advertise": "", "port": 0, "metrics_port": 0}
+    return settings.model_copy(update=changes)
 
 
 def _serve(settings: ServiceSettings, options: TrainerOptions, place: Place) -> int:
@@ -68,5 +63,8 @@ def _serve(settings: ServiceSettings, options: TrainerOptions, place: Place) -> 
         built.append(TrainerService(chassis=chassis, options=options, place=place))
         return built[0]
 
-    failed = run_loop(serve(settings, build))
+    def end(code: int) -> None:
+        os._exit((built[0].exit_code if built else 0) or code)
+
+    failed = run_process(settings, build, end=end)
     return built[0].exit_code or failed

@@ -23,6 +23,7 @@ from paceline_trainer.mismatch import Mismatch
 from paceline_trainer.model import Policy
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.publish import Copier, Publisher
+from paceline_trainer.seed import Seed
 from paceline_trainer.take import Share
 
 POLL_S = 0.5
@@ -39,18 +40,25 @@ class Clock:
 
     phase: str = "loading"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    _started: float | None = None  # the present phase
 
     @contextmanager
     def during(self, phase: str) -> Generator[None]:
         """Count the time of a block."""
         before, self.phase = self.phase, phase
-        started = time.perf_counter()
+        self._started = time.perf_counter()
         try:
             yield
         finally:
-            took = time.perf_counter() - started
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + took
-            self.phase = before
+            self.seconds = self.so_far()
+            self.phase, self._started = before, None
+
+    def so_far(self) -> dict[str, float]:
+        """Seconds by phase, with those that the present one has lasted."""
+        if self._started is None:
+            return dict(self.seconds)
+        took = time.perf_counter() - self._started
+        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + took}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,14 @@ class Engine:
 
 
 class Trainer:
-    """One rank. Only rank 0 has a publisher and speaks for all to the ledger."""
+    """One rank. Only rank 0 speaks for all to the ledger; the first of each node serves weights."""
 
     def __init__(
         self,
         *,
         engine: Engine,
         ledger: Ledger,
-        publisher: Publisher | None,
+        publisher: Publisher | Seed | None,
         compute: ThreadPoolExecutor,
         spec: TrainerSpec,
         clock: Clock,
@@ -87,7 +95,7 @@ class Trainer:
         self._place = engine.group.place
         self._stopping = asyncio.Event()
         self._next: asyncio.Task[Share] | None = None
-        self._publication: asyncio.Task[PolicyVersion] | None = None
+        self._publication: asyncio.Task[PolicyVersion | None] | None = None
         self._parent = -1
         self._saved = 0
         self._copied = -1
@@ -122,9 +130,10 @@ class Trainer:
         step = 0
         if self._place.first:
             known = (await self._ledger.job()).status.step
-            step = self._engine.checkpoints.latest(most=known)
+            checkpoints = self._engine.checkpoints
+            step = await self._run(checkpoints.latest, most=known)
             step, self._parent = await self._ledger.rewind(step)
-            self._engine.checkpoints.discard_after(step)
+            await self._run(checkpoints.discard_after, step)
         self.step = self._saved = await self._run(self._engine.group.from_first, step)
         if self.step:
             engine = self._engine
@@ -177,19 +186,20 @@ class Trainer:
                     await self._ledger.checkpointed(self.step, str(path))
                 except FencedError:
                     # A newer incarnation goes its own way from an older step.
-                    engine.checkpoints.discard(self.step)
+                    await self._run(engine.checkpoints.discard, self.step)
                     raise
 
     async def publish(self) -> None:
-        """Copy the weights; number and serve them while the next batch is awaited."""
+        """Copy the weights; numbered and served meanwhile, and while the next batch is awaited."""
         with self.clock.during("publishing"):
             await self._published()
-            snapshot = await self._run(self._engine.copier.copy, self.step)
-            await self._run(self._engine.mismatch.past.keep, self.step)
-            self._copied = self.step
+            snapshot = await self._run(self._engine.copier.begin, self.step)
             if self._publisher is not None:
                 work = self._publisher.publish(snapshot, parent=self._parent)
                 self._publication = asyncio.create_task(work, name="publish")
+            await self._run(self._engine.copier.gather, snapshot)
+            await self._run(self._engine.mismatch.past.keep, self.step)
+            self._copied = self.step
 
     async def finish(self) -> None:
         """Leave nothing undone that the reason to end asks for."""
@@ -218,10 +228,15 @@ class Trainer:
 
     async def _published(self) -> None:
         """Wait for the publication under way, so that a refused one ends this incarnation."""
-        if self._publication is not None:
-            version = await self._publication
-            self._parent = version.version
-            self._publication = None
+        publication, self._publication = self._publication, None
+        if publication is None:
+            return
+        if not self._place.first:
+            publication.cancel()  # rank 0 waits for nobody's seed
+            return
+        version = await publication
+        assert version is not None
+        self._parent = version.version
 
     def _ask(self) -> asyncio.Task[Share]:
         work = self._ledger.take(self.step, rank=self._place.rank, world=self._place.world)

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from prometheus_client import start_http_server
 
 from paceline import logs
-from paceline.config import ServiceSettings, load_settings
+from paceline.config import ServiceSettings, parse_arguments
 from paceline.errors import PacelineError, UnavailableError
+from paceline.health import Health, Probes
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.orphans import Orphans
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.tls import renewed, server_credentials
 
+CANCEL_S = 5.0
+LATE_S = 1.5
+End = Callable[[int], object]
 log = Log("chassis")
 
 
@@ -35,11 +43,19 @@ class Chassis:
     server: aio.Server
     metrics: Metrics
     address: str  # host:port under which others reach it
+    health: Health = field(default_factory=Health)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    limit: threading.Timer | None = None
+    failed: bool = False
 
     def stop(self) -> None:
-        """Begin to drain."""
+        """Begin to drain; from here on the process is not ready, and its time is limited."""
+        if self.stopping.is_set():
+            return
+        self.health.drain()
         self.stopping.set()
+        if self.limit is not None:
+            self.limit.start()
 
 
 class Service:
@@ -63,19 +79,24 @@ Build = Callable[[Chassis], Awaitable[Service]]
 
 
 def main(build: Build, argv: list[str] | None = None) -> int:
-    """`python -m paceline_<service> SETTINGS.yaml`; the exit code."""
+    """`python -m paceline_<service> FILE [FILE ...] [--set FIELD=VALUE ...]`; the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if len(arguments) != 1 or arguments[0] in {"-h", "--help"}:
-        print("usage: python -m paceline_<service> SETTINGS.yaml", file=sys.stderr)
-        return 2
     try:
-        settings = load_settings(Path(arguments[0]))
+        settings = parse_arguments(arguments, program="python -m paceline_<service>")
         logs.setup(settings.logs)
-        return run_loop(serve(settings, build))
+        return run_process(settings, build)
     except PacelineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         log.error("cannot start", error=error)
         return 3 if isinstance(error, UnavailableError) else 2
+
+
+def run_process(settings: ServiceSettings, build: Build, *, end: End = os._exit) -> int:
+    """Serve as all that this process does; the exit code. See `serve` for `end`."""
+    code = run_loop(serve(settings, build, end=end))
+    # Else the interpreter looks through all objects of torch for seconds before it ends.
+    gc.freeze()
+    return code
 
 
 def run_loop(coroutine: Any) -> Any:
@@ -87,47 +108,67 @@ def run_loop(coroutine: Any) -> Any:
     return uvloop.run(coroutine)
 
 
-async def serve(settings: ServiceSettings, build: Build) -> int:
-    """Run one service until it is told to stop; 0 after a clean drain, 1 after a failure."""
+async def serve(settings: ServiceSettings, build: Build, *, end: End | None = None) -> int:
+    """Run one service until it is told to stop; 0 after a clean drain, 1 after a failure.
+
+    `end` ends the process at once with this exit code. It is called when the service is still
+    there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
+    """
     metrics = Metrics()
     tokens = [settings.token] if settings.token else []
     server = aio.server(
         interceptors=[ErrorInterceptor(metrics=metrics, tokens=tokens)], options=SERVER_OPTIONS
     )
-    health = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = bind(server, settings)
-    _serve_metrics(settings, metrics)
+    address = address_of(settings, port)
+    health = Health(stuck_s=settings.probes.stuck_s)
     metrics.set("up", 1, kind=settings.kind)
-    address = settings.advertise or f"{settings.host}:{port}"
-    chassis = Chassis(settings=settings, server=server, metrics=metrics, address=address)
-    service = await build(chassis)
+    probes = Probes(host=settings.host, port=settings.metrics_port, health=health, metrics=metrics)
+    try:
+        chassis = Chassis(
+            settings=settings, server=server, metrics=metrics, address=address, health=health
+        )
+        if end is not None:
+            chassis.limit = _limit(chassis, end)
+        return await _live(chassis, build)
+    finally:
+        probes.close()
+
+
+async def _live(chassis: Chassis, build: Build) -> int:
+    settings = chassis.settings
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, chassis.server)
     _on_signals(chassis)
-    await service.start()
-    await server.start()
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    log.info("serving", kind=settings.kind, worker=settings.worker_id, address=address)
-    failed = await _until_stopped(chassis, service)
-    await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
-    await _drain(service, settings.grace_s)
-    await server.stop(0.5)
-    await service.close()
-    log.info("stopped", kind=settings.kind, worker=settings.worker_id, failed=failed)
-    return 1 if failed else 0
+    async with _beside(
+        beat=chassis.health.beat,
+        guard=partial(_orphan_guard, chassis),
+        renewal=partial(_renew, chassis),
+        orphans=Orphans().watch,
+    ):
+        service = await build(chassis)
+        await service.start()
+        await chassis.server.start()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        chassis.health.serve()
+        log.info("serving", kind=settings.kind, worker=settings.worker_id, address=chassis.address)
+        work = asyncio.create_task(service.run(), name="run")
+        await _until_stopped(chassis, work)
+        chassis.stop()
+        await health.enter_graceful_shutdown()
+        await _end(chassis, service, work)
+    log.info("stopped", kind=settings.kind, worker=settings.worker_id, failed=chassis.failed)
+    return 1 if chassis.failed else 0
 
 
 def bind(server: aio.Server, settings: ServiceSettings) -> int:
-    """Bind the gRPC port; raises `UnavailableError` if it is taken."""
-    wanted = f"{settings.host}:{settings.port}"
+    """Bind the gRPC port; raises `UnavailableError` if it is taken, `ConfigError` about `tls`."""
+    wanted = _joined(settings.host, settings.port)
+    credentials = None if settings.tls is None else server_credentials(settings.tls)
     try:
-        if settings.tls is None:
+        if credentials is None:
             port = server.add_insecure_port(wanted)
         else:
-            tls = settings.tls
-            pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-            credentials = grpc.ssl_server_credentials(
-                [pair], tls.authority.read_bytes(), require_client_auth=True
-            )
             port = server.add_secure_port(wanted, credentials)
     except RuntimeError:
         port = 0
@@ -139,13 +180,17 @@ def bind(server: aio.Server, settings: ServiceSettings) -> int:
     return port
 
 
-def _serve_metrics(settings: ServiceSettings, metrics: Metrics) -> None:
-    try:
-        start_http_server(settings.metrics_port, addr=settings.host, registry=metrics.registry)
-    except OSError:
-        raise UnavailableError(
-            f"metrics_port {settings.metrics_port} on {settings.host} is in use"
-        ) from None
+def address_of(settings: ServiceSettings, port: int) -> str:
+    """Where others reach this process; IPv6 addresses get their brackets."""
+    if not settings.advertise:
+        return _joined(settings.host, port)
+    host, _, told = settings.advertise.rpartition(":")
+    return _joined(host, told)
+
+
+def _joined(host: str, port: int | str) -> str:
+    bare = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if bare else f"{host}:{port}"
 
 
 def _on_signals(chassis: Chassis) -> None:
@@ -154,28 +199,71 @@ def _on_signals(chassis: Chassis) -> None:
         loop.add_signal_handler(number, chassis.stop)
 
 
-async def _until_stopped(chassis: Chassis, service: Service) -> bool:
-    work = asyncio.create_task(service.run(), name="run")
+@asynccontextmanager
+async def _beside(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Let these run until the block ends; one that fails says so, and the rest goes on."""
+    tasks = [asyncio.create_task(_told(name, each), name=name) for name, each in watches.items()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _told(name: str, watch: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await watch()
+    except Exception:  # the supervisor boundary of this task
+        log.exception("watch failed", watch=name)
+
+
+async def _until_stopped(chassis: Chassis, work: asyncio.Task[None]) -> None:
     stop = asyncio.create_task(chassis.stopping.wait(), name="stop")
-    guard = asyncio.create_task(_orphan_guard(chassis), name="guard")
     await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-    guard.cancel()
     stop.cancel()
-    if not work.done():
-        work.cancel()
-        await asyncio.wait({work}, timeout=5.0)
+
+
+async def _end(chassis: Chassis, service: Service, work: asyncio.Task[None]) -> None:
+    """Cancel the work if it goes on, drain, close."""
+    grace_s = chassis.settings.grace_s
+    try:
+        async with asyncio.timeout(grace_s):
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work}, timeout=CANCEL_S)
+            chassis.failed = _has_failed(work)
+            await service.drain()
+    except TimeoutError:
+        log.warning("drain cut off", grace_s=grace_s)
+    await chassis.server.stop(0.5)
+    await service.close()
+
+
+def _has_failed(work: asyncio.Task[None]) -> bool:
     if work.done() and not work.cancelled() and (error := work.exception()) is not None:
         log.exception("service failed", of=error, error=error, exc=type(error).__name__)
         return True
     return False
 
 
-async def _drain(service: Service, grace_s: float) -> None:
-    try:
-        async with asyncio.timeout(grace_s):
-            await service.drain()
-    except TimeoutError:
-        log.warning("drain cut off", grace_s=grace_s)
+def _limit(chassis: Chassis, end: End) -> threading.Timer:
+    grace_s = chassis.settings.grace_s
+
+    def cut() -> None:
+        log.error("ended by force", grace_s=grace_s, failed=chassis.failed)
+        end(1 if chassis.failed else 0)
+
+    limit = threading.Timer(grace_s + LATE_S, cut)
+    limit.daemon = True
+    return limit
+
+
+async def _renew(chassis: Chassis) -> None:
+    """End this process after its certificates have changed; its supervisor starts it again."""
+    if chassis.settings.tls is not None:
+        await renewed(chassis.settings.tls)
+        chassis.stop()
 
 
 async def _orphan_guard(chassis: Chassis) -> None:

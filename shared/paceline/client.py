@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -18,7 +19,15 @@ from pydantic import BaseModel
 from paceline import errors
 from paceline.config import JobSpec
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
-from paceline.rest import AuditView, JobEvent, JobPage, JobView, MetricPage, TrajectoryPage
+from paceline.rest import (
+    AuditView,
+    JobEvent,
+    JobPage,
+    JobView,
+    MetricPage,
+    TrajectoryPage,
+    WeightsView,
+)
 
 View = TypeVar("View", bound=BaseModel)
 Spec = JobSpec | Mapping[str, Any] | Path | str
@@ -81,6 +90,11 @@ def trajectories(job_id: str, **params: Any) -> Request[TrajectoryPage]:
 def audit(job_id: str) -> Request[AuditView]:
     """Check the ledger's identity."""
     return Request("GET", f"/v1/jobs/{job_id}/audit", AuditView)
+
+
+def weights(job_id: str) -> Request[WeightsView]:
+    """Who has which weights, and from whom."""
+    return Request("GET", f"/v1/jobs/{job_id}/weights", WeightsView)
 
 
 def read(response: httpx.Response, view: type[View]) -> View:
@@ -171,6 +185,10 @@ class _Outage:
             raise error
 
 
+def _trust(ca: Path | None) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=str(ca)) if ca else True
+
+
 def _headers(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
@@ -191,11 +209,19 @@ class Client(AbstractContextManager["Client"]):
     """
 
     def __init__(
-        self, url: str, *, token: str = "", timeout_s: float = 30.0, outage_s: float = 60.0
+        self,
+        url: str,
+        *,
+        token: str = "",
+        ca: Path | None = None,
+        timeout_s: float = 30.0,
+        outage_s: float = 60.0,
     ) -> None:
         self.url = url
         self._outage_s = outage_s
-        self._http = httpx.Client(base_url=url, headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.Client(
+            base_url=url, headers=_headers(token), timeout=timeout_s, verify=_trust(ca)
+        )
 
     def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; the same `request_id`, the same job."""
@@ -224,6 +250,10 @@ class Client(AbstractContextManager["Client"]):
     def audit(self, job_id: str) -> AuditView:
         """Check the ledger's identity."""
         return self.send(audit(job_id))
+
+    def weights(self, job_id: str) -> WeightsView:
+        """Who has which weights, and from whom."""
+        return self.send(weights(job_id))
 
     def watch(self, job_id: str) -> Iterator[JobEvent]:
         """The state now and every change until the job ends."""
@@ -291,11 +321,19 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     """The same as `Client`, asynchronous."""
 
     def __init__(
-        self, url: str, *, token: str = "", timeout_s: float = 30.0, outage_s: float = 60.0
+        self,
+        url: str,
+        *,
+        token: str = "",
+        ca: Path | None = None,
+        timeout_s: float = 30.0,
+        outage_s: float = 60.0,
     ) -> None:
         self.url = url
         self._outage_s = outage_s
-        self._http = httpx.AsyncClient(base_url=url, headers=_headers(token), timeout=timeout_s)
+        self._http = httpx.AsyncClient(
+            base_url=url, headers=_headers(token), timeout=timeout_s, verify=_trust(ca)
+        )
 
     async def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; the same `request_id`, the same job."""
@@ -324,6 +362,10 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def audit(self, job_id: str) -> AuditView:
         """Check the ledger's identity."""
         return await self.send(audit(job_id))
+
+    async def weights(self, job_id: str) -> WeightsView:
+        """Who has which weights, and from whom."""
+        return await self.send(weights(job_id))
 
     async def watch(self, job_id: str) -> AsyncIterator[JobEvent]:
         """The state now and every change until the job ends."""

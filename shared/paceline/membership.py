@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ from paceline.logs import Log
 from paceline.rpc import call
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
+from paceline.weights.route import TransferProgress
+from paceline.weights.wire import progress_to
 
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
@@ -22,19 +24,23 @@ Report = Callable[[], Worker]
 
 
 class Membership:
-    """Keeps one worker in the roster. `report` gives its current endpoint, version and load."""
+    """Keeps one worker in the roster.
+
+    `report` gives its current endpoint, version and load, `progress` the weights that it can serve
+    to peers, whole or in part.
+    """
 
     def __init__(
         self,
         *,
         roster: RosterAsyncStub,
         report: Report,
-        held: Callable[[], list[int]] = list,
+        progress: Callable[[], Sequence[TransferProgress]] = tuple,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
         self._report = report
-        self._held = held
+        self._progress = progress
         self._period_s = period_s
 
     async def run(self) -> None:
@@ -65,12 +71,13 @@ class Membership:
         Raises:
             NotFoundError: the roster has forgotten this worker; join again.
         """
-        worker = self._report()
+        worker, transfers = self._report(), self._progress()
         request = pb.BeatRequest(
             worker_id=worker.worker_id,
             active_version=worker.active_version,
             load=worker.load,
-            held_versions=self._held(),
+            held_versions=[each.version for each in transfers],
+            transfers=map(progress_to, transfers),
         )
         await call(self._roster.Beat, request, timeout_s=5.0)
 

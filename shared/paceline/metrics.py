@@ -36,8 +36,18 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompt_tokens": ("paceline_prompt_tokens", ("job",)),
     "requests": ("paceline_requests", ("job", "state")),
     # weights
-    "weight_bytes": ("paceline_weight_bytes", ("job", "direction")),
+    "weight_bytes": ("paceline_weight_bytes", ("job", "direction", "kind")),
     "weight_seconds": ("paceline_weight_seconds", ("job", "stage")),
+    "weight_events": ("paceline_weight_events", ("job", "event")),
+    "weight_version": ("paceline_weight_version", ("job", "state")),
+    # controller: how many replicas, and what they follow
+    "wanted_replicas": ("paceline_wanted_replicas", ("workload", "job", "pool")),
+    "ready_replicas": ("paceline_ready_replicas", ("workload", "job", "pool")),
+    "trainer_wait_share": ("paceline_trainer_wait_share", ("job",)),
+    "needed_tokens": ("paceline_needed_tokens_per_second", ("job",)),
+    "worker_tokens": ("paceline_worker_tokens_per_second", ("job", "pool")),
+    "wanted_episodes": ("paceline_wanted_episodes", ("job",)),
+    "pending_scores": ("paceline_pending_scores", ("workload",)),
     # trainer
     "trained_tokens": ("paceline_trained_tokens", ("job",)),
     "loss": ("paceline_loss", ("job",)),
@@ -51,6 +61,17 @@ _HELP = {
     "received_tokens": "Sampled tokens that arrived from rollout workers.",
     "resumed_tokens": "Sampled tokens gone on from elsewhere, by whose failure.",
     "lost_tokens": "Sampled tokens of episodes that had to begin again.",
+    "weight_bytes": "Bytes of weights on the network, in or out, full or as differences.",
+    "weight_seconds": "Seconds that weights took, by stage.",
+    "weight_events": "Troubles and turns of transfers of weights.",
+    "weight_version": "Newest version held whole, and the one active.",
+    "wanted_replicas": "Replicas that demand asks for.",
+    "ready_replicas": "Replicas that answer; rollout workers, with weights.",
+    "trainer_wait_share": "Share of its time that the trainer waits for batches.",
+    "needed_tokens": "Tokens per second so that the trainer does not wait.",
+    "worker_tokens": "Tokens per second of a busy rollout worker.",
+    "wanted_episodes": "Episodes that run, wait or would be admitted.",
+    "pending_scores": "Answers that wait for their score.",
 }
 
 disable_created_metrics()
@@ -78,6 +99,11 @@ class Metrics:
         child = self._get(name, Histogram).labels(**labels)
         for value in [values] if isinstance(values, (int, float)) else values:
             child.observe(value)
+
+    def drop(self, name: str, **labels: str) -> None:
+        """Forget a gauge with these labels: what it told of is gone."""
+        gauge = self._get(name, Gauge)
+        gauge.remove(*(labels[label] for label in NAMES[name][1]))
 
     def _get(self, name: str, cls: type[Metric]) -> Metric:
         if name not in self._made:

@@ -39,7 +39,7 @@ class Record:
     """A started process. Pid and time of creation together are its identity."""
 
     name: str
-    pid: int
+    pid: int  # 0: about to be started, known by its mark only
     created: float
     mark: str  # an argument that nothing else on this machine is started with
     owner: str  # kind of its supervisor
@@ -100,6 +100,8 @@ class Processes:
     ) -> Record:
         """Start in an own session; leftovers of an earlier life are killed first."""
         self.kill(name, mark=mark)
+        # Before there is a pid: a supervisor killed now must not leave what nobody knows of.
+        self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
             child = subprocess.Popen(
                 command,
@@ -112,7 +114,7 @@ class Processes:
         record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))
         self._children[name] = child
         self._records[name] = record
-        write_json(self._folder / f"{name}.json", asdict(record))
+        self._write(record)
         log.info("started", process=name, pid=child.pid)
         return record
 
@@ -177,6 +179,9 @@ class Processes:
         newest = max(found, key=lambda path: path.stat().st_mtime)
         return summarise(tail(newest, num_bytes=32_768), lines=lines)
 
+    def _write(self, record: Record) -> None:
+        write_json(self._folder / f"{record.name}.json", asdict(record))
+
     def _wait(self, name: str, *, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while self.alive(name):
@@ -207,6 +212,8 @@ def _created(pid: int) -> float:
 
 
 def _is_running(record: Record) -> bool:
+    if record.pid <= 0:
+        return False
     try:
         process = psutil.Process(record.pid)
         same = abs(process.create_time() - record.created) < _CLOCK_SLACK_S
@@ -225,7 +232,8 @@ def _descendants(pid: int) -> list[psutil.Process]:
 def _family(record: Record | None, marks: set[str]) -> list[psutil.Process]:
     """Running members; trainer ranks have sessions of their own, hence the mark."""
     group = -1
-    if record is not None and (not psutil.pid_exists(record.pid) or _same_or_zombie(record)):
+    known = record is not None and record.pid > 0
+    if record and known and (not psutil.pid_exists(record.pid) or _same_or_zombie(record)):
         group = record.pid
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from paceline.types import JobStatus, Trajectory
+from paceline.weights.holdings import Holder, Published
 
 
 class JobView(BaseModel):
@@ -70,6 +71,15 @@ class AuditView(BaseModel):
     dropped: dict[str, int]
     """Episodes by reason."""
     problems: list[str]
+
+
+class WeightsView(BaseModel):
+    """How the weights of a job spread."""
+
+    versions: list[Published]
+    """Newest first."""
+    holders: list[Holder]
+    """Seeds of the trainer, which have no `worker_id`, then rollout workers."""
 
 
 class ErrorDetail(BaseModel):

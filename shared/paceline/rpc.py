@@ -19,6 +19,7 @@ from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.tls import channel_credentials
 
 # The largest message: a submit with a tokenizer of a large vocabulary (17 MiB and more).
 MAX_MESSAGE_BYTES = 48 << 20
@@ -75,14 +76,21 @@ class BidiStream(Protocol[Request_contra, Reply_co]):
 
 
 def connect(address: str, *, tls: TlsSettings | None = None, token: str = "") -> aio.Channel:
-    """A channel to `host:port`; the token goes along with every call."""
+    """A channel to `host:port`; the token goes along with every call.
+
+    Raises:
+        ConfigError: a file of `tls` is missing or wrong.
+    """
     interceptors = _token_interceptors(token) if token else []
     if tls is None:
         return aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
-    credentials = grpc.ssl_channel_credentials(
-        tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
+    named = [("grpc.ssl_target_name_override", tls.peer_name)] if tls.peer_name else []
+    return aio.secure_channel(
+        address,
+        channel_credentials(tls),
+        options=[*OPTIONS, *named],
+        interceptors=interceptors,
     )
-    return aio.secure_channel(address, credentials, options=OPTIONS, interceptors=interceptors)
 
 
 def connect_as(settings: ServiceSettings, address: str) -> aio.Channel:

@@ -245,7 +245,7 @@ class Provenance:
     rollout_workers: tuple[str, ...] = ()
     engine: str = ""
     precision: str = ""
-    weight_digest: str = ""
+    weight_digest: str = ""  # not filled: `versions.json` has the digest of each version
     prompt_variant: str = ""
     variant_meta: str = ""  # JSON
     trace: str = ""
@@ -339,6 +339,7 @@ class Worker:
     weights_endpoint: str = ""  # http://host:port of its chunk server
     load: dict[str, float] = field(default_factory=dict[str, float])
     pid: int = 0
+    pool: str = ""  # of rollout workers; empty: the job's first one
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,6 +267,7 @@ def worker_to(noun: t.Worker) -> pb.Worker:
         weights_endpoint=noun.weights_endpoint,
         load=noun.load,
         pid=noun.pid,
+        pool=noun.pool,
     )
 
 
@@ -282,6 +283,7 @@ def worker_from(message: pb.Worker) -> t.Worker:
         weights_endpoint=message.weights_endpoint,
         load=dict(message.load),
         pid=message.pid,
+        pool=message.pool,
     )
 
 

@@ -132,13 +132,20 @@ async def test_at_boundary(out: Answers):
     out.engine.submit([ask("a", max_tokens=100)])
     await out.until("a", 3)
     swap = asyncio.create_task(out.swap(1, "at_boundary"))
-    await asyncio.sleep(0)
-    out.engine.submit([ask("b")])
+    names = ["a"]
+    # Each begins while the one before it runs, so without an end of admission there is no swap.
+    while not swap.done():
+        names.append(f"b{len(names)}")
+        out.engine.submit([ask(names[-1], max_tokens=100)])
+        await out.until(names[-1], 3)
     await swap
-    assert out.ended("a")
-    await out.end("b")
-    assert set(out.versions("a")) == {0}
-    assert set(out.versions("b")) == {1}
+    out.engine.submit([ask("last")])
+    for name in [*names, "last"]:
+        await out.end(name)
+    versions = [set(out.versions(name)) for name in [*names, "last"]]
+    assert all(len(found) == 1 for found in versions)
+    assert versions == sorted(versions, key=max)
+    assert (versions[0], versions[-1]) == ({0}, {1})
 
 
 async def test_pinned_requests(out: Answers):

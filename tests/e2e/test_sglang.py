@@ -11,11 +11,11 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 
-def test_the_demo_learns_on_two_servers(tmp_path: Path, sglang_python: str) -> None:
-    model, results = tmp_path / "model", tmp_path / "run"
-    make_model = (sys.executable, "examples/arithmetic/make_model.py", "--seed", "3")
-    subprocess.run([*make_model, "--out", str(model)], cwd=ROOT, check=True, timeout=200)
-    job = ["run", "examples/arithmetic-sglang.yaml", "--set", f"model.path={model}"]
+def test_the_demo_learns_on_two_servers(
+    tmp_path: Path, sglang_python: str, demo_model: Path
+) -> None:
+    results = tmp_path / "run"
+    job = ["run", "examples/arithmetic-sglang.yaml", "--set", f"model.path={demo_model}"]
     job += ["--set", f"rollout.engine.python={sglang_python}"]
     command = [sys.executable, "-m", "paceline.cli", *job, "--run-dir", str(results)]
     done = subprocess.run(

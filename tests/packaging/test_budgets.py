@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     path
-    for folder in ("shared", "services", "examples", "benchmarks")
+    for folder in ("shared", "services", "examples", "benchmarks", "deploy")
     for path in (ROOT / folder).rglob("*.py")
     if "v1" not in path.parts
 )

@@ -23,3 +23,22 @@ def test_no_module_of_it_imports_torch(package: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+MOVES_BYTES = """
+import importlib, sys
+importlib.import_module(sys.argv[1] + ".service")
+print([name for name in ("aiohttp", "blake3", "torch", "zstandard") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize("kind", ["environment", "experience", "gateway", "reward"])
+def test_what_moves_weights_is_for_trainers_and_rollout_workers(kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MOVES_BYTES, f"paceline_{kind}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

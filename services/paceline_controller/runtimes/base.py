@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,16 +11,23 @@ from paceline_controller.plan import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A process that was started, by this controller or by one before it."""
+    """A workload that was started, by this controller or by one before it."""
 
     name: str
     job_id: str
     alive: bool
     outdated: bool = False  # runs with settings that no longer hold: to be replaced
+    replicas: int = 1  # asked for
+    ready: int = 0  # of these, those that answer
+    pending: bool = False  # the platform gets it to run, however long that takes
 
 
 class Runtime(Protocol):
-    """Starts, finds, observes and ends processes by name."""
+    """Starts, finds, observes and ends workloads by name."""
+
+    def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """What is started under a name of its own: whole workloads, or each replica of them."""
+        ...
 
     async def list(self) -> list[Observed]:
         """Everything that was started and not stopped since, dead or alive."""
@@ -31,6 +39,10 @@ class Runtime(Protocol):
 
     async def stop(self, name: str, *, grace_s: float) -> None:
         """Let it drain, then kill it with all it has started; returns when it is gone."""
+        ...
+
+    async def scale(self, name: str, replicas: int) -> None:
+        """Change how many replicas a running unit has; those that go are drained."""
         ...
 
     async def ready(self, name: str) -> bool:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.config.service import HeartbeatSettings, LogSettings, ServiceSettings
-from paceline.errors import PacelineError
+from paceline.errors import InvalidError, PacelineError
 from paceline.files import write_settings
 from paceline.ports import PortSlots
 from paceline.processes import Processes, Record
 from paceline.rpc import call, connect_as
 from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline_controller.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import Observed
 
 HEALTH_TIMEOUT_S = 1.0
@@ -47,6 +47,14 @@ class ProcessRuntime:
         self._stale_s = stale_s
         self._command = command or self.command_of
         self._processes = Processes(folder=self._run_dir / "processes", logs=self._run_dir / "logs")
+
+    def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Every replica is a process with a name of its own."""
+        return replicas_of(wanted)
+
+    async def scale(self, name: str, replicas: int) -> None:
+        """A process is always one."""
+        raise InvalidError(f"{name}: one process cannot be {replicas}")
 
     async def list(self) -> list[Observed]:
         """Everything that was started and not stopped since."""
@@ -108,6 +116,8 @@ class ProcessRuntime:
         options: dict[str, object] = {}
         if wanted.kind is WorkerKind.TRAINER:
             options["incarnation"] = incarnation
+        if wanted.kind is WorkerKind.ROLLOUT:
+            options["pool"] = wanted.pool
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
         return ServiceSettings(
@@ -118,6 +128,7 @@ class ProcessRuntime:
             metrics_port=self._ports.take(f"{name}:metrics"),
             site=mine.site,
             run_dir=self._run_dir,
+            storage=mine.storage,
             experience=mine.experience,
             job_id=wanted.job_id,
             grace_s=self._child_grace_s,

@@ -1,11 +1,20 @@
 -- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
-local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING = unpack(KEYS)
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed = {}, {}, {}, {}, {}, {}
 
 local function fail(word, text)
   error({err = word .. ' ' .. text})
+end
+
+-- Ledger scripts end with the epoch of their caller's ownership: a replica that was cut off and has
+-- lost the job to another one writes nothing any more.
+if EPOCH then
+  local epoch = redis.call('GET', EPOCH) or '0'
+  if epoch ~= ARGV[#ARGV] then
+    fail('LOST', 'another replica owns this job since epoch ' .. epoch .. '; ask again')
+  end
 end
 
 local function bump(name, by)

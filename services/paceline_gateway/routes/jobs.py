@@ -10,9 +10,18 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from paceline.errors import InvalidError
-from paceline.rest import AuditView, ErrorView, JobPage, JobView, MetricPage, TrajectoryPage
+from paceline.rest import (
+    AuditView,
+    ErrorView,
+    JobPage,
+    JobView,
+    MetricPage,
+    TrajectoryPage,
+    WeightsView,
+)
 from paceline.types import JobState, Purpose
 from paceline.v1 import jobs_pb2 as pb
+from paceline.v1.roster_pb2 import ListWeightsRequest
 from paceline_gateway import views
 from paceline_gateway.events import lines
 from paceline_gateway.jobs import MAX_SPEC_BYTES, Desk, decode, too_large
@@ -152,3 +161,9 @@ async def trajectories(
 async def audit(job_id: str, desk: TheDesk) -> AuditView:
     """Check the ledger's identity now."""
     return views.audit_view(await desk.audit(pb.AuditJobRequest(job_id=job_id)))
+
+
+@router.get("/{job_id}/weights")
+async def weights(job_id: str, desk: TheDesk) -> WeightsView:
+    """The versions of the weights, who has what of them, and from whom."""
+    return views.weights_view(await desk.weights(ListWeightsRequest(job_id=job_id)))

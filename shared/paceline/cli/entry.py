@@ -93,11 +93,11 @@ def _add_remote(commands: Any) -> None:
     cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
     cancel.add_argument("--reason", default="", help="kept with the job")
     audit = _command(commands, "audit", "remote:audit", "check the ledger of a job")
-    for command in (watch, cancel, audit):
+    weights = _command(commands, "weights", "weights:show", "show who has which weights of a job")
+    for command in (watch, cancel, audit, weights):
         command.add_argument("job", metavar="ID")
-    for command in (submit, listing, watch, cancel, audit):
-        command.add_argument("--url", default="", help="of the gateway (default: as below)")
-        _add_run_dir(command, "whose gateway is meant without --url (default: runs/local)")
+    for command in (submit, listing, watch, cancel, audit, weights):
+        _add_gateway(command)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
     logs.add_argument("name", nargs="?", default="", help="of a process; without it: list them")
     logs.add_argument("-n", "--lines", type=int, default=50, help="last lines (default: 50)")
@@ -137,6 +137,27 @@ def _add_job_file(command: argparse.ArgumentParser) -> None:
 
 def _add_run_dir(command: argparse.ArgumentParser, text: str) -> None:
     command.add_argument("--run-dir", type=Path, default=None, help=text)
+
+
+def _add_gateway(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--url", default="", help="of the gateway (default: PACELINE_URL, else as below)"
+    )
+    _add_run_dir(command, "whose gateway is meant without a URL (default: runs/local)")
+    command.add_argument(
+        "--token-file",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="holds the API token (default: PACELINE_TOKEN)",
+    )
+    command.add_argument(
+        "--ca",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="authorities to trust for https:// (default: those of this system)",
+    )
 
 
 def _add_base(command: argparse.ArgumentParser) -> None:

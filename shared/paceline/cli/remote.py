@@ -15,7 +15,7 @@ from paceline.cli.check import read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.client import Client
-from paceline.errors import NotFoundError
+from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, tail
 from paceline.rest import JobView
 from paceline.types import JobState
@@ -102,11 +102,12 @@ def logs(arguments: Namespace) -> int:
 
 
 def client_of(arguments: Namespace) -> Client:
-    """The gateway that is meant: `--url`, else that of the run directory, else the default."""
-    if arguments.url:
-        return Client(arguments.url)
-    note = read_json((arguments.run_dir or DEFAULT_RUN_DIR) / "gateway.json") or {}
-    return Client(note.get("http", DEFAULT_URL))
+    """The gateway that is meant: by option or variable, else that of a run directory."""
+    url = arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
+    if not url:
+        note = read_json((arguments.run_dir or DEFAULT_RUN_DIR) / "gateway.json") or {}
+        url = note.get("http", DEFAULT_URL)
+    return Client(url, token=_token(arguments.token_file), ca=_authorities(arguments.ca))
 
 
 def all_jobs(client: Client, states: list[str]) -> list[JobView]:
@@ -128,6 +129,22 @@ def verdict(job: JobView) -> int:
         print(f"{status.job_id} {status.state}: {status.reason}", file=sys.stderr)
         return Exit.JOB
     return Exit.AUDIT if status.summary.get("audit_ok") is False else Exit.OK
+
+
+def _token(path: Path | None) -> str:
+    """Never an argument: those are seen by everybody on the machine."""
+    if path is None:
+        return os.environ.get("PACELINE_TOKEN", "")
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"--token-file {path}: {error.strerror}") from None
+
+
+def _authorities(path: Path | None) -> Path | None:
+    if path is not None and not path.is_file():
+        raise ConfigError(f"--ca {path}: no such file")
+    return path
 
 
 def _follow_file(path: Path) -> None:

@@ -117,11 +117,22 @@ class ExperienceSpec(Closed):
     advantage: AdvantageSpec = AdvantageSpec()
 
 
+class ReplicaBounds(Closed):
+    """Between which numbers of rollout workers a job is scaled."""
+
+    min_replicas: Positive = 1
+    max_replicas: Positive
+
+
 class RolloutSpec(Closed):
     """Who generates."""
 
     engine: Plugin = Plugin(kind="torch")
     replicas: Positive = 1
+    """At the start, and for good without `scaling`."""
+    scaling: ReplicaBounds | None = None
+    pools: tuple[Name, ...] = ()
+    """Pools of the installation that may be used; any, cheapest first, if empty."""
     activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
     max_concurrent: Positive = 512
     """Requests at once in one engine; more wait."""
@@ -208,6 +219,16 @@ class JobSpec(Closed):
         if twice:
             raise ValueError(f"two parts are named {twice[0]!r}; give each a distinct `name`")
         return value
+
+    @model_validator(mode="after")
+    def _starts_within_its_bounds(self) -> JobSpec:
+        bounds, replicas = self.rollout.scaling, self.rollout.replicas
+        if bounds and not bounds.min_replicas <= replicas <= bounds.max_replicas:
+            raise ValueError(
+                f"rollout.replicas: {replicas} is not within rollout.scaling, "
+                f"{bounds.min_replicas} to {bounds.max_replicas}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_can_be_compared(self) -> JobSpec:

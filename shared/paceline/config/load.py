@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from paceline.config.job import JobSpec
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
+# Where settings come from: a file or a `--set`, and what it says.
+Layer = tuple[str, dict[str, Any]]
+_ABSENT = object()
+_FILE_HELP = "settings; sections of later files are merged into those of earlier ones"
+_SET_HELP = "one setting, above all files: --set options.incarnation=3"
 
 
 def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
@@ -28,9 +36,50 @@ def parse_job(raw: Any) -> JobSpec:
     return validate(JobSpec, raw)
 
 
-def load_settings(path: Path) -> ServiceSettings:
-    """The settings file of one service process."""
-    return validate(ServiceSettings, _read_yaml(path))
+def load_settings(*paths: Path, overrides: Sequence[str] = ()) -> ServiceSettings:
+    """The settings of one service process; as `load`."""
+    return load(ServiceSettings, *paths, overrides=overrides)
+
+
+def load(model: type[Model], *paths: Path, overrides: Sequence[str] = ()) -> Model:
+    """What files say together.
+
+    Sections of later files are merged into those of earlier ones. `overrides` are `FIELD=VALUE`:
+    a dotted path and a YAML value, or the text as it stands where the field takes text.
+
+    Raises:
+        ConfigError: names the file or the override, the field and what is allowed.
+    """
+    layers = [(str(path), _read_settings(path)) for path in paths]
+    layers += [_read_override(text, model) for text in overrides]
+    raw: dict[str, Any] = {}
+    for _, content in layers:
+        raw = _merged(raw, content)
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, layers)) from None
+
+
+def parse_arguments(arguments: Sequence[str], *, program: str) -> ServiceSettings:
+    """The settings that a command line names.
+
+    Raises:
+        ConfigError: as `load_settings`.
+        SystemExit: after help (0) or a wrong command line (2).
+    """
+    parser = ArgumentParser(prog=program, description="One service of Paceline.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=_FILE_HELP)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="FIELD=VALUE",
+        help=_SET_HELP,
+    )
+    known = parser.parse_intermixed_args(arguments)
+    return load_settings(*known.files, overrides=known.overrides)
 
 
 def validate(model: type[Model], raw: Any) -> Model:
@@ -41,11 +90,12 @@ def validate(model: type[Model], raw: Any) -> Model:
         raise ConfigError(explain(error, model)) from None
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line for each wrong field."""
+def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer] = ()) -> str:
+    """One line for each wrong field, with the last of the layers that sets it."""
     lines: list[str] = []
     for item in error.errors(include_url=False):
-        where = ".".join(str(part) for part in item["loc"]) or model.__name__
+        where = _source(layers, item["loc"])
+        where += ".".join(str(part) for part in item["loc"]) or model.__name__
         if item["type"] == "extra_forbidden":
             allowed = ", ".join(_siblings(model, item["loc"]))
             lines.append(f"{where}: unknown field; allowed here: {allowed}")
@@ -53,19 +103,37 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"{where}: is missing")
         else:
             text = item["msg"].removeprefix("Value error, ")
-            got = "" if item["type"] == "value_error" else f" (got {item['input']!r})"
+            secret = _is_secret(model, item["loc"])
+            told = item["type"] == "value_error" or secret
+            got = "" if told else f" (got {item['input']!r})"
             lines.append(f"{where}: {text}{got}" if item["loc"] else text)
     return "; ".join(lines)
 
 
-def _siblings(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+def _siblings(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    return sorted(_fields_around(model, loc))
+
+
+def _is_secret(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
+    """Whether the value must not be told: whoever keeps it out of `repr` says so."""
+    field = _fields_around(model, loc).get(str(loc[-1])) if loc else None
+    return field is not None and not field.repr
+
+
+def _takes_text(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
+    field = _fields_around(model, loc).get(str(loc[-1]))
+    return field is not None and (field.annotation is str or field.annotation is Path)
+
+
+def _fields_around(model: type[BaseModel], loc: Sequence[int | str]) -> dict[str, FieldInfo]:
+    """The fields of the section that holds the last part of `loc`."""
     here: Any = model
     for part in loc[:-1]:
         if isinstance(part, int):
             continue
         found = getattr(here, "model_fields", {}).get(part)
         here = _model_of(found.annotation) if found is not None else None
-    return sorted(getattr(here, "model_fields", {}))
+    return getattr(here, "model_fields", {})
 
 
 def _model_of(annotation: Any) -> Any:
@@ -75,13 +143,67 @@ def _model_of(annotation: Any) -> Any:
     return next((found for found in inner if found is not None), None)
 
 
+def _source(layers: Sequence[Layer], loc: Sequence[int | str]) -> str:
+    """The last layer that sets a field; all of them for one that none sets."""
+    for name, content in reversed(layers):
+        here: Any = content
+        for part in loc:
+            here = here.get(part, _ABSENT) if isinstance(here, dict) else _ABSENT
+        if here is not _ABSENT:
+            return f"{name}: "
+    names = [name for name, _ in layers if not name.startswith("--set")]
+    return f"{', '.join(names)}: " if names else ""
+
+
+def _merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in above.items():
+        below: Any = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = _merged(below, value) if both else value
+    return merged
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    raw = _read_yaml(path)
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: is a {type(raw).__name__}; a mapping of fields is needed")
+    return cast(dict[str, Any], raw)
+
+
+def _read_override(text: str, model: type[BaseModel]) -> Layer:
+    dotted, equals, value = text.partition("=")
+    parts = dotted.split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {dotted}: is not FIELD=VALUE, for example logs.level=DEBUG")
+    name = f"--set {dotted}"
+    content: Any = value if _takes_text(model, parts) else _parse_yaml(value, name)
+    for part in reversed(parts):
+        content = {part: content}
+    return name, content
+
+
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text())
+        return _parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not YAML: not UTF-8") from None
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
+        # Its own text quotes the line, which may hold a token.
+        mark = getattr(error, "problem_mark", None)
+        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ConfigError(f"{name}: not YAML{at}") from None
 
 
 def _set_path(raw: Any, dotted: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,11 +14,18 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class TlsSettings(Closed):
-    """Certificates of this process; mutual TLS on every channel if set."""
+    """Certificates of this process; TLS on every gRPC channel and weight stream if set."""
 
     certificate: Path
     key: Path
     authority: Path
+    """Whose certificates are trusted: of servers, and of clients if `require_client`."""
+    peer_name: str = "paceline.internal"
+    """The name that every server's certificate must carry; the host called if empty."""
+    require_client: bool = True
+    """Callers need a certificate of the authority too; off where a token is enough."""
+    reload_within_s: float = Field(default=3600.0, ge=0)
+    """A process whose certificates change drains and ends within this time, to start with them."""
 
 
 class LogSettings(Closed):
@@ -38,6 +45,13 @@ class HeartbeatSettings(Closed):
     stale_s: float = 60.0
 
 
+class ProbeSettings(Closed):
+    """What `/livez` and `/readyz` on the metrics port answer."""
+
+    stuck_s: float = Field(default=60.0, gt=0)
+    """A process whose event loop has not turned for so long is not alive."""
+
+
 class ServiceSettings(Closed):
     """Everything a process needs to know; the section of its kind under `options`."""
 
@@ -49,19 +63,24 @@ class ServiceSettings(Closed):
     port: Port = 0
     """gRPC; 0: any free one."""
     metrics_port: Port = 0
-    """Prometheus; 0: any free one."""
+    """HTTP: /metrics, /livez, /readyz; 0: any free one."""
     site: str = "local"
     run_dir: Path = Path("runs/local")
+    storage: str = ""
+    """Folder or fsspec URL (`s3://bucket/prefix`) for checkpoints, below `jobs/<job id>`; `run_dir`
+    if empty. What a URL needs (`s3fs`, credentials) is up to whoever runs the trainer."""
     experience: str = ""
     """host:port of the experience service."""
-    store_url: str = ""
-    """redis:// or rediss:// or unix:// URL; experience only."""
+    store_url: str = Field(default="", repr=False)
+    """redis://, rediss:// (TLS) or unix:// URL, redis+cluster:// or rediss+cluster:// for a
+    cluster; experience only."""
     job_id: str = ""
     """Empty: a shared pool."""
     grace_s: float = 20.0
     token: str = Field(default="", repr=False)
     """Bearer token that this process sends; off if empty."""
     tls: TlsSettings | None = None
+    probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     supervisor: HeartbeatSettings | None = None
     options: dict[str, Any] = Field(default_factory=dict)
@@ -73,11 +92,129 @@ class GatewayOptions(Closed):
 
     http_port: Port = 8300
     """REST; 0: any free one."""
+    https: bool = False
+    """REST with the certificate of `tls`; callers need none."""
+
+
+class PoolOptions(Closed):
+    """Rollout workers on one kind of machine."""
+
+    cost: float = Field(default=1.0, gt=0)
+    """Of a worker for an hour, in a unit that all pools share; the cheapest tokens come first."""
+    speed: float = Field(default=1.0, gt=0)
+    """Tokens per second of a worker, relative to the other pools."""
+    max_replicas: int = Field(default=64, ge=0)
+    """Over all jobs."""
+    min_replicas: int = Field(default=0, ge=0)
+    """Of each scaled job that may use the pool, whatever the others cost."""
+    spot: bool = False
+    """Its machines may be taken away at any time."""
+
+
+class KubernetesOptions(Closed):
+    """Where pods are made, and of what."""
+
+    kubeconfig: Path | None = None
+    """File that says how the API is reached; as pods reach it if null."""
+    namespace: str = "default"
+    release: str = "paceline"
+    """Value of the label `app.kubernetes.io/instance` of everything in this installation."""
+    identity: str = "paceline-controller-0"
+    """Of this process among the candidates for leadership."""
+    owner: str = "paceline-controller"
+    """Deployment that owns what is made for jobs without a `TrainingJob` object."""
+    lease: str = "paceline-controller"
+    """Lease object that the leader holds."""
+    lease_s: float = Field(default=15.0, gt=0)
+    """How long it holds without being renewed; its holder stops acting after two thirds of it."""
+    templates: Path = Path("/etc/paceline/templates")
+    """Folder with `trainer.yaml` and `rollout-<pool>.yaml`: whole pod templates."""
+    pools: dict[str, str] = Field(default_factory=dict)
+    """Deployments of the shared pools, by kind of service."""
+    ranks_per_pod: int = Field(default=8, ge=1)
+    """Trainer ranks in one pod; a larger job has several pods."""
+    jobset: bool = False
+    training_jobs: bool = True
+    """Whether `TrainingJob` objects are a door to jobs."""
+    gateway: str = ""
+    """host:port of the gateway's gRPC, where `TrainingJob` objects are submitted."""
+    patience_s: float = Field(default=3600.0, gt=0)
+    """How long pods may wait for machines or images before their job fails."""
+
+
+class EnvironmentScaling(Closed):
+    """How environment workers follow the episodes that want to run."""
+
+    max_replicas: int = Field(default=16, ge=1)
+    occupancy: float = Field(default=0.8, gt=0, le=1)
+    """Share of a worker's slots, and of its one core, that is meant to be used."""
+
+
+class RewardScaling(Closed):
+    """How reward workers follow the answers that wait for a score."""
+
+    max_replicas: int = Field(default=16, ge=1)
+    queue_s: float = Field(default=5.0, gt=0)
+    """In which a queue is to be cleared."""
+    occupancy: float = Field(default=0.8, gt=0, le=1)
+    """Share of a worker's time that is meant to be used."""
+
+
+class ScalingOptions(Closed):
+    """How replicas follow demand; see docs/scaling.md."""
+
+    executor: Literal["controller", "external"] = "controller"
+    """`external`: another autoscaler sets replicas, by the metrics; the controller leaves them."""
+    period_s: float = Field(default=5.0, gt=0)
+    """Between decisions."""
+    warm_s: float = Field(default=20.0, ge=0)
+    """So long after it is ready a worker tells nothing about its speed."""
+    smooth_s: float = Field(default=60.0, gt=0)
+    """Time constant of moving averages; by steps of the trainer if those take longer."""
+    smooth_steps: int = Field(default=32, ge=1)
+    margin: float = Field(default=0.1, ge=0)
+    """More rollout workers than the formula says, for what is dropped and for noise."""
+    band: float = Field(default=0.1, ge=0, lt=1)
+    """Share by which there must be too few before there are more; larger while figures
+    are unclear."""
+    slack: float = Field(default=0.1, ge=0, lt=1)
+    """Share by which there must be too many before there are fewer; likewise."""
+    starved: float = Field(default=0.05, gt=0, lt=1)
+    """Share of its time that a trainer may wait before rollout workers are added."""
+    sync_wait: float = Field(default=0.5, gt=0, lt=1)
+    """The same where sampling and training cannot overlap (`max_staleness: 0`)."""
+    requests_each: float = Field(default=4.0, gt=0)
+    """A rollout worker with fewer requests at once is one too many."""
+    up_s: float = Field(default=15.0, ge=0)
+    """Pause between increases."""
+    down_s: float = Field(default=300.0, ge=0)
+    """How long fewer must have been enough before some are given up."""
+    most_up: float = Field(default=3.0, gt=1)
+    """Largest factor of one increase."""
+    most_down: float = Field(default=0.5, gt=0, lt=1)
+    """Smallest factor of one decrease."""
+    patience_s: float = Field(default=180.0, gt=0)
+    """How long a pool may deliver nothing of what is asked of it before another one is asked."""
+    retry_s: float = Field(default=900.0, gt=0)
+    """After which it is asked again."""
+    idle_s: float = Field(default=600.0, ge=0)
+    """Without a job, until the shared pools that are scaled go to zero."""
+    environment: EnvironmentScaling | None = None
+    """`environment_replicas` for good if null, else at least so many while a job is live."""
+    reward: RewardScaling | None = None
+    """The same with `reward_replicas`."""
 
 
 class ControllerOptions(Closed):
     """Section of the controller."""
 
+    runtime: Literal["process", "kubernetes"] = "process"
+    kubernetes: KubernetesOptions = KubernetesOptions()
+    pools: dict[str, PoolOptions] = Field(
+        default_factory=lambda: {"default": PoolOptions()}, min_length=1
+    )
+    """Pools of rollout workers that jobs may use, by name."""
+    scaling: ScalingOptions = ScalingOptions()
     environment_replicas: int = Field(default=1, ge=1)
     reward_replicas: int = Field(default=1, ge=1)
     period_s: float = Field(default=0.5, gt=0)
@@ -96,6 +233,8 @@ class ExperienceOptions(Closed):
     """Payloads above this are compressed."""
     member_lease_s: float = Field(default=6.0, gt=0)
     """A worker that does not beat for so long leaves the roster."""
+    store_wait_s: float = Field(default=60.0, ge=0)
+    """How long to wait at the start for a store that does not answer; then the process ends."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
 
@@ -125,14 +264,27 @@ class RewardOptions(Closed):
     """Children that run user code; a hung or crashed one is replaced."""
 
 
-class RolloutOptions(Closed):
-    """Section of a rollout worker."""
+class WeightsOptions(Closed):
+    """How a process takes part in the broadcast of weights."""
 
     weights_port: Port = 0
+    weights_mbit_per_s: float | None = Field(default=None, gt=0)
+    """Cap on what it sends of weights, and likewise on what it receives; none if null."""
+
+    @property
+    def weights_bytes_per_s(self) -> float:
+        """The cap in bytes; 0: none."""
+        return (self.weights_mbit_per_s or 0.0) * 1e6 / 8
 
 
-class TrainerOptions(Closed):
+class RolloutOptions(WeightsOptions):
+    """Section of a rollout worker."""
+
+    pool: str = ""
+    """In which it runs; the job's first one if empty."""
+
+
+class TrainerOptions(WeightsOptions):
     """Section of a trainer; the same file for all ranks."""
 
     incarnation: int = Field(ge=0)
-    weights_port: Port = 0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 from grpc import aio
 
 from paceline import wire
@@ -17,7 +18,9 @@ from paceline.metrics import Metrics
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.types import Job, JobState, JobStatus, Trajectory, check_job_step
 from paceline.v1 import jobs_pb2 as pb
-from paceline.v1 import jobs_pb2_grpc, types_pb2
+from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
+from paceline.weights.holdings import Holdings
+from paceline.weights.wire import holdings_to
 
 
 class JobsInMemory(jobs_pb2_grpc.JobsServicer):
@@ -27,6 +30,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         self.jobs: dict[str, Job] = {}
         self.files: dict[str, dict[str, bytes]] = {}
         self.rows: dict[str, list[pb.MetricRow]] = {}
+        self.holdings = Holdings()
         self.trajectories: list[Trajectory] = []
         self._requests: dict[str, str] = {}
         self._changed = asyncio.Condition()
@@ -128,6 +132,13 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         self._job(request.job_id)
         return pb.AuditReport(job_id=request.job_id, ok=True, counts={"admitted": 0})
 
+    async def ListWeights(
+        self, request: roster_pb2.ListWeightsRequest, context: Any
+    ) -> roster_pb2.ListWeightsReply:
+        """What a test put into `holdings`."""
+        self._job(request.job_id)
+        return holdings_to(self.holdings)
+
     def _job(self, job_id: str) -> Job:
         if job_id not in self.jobs:
             raise NotFoundError(f"job {job_id!r} is not known")
@@ -141,11 +152,17 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
             self._changed.notify_all()
 
 
-async def serve_jobs(jobs: JobsInMemory, *, port: int = 0) -> tuple[aio.Server, int]:
+async def serve_jobs(
+    jobs: JobsInMemory, *, port: int = 0, credentials: grpc.ServerCredentials | None = None
+) -> tuple[aio.Server, int]:
     """Serve on loopback with the errors of our tree; the server and its port."""
     interceptors = [ErrorInterceptor(metrics=Metrics())]
     server = aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    wanted = f"127.0.0.1:{port}"
+    if credentials is None:
+        port = server.add_insecure_port(wanted)
+    else:
+        port = server.add_secure_port(wanted, credentials)
     await server.start()
     return server, port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ class _Wanted(Protocol):
     def name(self) -> str: ...
     @property
     def job_id(self) -> str: ...
+    @property
+    def replicas(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -39,28 +42,45 @@ class FakeObserved:
     job_id: str = ""
     alive: bool = True
     outdated: bool = False
+    replicas: int = 1
+    ready: int = 0
+    pending: bool = False
 
 
 @dataclass(slots=True)
 class MemoryRuntime:
-    """Processes that live and die as a test says."""
+    """Workloads that live and die as a test says; `expand` says what has a name of its own."""
+
+    expand: Callable[[Iterable[Any]], list[Any]] = list
 
     running: dict[str, FakeObserved] = field(default_factory=dict[str, FakeObserved])
     starts: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     stops: list[str] = field(default_factory=list[str])
+    scales: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     silent: set[str] = field(default_factory=set[str])
     broken: set[str] = field(default_factory=set[str])
 
+    def units(self, wanted: Iterable[Any]) -> list[Any]:
+        """Whole workloads, or what `expand` makes of them."""
+        return self.expand(wanted)
+
     async def list(self) -> Any:
         """Everything that was started and not stopped since."""
-        return [FakeObserved(o.name, o.job_id, o.alive, o.outdated) for o in self.running.values()]
+        return [replace(observed) for observed in self.running.values()]
 
     async def start(self, wanted: _Wanted, *, incarnation: int) -> None:
         """Start it, unless it is said to be broken."""
         self.starts.append((wanted.name, incarnation))
         if wanted.name in self.broken:
             raise OSError("no such file")
-        self.running[wanted.name] = FakeObserved(wanted.name, wanted.job_id)
+        self.running[wanted.name] = FakeObserved(
+            wanted.name, wanted.job_id, replicas=wanted.replicas
+        )
+
+    async def scale(self, name: str, replicas: int) -> None:
+        """At once."""
+        self.scales.append((name, replicas))
+        self.running[name].replicas = replicas
 
     async def stop(self, name: str, *, grace_s: float) -> None:
         """End it at once."""

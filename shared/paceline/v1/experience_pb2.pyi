@@ -287,6 +287,10 @@ class JobDemand(_message.Message):
     READY_GROUPS_FIELD_NUMBER: _builtins.int
     HEADROOM_GROUPS_FIELD_NUMBER: _builtins.int
     TRAINER_WAIT_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ACCEPTED_GROUPS_FIELD_NUMBER: _builtins.int
+    SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    MEASURING_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
     """episodes"""
@@ -296,6 +300,13 @@ class JobDemand(_message.Message):
     """that admission would still let in"""
     trainer_wait_s: _builtins.float
     """seconds that the trainer has waited for its present batch"""
+    step: _builtins.int
+    accepted_groups: _builtins.int
+    """ready or later, and not dropped"""
+    sampled_tokens: _builtins.int
+    """policy tokens of all finished episodes, evaluations too"""
+    measuring: _builtins.bool
+    """an evaluation is open"""
     def __init__(
         self,
         *,
@@ -305,10 +316,14 @@ class JobDemand(_message.Message):
         ready_groups: _builtins.int = ...,
         headroom_groups: _builtins.int = ...,
         trainer_wait_s: _builtins.float = ...,
+        step: _builtins.int = ...,
+        accepted_groups: _builtins.int = ...,
+        sampled_tokens: _builtins.int = ...,
+        measuring: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headroom_groups", b"headroom_groups", "job_id", b"job_id", "leased", b"leased", "queued", b"queued", "ready_groups", b"ready_groups", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

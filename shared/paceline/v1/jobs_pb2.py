@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from paceline.v1 import roster_pb2 as paceline_dot_v1_dot_roster__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/jobs.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\xa0\x01\n\x10SubmitJobRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x37\n\x05\x66iles\x18\x03 \x03(\x0b\x32(.paceline.v1.SubmitJobRequest.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"X\n\x0fListJobsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06states\x18\x02 \x03(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"H\n\rListJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.paceline.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_metric\x18\x02 \x01(\x03\"n\n\x08JobEvent\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.paceline.v1.JobStatus\x12\'\n\x07metrics\x18\x02 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x11\n\tlive_json\x18\x03 \x01(\t\"K\n\tMetricRow\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0bvalues_json\x18\x04 \x01(\t\"F\n\x12ListMetricsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"F\n\x10ListMetricsReply\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x0c\n\x04next\x18\x02 \x01(\x03\"a\n\x17ListTrajectoriesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\"_\n\x15ListTrajectoriesReply\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.paceline.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0f\x41uditJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x88\x02\n\x0b\x41uditReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x34\n\x06\x63ounts\x18\x03 \x03(\x0b\x32$.paceline.v1.AuditReport.CountsEntry\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.paceline.v1.AuditReport.DroppedEntry\x12\x10\n\x08problems\x18\x05 \x03(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\xb4\x04\n\x04Jobs\x12<\n\tSubmitJob\x12\x1d.paceline.v1.SubmitJobRequest\x1a\x10.paceline.v1.Job\x12\x36\n\x06GetJob\x12\x1a.paceline.v1.GetJobRequest\x1a\x10.paceline.v1.Job\x12\x44\n\x08ListJobs\x12\x1c.paceline.v1.ListJobsRequest\x1a\x1a.paceline.v1.ListJobsReply\x12<\n\tCancelJob\x12\x1d.paceline.v1.CancelJobRequest\x1a\x10.paceline.v1.Job\x12\x41\n\x08WatchJob\x12\x1c.paceline.v1.WatchJobRequest\x1a\x15.paceline.v1.JobEvent0\x01\x12M\n\x0bListMetrics\x12\x1f.paceline.v1.ListMetricsRequest\x1a\x1d.paceline.v1.ListMetricsReply\x12\\\n\x10ListTrajectories\x12$.paceline.v1.ListTrajectoriesRequest\x1a\".paceline.v1.ListTrajectoriesReply\x12\x42\n\x08\x41uditJob\x12\x1c.paceline.v1.AuditJobRequest\x1a\x18.paceline.v1.AuditReportb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/jobs.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/roster.proto\x1a\x17paceline/v1/types.proto\"\xa0\x01\n\x10SubmitJobRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x37\n\x05\x66iles\x18\x03 \x03(\x0b\x32(.paceline.v1.SubmitJobRequest.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"X\n\x0fListJobsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06states\x18\x02 \x03(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"H\n\rListJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.paceline.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_metric\x18\x02 \x01(\x03\"n\n\x08JobEvent\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.paceline.v1.JobStatus\x12\'\n\x07metrics\x18\x02 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x11\n\tlive_json\x18\x03 \x01(\t\"K\n\tMetricRow\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0bvalues_json\x18\x04 \x01(\t\"F\n\x12ListMetricsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"F\n\x10ListMetricsReply\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x0c\n\x04next\x18\x02 \x01(\x03\"a\n\x17ListTrajectoriesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\"_\n\x15ListTrajectoriesReply\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.paceline.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0f\x41uditJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x88\x02\n\x0b\x41uditReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x34\n\x06\x63ounts\x18\x03 \x03(\x0b\x32$.paceline.v1.AuditReport.CountsEntry\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.paceline.v1.AuditReport.DroppedEntry\x12\x10\n\x08problems\x18\x05 \x03(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x83\x05\n\x04Jobs\x12<\n\tSubmitJob\x12\x1d.paceline.v1.SubmitJobRequest\x1a\x10.paceline.v1.Job\x12\x36\n\x06GetJob\x12\x1a.paceline.v1.GetJobRequest\x1a\x10.paceline.v1.Job\x12\x44\n\x08ListJobs\x12\x1c.paceline.v1.ListJobsRequest\x1a\x1a.paceline.v1.ListJobsReply\x12<\n\tCancelJob\x12\x1d.paceline.v1.CancelJobRequest\x1a\x10.paceline.v1.Job\x12\x41\n\x08WatchJob\x12\x1c.paceline.v1.WatchJobRequest\x1a\x15.paceline.v1.JobEvent0\x01\x12M\n\x0bListMetrics\x12\x1f.paceline.v1.ListMetricsRequest\x1a\x1d.paceline.v1.ListMetricsReply\x12\\\n\x10ListTrajectories\x12$.paceline.v1.ListTrajectoriesRequest\x1a\".paceline.v1.ListTrajectoriesReply\x12\x42\n\x08\x41uditJob\x12\x1c.paceline.v1.AuditJobRequest\x1a\x18.paceline.v1.AuditReport\x12M\n\x0bListWeights\x12\x1f.paceline.v1.ListWeightsRequest\x1a\x1d.paceline.v1.ListWeightsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,40 +39,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUDITREPORT_COUNTSENTRY']._serialized_options = b'8\001'
   _globals['_AUDITREPORT_DROPPEDENTRY']._loaded_options = None
   _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITJOBREQUEST']._serialized_start=65
-  _globals['_SUBMITJOBREQUEST']._serialized_end=225
-  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_start=181
-  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_end=225
-  _globals['_GETJOBREQUEST']._serialized_start=227
-  _globals['_GETJOBREQUEST']._serialized_end=258
-  _globals['_LISTJOBSREQUEST']._serialized_start=260
-  _globals['_LISTJOBSREQUEST']._serialized_end=348
-  _globals['_LISTJOBSREPLY']._serialized_start=350
-  _globals['_LISTJOBSREPLY']._serialized_end=422
-  _globals['_CANCELJOBREQUEST']._serialized_start=424
-  _globals['_CANCELJOBREQUEST']._serialized_end=474
-  _globals['_WATCHJOBREQUEST']._serialized_start=476
-  _globals['_WATCHJOBREQUEST']._serialized_end=531
-  _globals['_JOBEVENT']._serialized_start=533
-  _globals['_JOBEVENT']._serialized_end=643
-  _globals['_METRICROW']._serialized_start=645
-  _globals['_METRICROW']._serialized_end=720
-  _globals['_LISTMETRICSREQUEST']._serialized_start=722
-  _globals['_LISTMETRICSREQUEST']._serialized_end=792
-  _globals['_LISTMETRICSREPLY']._serialized_start=794
-  _globals['_LISTMETRICSREPLY']._serialized_end=864
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=866
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=963
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=965
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=1060
-  _globals['_AUDITJOBREQUEST']._serialized_start=1062
-  _globals['_AUDITJOBREQUEST']._serialized_end=1095
-  _globals['_AUDITREPORT']._serialized_start=1098
-  _globals['_AUDITREPORT']._serialized_end=1362
-  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_start=1269
-  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_end=1314
-  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_start=1316
-  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_end=1362
-  _globals['_JOBS']._serialized_start=1365
-  _globals['_JOBS']._serialized_end=1929
+  _globals['_SUBMITJOBREQUEST']._serialized_start=91
+  _globals['_SUBMITJOBREQUEST']._serialized_end=251
+  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_start=207
+  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_end=251
+  _globals['_GETJOBREQUEST']._serialized_start=253
+  _globals['_GETJOBREQUEST']._serialized_end=284
+  _globals['_LISTJOBSREQUEST']._serialized_start=286
+  _globals['_LISTJOBSREQUEST']._serialized_end=374
+  _globals['_LISTJOBSREPLY']._serialized_start=376
+  _globals['_LISTJOBSREPLY']._serialized_end=448
+  _globals['_CANCELJOBREQUEST']._serialized_start=450
+  _globals['_CANCELJOBREQUEST']._serialized_end=500
+  _globals['_WATCHJOBREQUEST']._serialized_start=502
+  _globals['_WATCHJOBREQUEST']._serialized_end=557
+  _globals['_JOBEVENT']._serialized_start=559
+  _globals['_JOBEVENT']._serialized_end=669
+  _globals['_METRICROW']._serialized_start=671
+  _globals['_METRICROW']._serialized_end=746
+  _globals['_LISTMETRICSREQUEST']._serialized_start=748
+  _globals['_LISTMETRICSREQUEST']._serialized_end=818
+  _globals['_LISTMETRICSREPLY']._serialized_start=820
+  _globals['_LISTMETRICSREPLY']._serialized_end=890
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=892
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=989
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=991
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=1086
+  _globals['_AUDITJOBREQUEST']._serialized_start=1088
+  _globals['_AUDITJOBREQUEST']._serialized_end=1121
+  _globals['_AUDITREPORT']._serialized_start=1124
+  _globals['_AUDITREPORT']._serialized_end=1388
+  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_start=1295
+  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_end=1340
+  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_start=1342
+  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_end=1388
+  _globals['_JOBS']._serialized_start=1391
+  _globals['_JOBS']._serialized_end=2034
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from paceline.v1 import jobs_pb2 as paceline_dot_v1_dot_jobs__pb2
+from paceline.v1 import roster_pb2 as paceline_dot_v1_dot_roster__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -76,6 +77,11 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_jobs__pb2.AuditReport.FromString,
                 _registered_method=True)
+        self.ListWeights = channel.unary_unary(
+                '/paceline.v1.Jobs/ListWeights',
+                request_serializer=paceline_dot_v1_dot_roster__pb2.ListWeightsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_roster__pb2.ListWeightsReply.FromString,
+                _registered_method=True)
 
 
 class JobsServicer(object):
@@ -132,6 +138,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWeights(self, request, context):
+        """Who has which weights, and from whom. Shows no key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -174,6 +187,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.AuditJob,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_jobs__pb2.AuditReport.SerializeToString,
+            ),
+            'ListWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWeights,
+                    request_deserializer=paceline_dot_v1_dot_roster__pb2.ListWeightsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_roster__pb2.ListWeightsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -393,6 +411,33 @@ class Jobs(object):
             '/paceline.v1.Jobs/AuditJob',
             paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.SerializeToString,
             paceline_dot_v1_dot_jobs__pb2.AuditReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/ListWeights',
+            paceline_dot_v1_dot_roster__pb2.ListWeightsRequest.SerializeToString,
+            paceline_dot_v1_dot_roster__pb2.ListWeightsReply.FromString,
             options,
             channel_credentials,
             insecure,

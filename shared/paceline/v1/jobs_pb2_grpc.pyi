@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from paceline.v1 import jobs_pb2 as _jobs_pb2
+from paceline.v1 import roster_pb2 as _roster_pb2
 from paceline.v1 import types_pb2 as _types_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -44,6 +45,8 @@ class JobsStub:
     ListMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]
     ListTrajectories: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]
     AuditJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.AuditJobRequest, _jobs_pb2.AuditReport]
+    ListWeights: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]
+    """Who has which weights, and from whom. Shows no key."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -60,6 +63,8 @@ class JobsAsyncStub(JobsStub):
     ListMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]  # type: ignore[assignment]
     ListTrajectories: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]  # type: ignore[assignment]
     AuditJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.AuditJobRequest, _jobs_pb2.AuditReport]  # type: ignore[assignment]
+    ListWeights: _aio.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]  # type: ignore[assignment]
+    """Who has which weights, and from whom. Shows no key."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     """What users call: gateway serves it (and the same over REST), experience serves it to gateway."""
@@ -121,5 +126,13 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.AuditJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.AuditReport, _abc.Awaitable[_jobs_pb2.AuditReport]]: ...
+
+    @_abc_1.abstractmethod
+    def ListWeights(
+        self,
+        request: _roster_pb2.ListWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_roster_pb2.ListWeightsReply, _abc.Awaitable[_roster_pb2.ListWeightsReply]]:
+        """Who has which weights, and from whom. Shows no key."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xae\x01\n\x0b\x42\x65\x61tRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x30\n\x04load\x18\x03 \x03(\x0b\x32\".paceline.v1.BeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1e\n\tBeatReply\x12\x11\n\tlive_jobs\x18\x01 \x03(\t\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"@\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\x81\x01\n\x0f\x41nnounceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\"h\n\rAnnounceReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"i\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x17\n\x0fparent_endpoint\x18\x02 \x01(\t\x12\x1a\n\x12\x66\x61llback_endpoints\x18\x03 \x03(\t2\xe4\x03\n\x06Roster\x12\x38\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\x12\x38\n\x04\x42\x65\x61t\x12\x18.paceline.v1.BeatRequest\x1a\x16.paceline.v1.BeatReply\x12;\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\x12M\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\x12P\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply0\x01\x12\x44\n\x08\x41nnounce\x12\x1c.paceline.v1.AnnounceRequest\x1a\x1a.paceline.v1.AnnounceReply\x12\x42\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xe0\x01\n\x0b\x42\x65\x61tRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x30\n\x04load\x18\x03 \x03(\x0b\x32\".paceline.v1.BeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x12\x30\n\ttransfers\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x10TransferProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tnum_ready\x18\x02 \x01(\x05\x12\x12\n\nnum_chunks\x18\x03 \x01(\x05\x12\x0f\n\x07sources\x18\x04 \x03(\t\"\x1e\n\tBeatReply\x12\x11\n\tlive_jobs\x18\x01 \x03(\t\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"@\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\xae\x01\n\x0f\x41nnounceRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x05\x12\r\n\x05parts\x18\x08 \x01(\x05\x12\x0e\n\x06\x64igest\x18\t \x01(\t\"\xa3\x01\n\rAnnounceReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fsource_endpoint\x18\x05 \x01(\tB\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc4\x01\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12$\n\x07sources\x18\x02 \x03(\x0b\x32\x13.paceline.v1.Source\x12\x1a\n\x12\x66\x61llback_endpoints\x18\x03 \x03(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x19\n\x0c\x62\x61se_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x42\x0f\n\r_base_version\"7\n\x06Source\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\"\x99\x02\n\x15ReportTransferRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\r\n\x05\x65vent\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nwire_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x11\n\tnum_ready\x18\x0b \x01(\x05\x12\x12\n\nnum_chunks\x18\x0c \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\r \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\x15\n\x13ReportTransferReply\"$\n\x12ListWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"n\n\x10ListWeightsReply\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.WeightsVersion\x12+\n\x07holders\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.WeightsHolder\"\x85\x01\n\x0eWeightsVersion\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\x03\x12\r\n\x05shape\x18\x03 \x01(\t\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05ratio\x18\x05 \x01(\x01\"\xe6\x01\n\rWeightsHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x05 \x01(\x03\x12\x30\n\ttransfers\x18\x06 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12$\n\x07sources\x18\x07 \x03(\x0b\x32\x13.paceline.v1.Source\x12\x13\n\x0b\x62ytes_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07trouble\x18\t \x01(\t2\xbc\x04\n\x06Roster\x12\x38\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\x12\x38\n\x04\x42\x65\x61t\x12\x18.paceline.v1.BeatRequest\x1a\x16.paceline.v1.BeatReply\x12;\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\x12M\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\x12P\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply0\x01\x12\x44\n\x08\x41nnounce\x12\x1c.paceline.v1.AnnounceRequest\x1a\x1a.paceline.v1.AnnounceReply\x12\x42\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route0\x01\x12V\n\x0eReportTransfer\x12\".paceline.v1.ReportTransferRequest\x1a .paceline.v1.ReportTransferReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINREPLY']._serialized_start=118
   _globals['_JOINREPLY']._serialized_end=146
   _globals['_BEATREQUEST']._serialized_start=149
-  _globals['_BEATREQUEST']._serialized_end=323
-  _globals['_BEATREQUEST_LOADENTRY']._serialized_start=280
-  _globals['_BEATREQUEST_LOADENTRY']._serialized_end=323
-  _globals['_BEATREPLY']._serialized_start=325
-  _globals['_BEATREPLY']._serialized_end=355
-  _globals['_LEAVEREQUEST']._serialized_start=357
-  _globals['_LEAVEREQUEST']._serialized_end=390
-  _globals['_LEAVEREPLY']._serialized_start=392
-  _globals['_LEAVEREPLY']._serialized_end=404
-  _globals['_LISTWORKERSREQUEST']._serialized_start=406
-  _globals['_LISTWORKERSREQUEST']._serialized_end=470
-  _globals['_LISTWORKERSREPLY']._serialized_start=472
-  _globals['_LISTWORKERSREPLY']._serialized_end=528
-  _globals['_ANNOUNCEREQUEST']._serialized_start=531
-  _globals['_ANNOUNCEREQUEST']._serialized_end=660
-  _globals['_ANNOUNCEREPLY']._serialized_start=662
-  _globals['_ANNOUNCEREPLY']._serialized_end=766
-  _globals['_WATCHROUTEREQUEST']._serialized_start=768
-  _globals['_WATCHROUTEREQUEST']._serialized_end=822
-  _globals['_ROUTE']._serialized_start=824
-  _globals['_ROUTE']._serialized_end=929
-  _globals['_ROSTER']._serialized_start=932
-  _globals['_ROSTER']._serialized_end=1416
+  _globals['_BEATREQUEST']._serialized_end=373
+  _globals['_BEATREQUEST_LOADENTRY']._serialized_start=330
+  _globals['_BEATREQUEST_LOADENTRY']._serialized_end=373
+  _globals['_TRANSFERPROGRESS']._serialized_start=375
+  _globals['_TRANSFERPROGRESS']._serialized_end=466
+  _globals['_BEATREPLY']._serialized_start=468
+  _globals['_BEATREPLY']._serialized_end=498
+  _globals['_LEAVEREQUEST']._serialized_start=500
+  _globals['_LEAVEREQUEST']._serialized_end=533
+  _globals['_LEAVEREPLY']._serialized_start=535
+  _globals['_LEAVEREPLY']._serialized_end=547
+  _globals['_LISTWORKERSREQUEST']._serialized_start=549
+  _globals['_LISTWORKERSREQUEST']._serialized_end=613
+  _globals['_LISTWORKERSREPLY']._serialized_start=615
+  _globals['_LISTWORKERSREPLY']._serialized_end=671
+  _globals['_ANNOUNCEREQUEST']._serialized_start=674
+  _globals['_ANNOUNCEREQUEST']._serialized_end=848
+  _globals['_ANNOUNCEREPLY']._serialized_start=851
+  _globals['_ANNOUNCEREPLY']._serialized_end=1014
+  _globals['_WATCHROUTEREQUEST']._serialized_start=1016
+  _globals['_WATCHROUTEREQUEST']._serialized_end=1070
+  _globals['_ROUTE']._serialized_start=1073
+  _globals['_ROUTE']._serialized_end=1269
+  _globals['_SOURCE']._serialized_start=1271
+  _globals['_SOURCE']._serialized_end=1326
+  _globals['_REPORTTRANSFERREQUEST']._serialized_start=1329
+  _globals['_REPORTTRANSFERREQUEST']._serialized_end=1610
+  _globals['_REPORTTRANSFERREPLY']._serialized_start=1612
+  _globals['_REPORTTRANSFERREPLY']._serialized_end=1633
+  _globals['_LISTWEIGHTSREQUEST']._serialized_start=1635
+  _globals['_LISTWEIGHTSREQUEST']._serialized_end=1671
+  _globals['_LISTWEIGHTSREPLY']._serialized_start=1673
+  _globals['_LISTWEIGHTSREPLY']._serialized_end=1783
+  _globals['_WEIGHTSVERSION']._serialized_start=1786
+  _globals['_WEIGHTSVERSION']._serialized_end=1919
+  _globals['_WEIGHTSHOLDER']._serialized_start=1922
+  _globals['_WEIGHTSHOLDER']._serialized_end=2152
+  _globals['_ROSTER']._serialized_start=2155
+  _globals['_ROSTER']._serialized_end=2727
 # @@protoc_insertion_point(module_scope)

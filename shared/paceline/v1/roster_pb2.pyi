@@ -86,13 +86,18 @@ class BeatRequest(_message.Message):
     ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     HELD_VERSIONS_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     active_version: _builtins.int
     @_builtins.property
     def load(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def held_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """versions it can serve to peers"""
+        """versions it can serve to peers, whole or in part"""
+
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
+        """of the versions held"""
 
     def __init__(
         self,
@@ -101,14 +106,47 @@ class BeatRequest(_message.Message):
         active_version: _builtins.int = ...,
         load: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         held_versions: _abc.Iterable[_builtins.int] | None = ...,
+        transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "load", b"load", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "load", b"load", "transfers", b"transfers", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
+
+@_typing.final
+class TransferProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NUM_READY_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    num_ready: _builtins.int
+    """chunks verified"""
+    num_chunks: _builtins.int
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """endpoints it is pulling from now"""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        num_ready: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_chunks", b"num_chunks", "num_ready", b"num_ready", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransferProgress: _TypeAlias = TransferProgress  # noqa: Y015
 
 @_typing.final
 class BeatReply(_message.Message):
@@ -222,12 +260,20 @@ class AnnounceRequest(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     WEIGHTS_ENDPOINT_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
     parent: _builtins.int
     weights_endpoint: _builtins.str
     num_bytes: _builtins.int
+    part: _builtins.int
+    """Chunks i with i % parts == part are seeded at this endpoint; 0 and 0: all of them."""
+    parts: _builtins.int
+    digest: _builtins.str
+    """root of the snapshot in hex; rank 0 announces again when it knows it"""
     def __init__(
         self,
         *,
@@ -237,10 +283,13 @@ class AnnounceRequest(_message.Message):
         parent: _builtins.int = ...,
         weights_endpoint: _builtins.str = ...,
         num_bytes: _builtins.int = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "num_bytes", b"num_bytes", "parent", b"parent", "step", b"step", "weights_endpoint", b"weights_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "num_bytes", b"num_bytes", "parent", b"parent", "part", b"part", "parts", b"parts", "step", b"step", "weights_endpoint", b"weights_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,8 +301,17 @@ class AnnounceReply(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     HELD_VERSION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    SOURCE_ENDPOINT_FIELD_NUMBER: _builtins.int
     held_version: _builtins.int
     """Being measured: keep serving it until a later announcement names another. Unset: none."""
+    key: _builtins.bytes
+    """of the job: seals headers, chunks and trailers"""
+    chunk_bytes: _builtins.int
+    """how this version is to be cut; the same in every reply for it"""
+    source_endpoint: _builtins.str
+    """of rank 0, whose header the other seeds take"""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     def __init__(
@@ -261,10 +319,13 @@ class AnnounceReply(_message.Message):
         *,
         version: _types_pb2.PolicyVersion | None = ...,
         held_version: _builtins.int | None = ...,
+        key: _builtins.bytes = ...,
+        chunk_bytes: _builtins.int = ...,
+        source_endpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_held_version", b"_held_version", "held_version", b"held_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_version", b"_held_version", "held_version", b"held_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_version", b"_held_version", "chunk_bytes", b"chunk_bytes", "held_version", b"held_version", "key", b"key", "source_endpoint", b"source_endpoint", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__held_version: _TypeAlias = _typing.Literal["held_version"]  # noqa: Y015
     _WhichOneofArgType__held_version: _TypeAlias = _typing.Literal["_held_version", b"_held_version"]  # noqa: Y015
@@ -299,27 +360,285 @@ class Route(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
-    PARENT_ENDPOINT_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     FALLBACK_ENDPOINTS_FIELD_NUMBER: _builtins.int
-    parent_endpoint: _builtins.str
-    """http://host:port"""
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    bytes_per_s: _builtins.float
+    """expected over all sources; 0: unknown"""
+    base_version: _builtins.int
+    """ask for differences against it, if it is held whole"""
+    key: _builtins.bytes
+    """of the job"""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
+        """asked at once, each for its part"""
+
+    @_builtins.property
     def fallback_endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """any of them holds or will hold the chunks"""
+        """best first; any of them holds or will hold the chunks"""
 
     def __init__(
         self,
         *,
         version: _types_pb2.PolicyVersion | None = ...,
-        parent_endpoint: _builtins.str = ...,
+        sources: _abc.Iterable[Global___Source] | None = ...,
         fallback_endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        bytes_per_s: _builtins.float = ...,
+        base_version: _builtins.int | None = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fallback_endpoints", b"fallback_endpoints", "parent_endpoint", b"parent_endpoint", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "bytes_per_s", b"bytes_per_s", "fallback_endpoints", b"fallback_endpoints", "key", b"key", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
+    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
+
+Global___Route: _TypeAlias = Route  # noqa: Y015
+
+@_typing.final
+class Source(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """http://host:port"""
+    part: _builtins.int
+    """chunks i with i % parts == part; 0 and 0: all of them"""
+    parts: _builtins.int
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "part", b"part", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Route: _TypeAlias = Route  # noqa: Y015
+Global___Source: _TypeAlias = Source  # noqa: Y015
+
+@_typing.final
+class ReportTransferRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    NUM_READY_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    worker_id: _builtins.str
+    """the receiver"""
+    version: _builtins.int
+    endpoint: _builtins.str
+    """the sender"""
+    event: _builtins.str
+    """done, moved, stalled, slow, failed, damaged"""
+    num_bytes: _builtins.int
+    """of the snapshot that came from there since the last report"""
+    wire_bytes: _builtins.int
+    """that they took on the way"""
+    busy_s: _builtins.float
+    """seconds in which bytes came, without those in which the sender had none"""
+    latency_s: _builtins.float
+    """from the request to the first byte; 0: not measured"""
+    detail: _builtins.str
+    num_ready: _builtins.int
+    """chunks of this version that the receiver has now, from anywhere"""
+    num_chunks: _builtins.int
+    base_version: _builtins.int
+    """the bytes were differences against it"""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        version: _builtins.int = ...,
+        endpoint: _builtins.str = ...,
+        event: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        wire_bytes: _builtins.int = ...,
+        busy_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        detail: _builtins.str = ...,
+        num_ready: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
+        base_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "busy_s", b"busy_s", "detail", b"detail", "endpoint", b"endpoint", "event", b"event", "job_id", b"job_id", "latency_s", b"latency_s", "num_bytes", b"num_bytes", "num_chunks", b"num_chunks", "num_ready", b"num_ready", "version", b"version", "wire_bytes", b"wire_bytes", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
+    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
+
+Global___ReportTransferRequest: _TypeAlias = ReportTransferRequest  # noqa: Y015
+
+@_typing.final
+class ReportTransferReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportTransferReply: _TypeAlias = ReportTransferReply  # noqa: Y015
+
+@_typing.final
+class ListWeightsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWeightsRequest: _TypeAlias = ListWeightsRequest  # noqa: Y015
+
+@_typing.final
+class ListWeightsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsVersion]:
+        """newest first"""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsHolder]:
+        """seeds first, then workers by id"""
+
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[Global___WeightsVersion] | None = ...,
+        holders: _abc.Iterable[Global___WeightsHolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWeightsReply: _TypeAlias = ListWeightsReply  # noqa: Y015
+
+@_typing.final
+class WeightsVersion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHUNK_BYTES_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    PREDICTED_S_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    chunk_bytes: _builtins.int
+    shape: _builtins.str
+    """of the route: unicast, chain, tree, sites"""
+    predicted_s: _builtins.float
+    """until the last worker has it"""
+    ratio: _builtins.float
+    """wire bytes by snapshot bytes, as seen last; 0: not seen"""
+    @_builtins.property
+    def version(self) -> _types_pb2.PolicyVersion: ...
+    def __init__(
+        self,
+        *,
+        version: _types_pb2.PolicyVersion | None = ...,
+        chunk_bytes: _builtins.int = ...,
+        shape: _builtins.str = ...,
+        predicted_s: _builtins.float = ...,
+        ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "predicted_s", b"predicted_s", "ratio", b"ratio", "shape", b"shape", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsVersion: _TypeAlias = WeightsVersion  # noqa: Y015
+
+@_typing.final
+class WeightsHolder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SITE_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    ACTIVE_VERSION_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """empty for seeds of the trainer"""
+    kind: _builtins.str
+    site: _builtins.str
+    endpoint: _builtins.str
+    active_version: _builtins.int
+    bytes_per_s: _builtins.float
+    """measured from its first source; 0: not yet"""
+    trouble: _builtins.str
+    """why others do not pull from it now; empty: none"""
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
+        """what it holds"""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
+        """of the newest version"""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        site: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        active_version: _builtins.int = ...,
+        transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
+        sources: _abc.Iterable[Global___Source] | None = ...,
+        bytes_per_s: _builtins.float = ...,
+        trouble: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "bytes_per_s", b"bytes_per_s", "endpoint", b"endpoint", "kind", b"kind", "site", b"site", "sources", b"sources", "transfers", b"transfers", "trouble", b"trouble", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightsHolder: _TypeAlias = WeightsHolder  # noqa: Y015

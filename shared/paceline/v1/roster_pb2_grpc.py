@@ -70,6 +70,11 @@ class RosterStub(object):
                 request_serializer=paceline_dot_v1_dot_roster__pb2.WatchRouteRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_roster__pb2.Route.FromString,
                 _registered_method=True)
+        self.ReportTransfer = channel.unary_unary(
+                '/paceline.v1.Roster/ReportTransfer',
+                request_serializer=paceline_dot_v1_dot_roster__pb2.ReportTransferRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_roster__pb2.ReportTransferReply.FromString,
+                _registered_method=True)
 
 
 class RosterServicer(object):
@@ -110,7 +115,8 @@ class RosterServicer(object):
 
     def Announce(self, request, context):
         """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-        the same (incarnation, step) gets the same number again.
+        the same (incarnation, step) gets the same number again. Every seed announces its own part;
+        UNAVAILABLE: rank 0, part 0, has to be first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,6 +124,13 @@ class RosterServicer(object):
 
     def WatchRoute(self, request, context):
         """Rollout: where to pull the newest version from, now and whenever that changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportTransfer(self, request, context):
+        """Rollout: how it goes with one sender. Links are measured and routes repaired by this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +173,11 @@ def add_RosterServicer_to_server(servicer, server):
                     servicer.WatchRoute,
                     request_deserializer=paceline_dot_v1_dot_roster__pb2.WatchRouteRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_roster__pb2.Route.SerializeToString,
+            ),
+            'ReportTransfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportTransfer,
+                    request_deserializer=paceline_dot_v1_dot_roster__pb2.ReportTransferRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_roster__pb2.ReportTransferReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +370,33 @@ class Roster(object):
             '/paceline.v1.Roster/WatchRoute',
             paceline_dot_v1_dot_roster__pb2.WatchRouteRequest.SerializeToString,
             paceline_dot_v1_dot_roster__pb2.Route.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportTransfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Roster/ReportTransfer',
+            paceline_dot_v1_dot_roster__pb2.ReportTransferRequest.SerializeToString,
+            paceline_dot_v1_dot_roster__pb2.ReportTransferReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,10 +42,13 @@ class RosterStub:
     """The roster of a job (its own workers and the shared pools) now and at every change."""
     Announce: _grpc.UnaryUnaryMultiCallable[_roster_pb2.AnnounceRequest, _roster_pb2.AnnounceReply]
     """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-    the same (incarnation, step) gets the same number again.
+    the same (incarnation, step) gets the same number again. Every seed announces its own part;
+    UNAVAILABLE: rank 0, part 0, has to be first.
     """
     WatchRoute: _grpc.UnaryStreamMultiCallable[_roster_pb2.WatchRouteRequest, _roster_pb2.Route]
     """Rollout: where to pull the newest version from, now and whenever that changes."""
+    ReportTransfer: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ReportTransferRequest, _roster_pb2.ReportTransferReply]
+    """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
 
 @_typing.type_check_only
 class RosterAsyncStub(RosterStub):
@@ -61,10 +64,13 @@ class RosterAsyncStub(RosterStub):
     """The roster of a job (its own workers and the shared pools) now and at every change."""
     Announce: _aio.UnaryUnaryMultiCallable[_roster_pb2.AnnounceRequest, _roster_pb2.AnnounceReply]  # type: ignore[assignment]
     """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-    the same (incarnation, step) gets the same number again.
+    the same (incarnation, step) gets the same number again. Every seed announces its own part;
+    UNAVAILABLE: rank 0, part 0, has to be first.
     """
     WatchRoute: _aio.UnaryStreamMultiCallable[_roster_pb2.WatchRouteRequest, _roster_pb2.Route]  # type: ignore[assignment]
     """Rollout: where to pull the newest version from, now and whenever that changes."""
+    ReportTransfer: _aio.UnaryUnaryMultiCallable[_roster_pb2.ReportTransferRequest, _roster_pb2.ReportTransferReply]  # type: ignore[assignment]
+    """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
 
 class RosterServicer(metaclass=_abc_1.ABCMeta):
     """Who is alive, who has which weights, and where to get them. Served by experience."""
@@ -113,7 +119,8 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_roster_pb2.AnnounceReply, _abc.Awaitable[_roster_pb2.AnnounceReply]]:
         """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-        the same (incarnation, step) gets the same number again.
+        the same (incarnation, step) gets the same number again. Every seed announces its own part;
+        UNAVAILABLE: rank 0, part 0, has to be first.
         """
 
     @_abc_1.abstractmethod
@@ -123,5 +130,13 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_roster_pb2.Route], _abc.AsyncIterator[_roster_pb2.Route]]:
         """Rollout: where to pull the newest version from, now and whenever that changes."""
+
+    @_abc_1.abstractmethod
+    def ReportTransfer(
+        self,
+        request: _roster_pb2.ReportTransferRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_roster_pb2.ReportTransferReply, _abc.Awaitable[_roster_pb2.ReportTransferReply]]:
+        """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
 
 def add_RosterServicer_to_server(servicer: RosterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -535,6 +535,7 @@ class Worker(_message.Message):
     WEIGHTS_ENDPOINT_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     kind: _builtins.str
     endpoint: _builtins.str
@@ -543,6 +544,8 @@ class Worker(_message.Message):
     active_version: _builtins.int
     weights_endpoint: _builtins.str
     pid: _builtins.int
+    pool: _builtins.str
+    """of rollout workers; empty: the job's first one"""
     @_builtins.property
     def load(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -557,10 +560,11 @@ class Worker(_message.Message):
         weights_endpoint: _builtins.str = ...,
         load: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         pid: _builtins.int = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "endpoint", b"endpoint", "job_id", b"job_id", "kind", b"kind", "load", b"load", "pid", b"pid", "site", b"site", "weights_endpoint", b"weights_endpoint", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "endpoint", b"endpoint", "job_id", b"job_id", "kind", b"kind", "load", b"load", "pid", b"pid", "pool", b"pool", "site", b"site", "weights_endpoint", b"weights_endpoint", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

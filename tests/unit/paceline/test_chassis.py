@@ -7,17 +7,36 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
+import httpx
+import psutil
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.chassis import address_of
+from paceline.config import ServiceSettings
+from paceline.testing.certificates import Authority
+from paceline.types import WorkerKind
 
 SERVICE = """
-import sys
+import asyncio, subprocess, sys, threading, time
 from paceline.chassis import Chassis, Service, main
 
 class Demo(Service):
     def __init__(self, chassis: Chassis) -> None:
         self.chassis = chassis
+        self.options = chassis.settings.options
+    async def start(self) -> None:
+        if "start_s" in self.options:
+            print("starting", flush=True)
+            await asyncio.sleep(self.options["start_s"])
+        if "orphan" in self.options:
+            subprocess.run(["sh", "-c", "sleep 0.1 &"], check=True)
     async def drain(self) -> None:
+        if "thread_s" in self.options:
+            threading.Thread(target=time.sleep, args=[self.options["thread_s"]]).start()
+        await asyncio.sleep(self.options.get("drain_s", 0))
         print("drained", flush=True)
     async def run(self) -> None:
         print(self.chassis.address, flush=True)
@@ -32,12 +51,12 @@ sys.exit(main(build))
 """
 
 
-def start(tmp_path: Path, **settings: object) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, *before: str, **settings: object) -> "subprocess.Popen[str]":
     (tmp_path / "service.py").write_text(SERVICE)
     content = {"kind": "reward", "worker_id": "reward-0", **settings}
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(content))
     return subprocess.Popen(
-        [sys.executable, str(tmp_path / "service.py"), str(tmp_path / "settings.yaml")],
+        [*before, sys.executable, str(tmp_path / "service.py"), str(tmp_path / "settings.yaml")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -49,10 +68,64 @@ def first_line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def test_sigterm_drains_and_exits_with_0(tmp_path: Path) -> None:
     process = start(tmp_path)
     first_line(process)
     process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert "drained" in out
+    assert process.returncode == 0
+
+
+def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
+    metrics_port = free_port()
+    process = start(tmp_path, metrics_port=metrics_port, options={"drain_s": 4})
+    first_line(process)
+    url = f"http://127.0.0.1:{metrics_port}"
+    deadline = time.monotonic() + 10
+    while httpx.get(f"{url}/readyz").status_code != 200:
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGTERM)
+    while httpx.get(f"{url}/readyz").text != "draining\n":
+        assert time.monotonic() < deadline
+    assert httpx.get(f"{url}/livez").status_code == 200
+    out, _ = process.communicate(timeout=20)
+    assert "drained" in out
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"start_s": 60}, {"drain_s": 60}, {"thread_s": 60}, {"drain_s": 60, "thread_s": 60}]
+)
+def test_whatever_holds_it_up_it_ends_soon_after_its_grace(
+    tmp_path: Path, options: dict[str, float]
+) -> None:
+    process = start(tmp_path, grace_s=1.0, options=options)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of processes")
+def test_process_1_drains_and_leaves_no_dead_orphans(tmp_path: Path) -> None:
+    apart = ("unshare", "--pid", "--fork", "--mount-proc")
+    process = start(tmp_path, *apart, options={"orphan": True})
+    first_line(process)
+    inner = psutil.Process(process.pid).children()[0]
+    orphans = inner.children()
+    assert [orphan.name() for orphan in orphans] == ["sleep"]
+    deadline = time.monotonic() + 20
+    while inner.children():
+        assert time.monotonic() < deadline, "the orphan was not reaped"
+        time.sleep(0.2)
+    inner.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=20)
     assert "drained" in out
     assert process.returncode == 0
@@ -66,13 +139,7 @@ def test_a_failing_service_exits_with_1_and_logs_the_traceback(tmp_path: Path) -
 
 
 def test_health_and_metrics_answer(tmp_path: Path) -> None:
-    import grpc
-    import httpx
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        metrics_port = probe.getsockname()[1]
+    metrics_port = free_port()
     process = start(tmp_path, metrics_port=metrics_port)
     try:
         with grpc.insecure_channel(first_line(process)) as channel:
@@ -110,6 +177,59 @@ def test_a_child_ends_itself_when_its_supervisor_stays_away(tmp_path: Path) -> N
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0
     assert "supervisor is gone" in err
+
+
+def test_a_watch_that_fails_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    beat = tmp_path / "file" / "beat"
+    process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 0.4})
+    first_line(process)
+    time.sleep(0.5)
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "watch failed" in err
+    assert "NotADirectoryError" in err
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "address"),
+    [
+        ("127.0.0.1", "", "127.0.0.1:5"),
+        ("::1", "", "[::1]:5"),
+        ("0.0.0.0", "10.1.2.3:8400", "10.1.2.3:8400"),
+        ("::", "fd00::7:8400", "[fd00::7]:8400"),
+        ("::", "[fd00::7]:8400", "[fd00::7]:8400"),
+        ("::", "worker-0.workers:8400", "worker-0.workers:8400"),
+    ],
+)
+def test_the_address_for_others(host: str, advertise: str, address: str) -> None:
+    settings = ServiceSettings(
+        kind=WorkerKind.REWARD, worker_id="r", host=host, advertise=advertise
+    )
+    assert address_of(settings, 5) == address
+
+
+def test_new_certificates_end_a_process_well(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.issue("reward", reload_within_s=0.5).model_dump(mode="json")
+    process = start(tmp_path, tls=tls)
+    first_line(process)
+    time.sleep(0.5)
+    assert process.poll() is None
+    authority.issue("reward")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "certificates have changed" in err
+    assert "drained" in out
+
+
+def test_a_certificate_that_is_missing_is_named(tmp_path: Path) -> None:
+    tls = Authority(tmp_path).issue("reward").model_dump(mode="json")
+    process = start(tmp_path, tls={**tls, "key": str(tmp_path / "none.key")})
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert f"tls.key: {tmp_path}/none.key: No such file" in err
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ COMMANDS = [
     "logs",
     "cancel",
     "audit",
+    "weights",
     "validate",
     "plugins",
 ]
@@ -40,6 +44,27 @@ SPEC = {
 def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "paceline.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+@contextmanager
+def heard() -> Generator[tuple[str, list[str]]]:
+    """A server that refuses everybody and notes what they say they are."""
+    tokens: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers.get("authorization", ""))
+            self.send_error(401)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", tokens
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -116,6 +141,34 @@ def test_the_gateway_of_a_run_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "gateway.json").write_text('{"http": "http://127.0.0.1:2"}')
     found = paceline("list", "--run-dir", str(tmp_path))
     assert "cannot reach http://127.0.0.1:2" in found.stderr
+
+
+def test_the_gateway_and_the_token_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_URL", "http://127.0.0.1:3")
+    assert "cannot reach http://127.0.0.1:3" in paceline("list").stderr
+    (tmp_path / "gateway.json").write_text('{"http": "http://127.0.0.1:2"}')
+    assert "http://127.0.0.1:2" in paceline("list", "--run-dir", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("--token-file", "No such file or directory"), ("--ca", "no such file")],
+)
+def test_a_missing_token_or_authority(option: str, text: str) -> None:
+    found = paceline("list", option, "nowhere")
+    assert found.returncode == 2
+    assert found.stderr == f"paceline: {option} nowhere: {text}\n"
+
+
+def test_the_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "from-variable")
+    (tmp_path / "token").write_text("from-file\n")
+    with heard() as (url, tokens):
+        paceline("list", "--url", url)
+        paceline("list", "--url", url, "--token-file", str(tmp_path / "token"))
+    assert tokens == ["Bearer from-variable", "Bearer from-file"]
 
 
 def test_port_in_use(tmp_path: Path) -> None:

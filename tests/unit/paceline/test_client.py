@@ -133,6 +133,7 @@ async def test_history(client: AsyncClient, gateway: Gateway, job: dict[str, Any
     assert [row.values for row in rows] == [{"loss": 1.0}]
     assert (await client.trajectories(job_id, purpose="eval")).trajectories == []
     assert (await client.audit(job_id)).ok
+    assert (await client.weights(job_id)).versions == []
 
 
 async def test_watch_and_wait(client: AsyncClient, gateway: Gateway, job: dict[str, Any]) -> None:
@@ -196,6 +197,7 @@ def use(client: Client, job: dict[str, Any]) -> list[JobEvent]:
     assert client.metrics(job_id).rows == []
     assert client.trajectories(job_id).trajectories == []
     assert client.audit(job_id).problems == []
+    assert client.weights(job_id).holders == []
     with pytest.raises(NotFoundError):
         client.get("nope")
     with pytest.raises(NotFoundError):

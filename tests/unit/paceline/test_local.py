@@ -99,7 +99,9 @@ def test_a_long_run_directory_gets_a_short_socket(tmp_path: Path) -> None:
     ("url", "text"),
     [
         ("redis://user:secret@127.0.0.1:1/0", "store redis://127.0.0.1:1/0 cannot be reached"),
-        ("http://127.0.0.1:1", "Redis URL must specify one of the following schemes"),
+        ("redis+cluster://:secret@127.0.0.1:1", "store redis.cluster://127.0.0.1:1 cannot be"),
+        ("redis://:sec/ret@127.0.0.1:1", "special characters in a password have to be"),
+        ("http://127.0.0.1:1", "store_url http://127.0.0.1:1: begins with no known scheme"),
     ],
 )
 def test_a_store_that_cannot_be_reached(url: str, text: str, tmp_path: Path) -> None:

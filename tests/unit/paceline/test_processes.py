@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -123,6 +124,19 @@ def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -
     assert other.exit_code("a") is None
     other.stop("a", grace_s=5)
     assert not processes.alive("a")
+
+
+def test_what_is_about_to_start_is_noted(processes: Processes, tmp_path: Path) -> None:
+    """A supervisor may be killed between the start of a process and the note of its pid."""
+    mark = str(tmp_path / "settings.yaml")
+    with pytest.raises(FileNotFoundError):
+        processes.start("a", [str(tmp_path / "nothing"), mark], mark=mark)
+    child = subprocess.Popen([sys.executable, "-c", SLEEP, mark], start_new_session=True)
+    other = again(tmp_path)
+    assert [record.mark for record in other.records()] == [mark]
+    assert not other.alive("a")
+    other.stop("a", grace_s=1)
+    assert child.wait(5) == -signal.SIGKILL
 
 
 def test_supervisors_share_a_folder(processes: Processes, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def test_metrics_are_made_on_first_use_with_their_labels() -> None:
 
 def test_metric_labels_are_bounded() -> None:
     allowed = {"job", "on", "reason", "method", "code", "kind", "state", "purpose", "status"}
-    allowed |= {"direction", "stage"}
+    # `workload` is a kind of service, `pool` a name of the installation.
+    allowed |= {"direction", "stage", "event", "workload", "pool"}
     for _, labels in NAMES.values():
         assert set(labels) <= allowed
 

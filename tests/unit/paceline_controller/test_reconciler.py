@@ -7,7 +7,7 @@ from paceline.config import parse_job
 from paceline.config.service import ControllerOptions
 from paceline.testing.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
 from paceline.types import JobState
-from paceline_controller.plan import LiveJob
+from paceline_controller.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
 
 OPTIONS = ControllerOptions(start_timeout_s=30, restart_most_s=4, give_up_after=3)
@@ -25,7 +25,7 @@ class World:
     def __init__(self, options: ControllerOptions = OPTIONS) -> None:
         self.options = options
         self.clock = FakeClock()
-        self.runtime = MemoryRuntime()
+        self.runtime = MemoryRuntime(expand=replicas_of)
         self.ledger = MemoryLedger()
         self.reconciler = self.controller()
 
@@ -222,6 +222,65 @@ async def test_outdated_processes_are_replaced(world: World) -> None:
     await world.passes(3)
     assert world.runtime.stops == ["reward-0"]
     assert world.alive() == POOLS
+
+
+async def test_a_job_that_names_an_unknown_pool_fails_with_the_allowed_ones(world: World) -> None:
+    world.submit()
+    rollout = SPEC.rollout.model_copy(update={"pools": ("spot",)})
+    world.ledger.put("a-1", spec=SPEC.model_copy(update={"rollout": rollout}))
+    await world.passes(2)
+    assert world.state is JobState.FAILED
+    expected = "rollout.pools: 'spot' is not a pool of this installation; allowed: default"
+    assert world.ledger.reasons["a-1"] == expected
+    assert world.alive() == POOLS
+
+
+async def test_whole_workloads_are_resized_and_not_restarted(world: World) -> None:
+    world.runtime.expand = list
+    await world.passes()
+    assert world.alive() == {"environment", "reward"}
+    world.runtime.running["reward"].replicas = 5
+    await world.passes()
+    assert world.runtime.scales == [("reward", 1)]
+    assert world.runtime.stops == []
+
+
+async def test_pools_keep_their_size_until_the_jobs_are_known(world: World) -> None:
+    """Who scaled them up was the controller before; its jobs may be at work in all of them."""
+    world.runtime.expand = list
+    await world.passes()
+    world.runtime.running["environment"].replicas = 9
+    world.ledger.away = True
+    world.reconciler = world.controller()
+    await world.passes(3)
+    assert world.runtime.running["environment"].replicas == 9
+    world.ledger.away = False
+    await world.passes(2)
+    assert world.runtime.running["environment"].replicas == OPTIONS.environment_replicas
+
+
+async def test_processes_of_pools_stay_until_the_jobs_are_known(world: World) -> None:
+    await world.passes()
+    world.runtime.running["environment-1"] = FakeObserved("environment-1", "")
+    world.ledger.away = True
+    world.reconciler = world.controller()
+    await world.passes(3)
+    assert world.alive() == POOLS | {"environment-1"}
+    world.ledger.away = False
+    await world.passes(2)
+    assert world.alive() == POOLS
+
+
+async def test_a_workload_that_the_platform_is_at_work_on_never_hangs(world: World) -> None:
+    world.runtime.expand = list
+    world.runtime.silent.add("reward")
+    await world.passes()
+    world.runtime.running["reward"].pending = True
+    await world.passes(200)
+    assert world.runtime.stops == []
+    world.runtime.running["reward"].pending = False
+    await world.passes(80)
+    assert world.runtime.stops == ["reward"]
 
 
 async def test_stop_all(world: World) -> None:

@@ -165,7 +165,7 @@ class World:
     made = staticmethod(made)
     whole = staticmethod(whole)
 
-    def ledger(self) -> JobLedger:
+    def ledger(self, *, epoch: int = 0) -> JobLedger:
         """A new object on what the store holds, as after a restart."""
         return JobLedger(
             store=self.store,
@@ -178,6 +178,7 @@ class World:
             hooks=self.hooks,
             options=ExperienceOptions(),
             clock=self.clock,
+            epoch=epoch,
         )
 
     async def opened(self) -> JobLedger:

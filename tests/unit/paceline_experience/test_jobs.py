@@ -237,3 +237,21 @@ def test_names_have_no_dot_so_that_group_ids_can_be_split(name: str) -> None:
     from paceline_experience.dispatch import job_of
 
     assert job_of(f"{name}-0a1b2c.e17.3") == f"{name}-0a1b2c"
+
+
+async def test_the_key_of_the_weights_is_made_once_and_shown_in_no_job(store: Store) -> None:
+    secrets = iter([b"a" * 32, b"b" * 32])
+    jobs = JobStore(store, secret=lambda: next(secrets))
+    job = await jobs.create(make_spec(), artefacts={})
+    job_id = job.status.job_id
+    assert await jobs.weights_key(job_id) == b"a" * 32
+    assert await jobs.weights_key(job_id) == b"a" * 32
+    assert await JobStore(store).weights_key(job_id) == b"a" * 32
+    assert (b"a" * 32).hex() not in repr(await jobs.get(job_id))
+
+
+async def test_every_job_has_a_key_of_its_own(jobs: JobStore) -> None:
+    made = [(await jobs.create(make_spec(), artefacts={})).status.job_id for _ in range(2)]
+    keys = {await jobs.weights_key(job_id) for job_id in made}
+    assert {len(key) for key in keys} == {32}
+    assert len(keys) == 2

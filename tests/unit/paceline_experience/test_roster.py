@@ -7,6 +7,7 @@ import pytest
 
 from paceline.errors import NotFoundError
 from paceline.types import Worker, WorkerKind
+from paceline.weights.route import TransferProgress
 from paceline_experience.roster import Query, Roster
 
 
@@ -30,6 +31,10 @@ def clock() -> Clock:
 @pytest.fixture
 def roster(clock: Clock) -> Roster:
     return Roster(lease_s=6.0, clock=clock, refresh_s=0.02)
+
+
+def has(*versions: int) -> list[TransferProgress]:
+    return [TransferProgress(version, 4, 4) for version in versions]
 
 
 def names(roster: Roster, **query: str) -> list[str]:
@@ -65,7 +70,7 @@ def test_who_does_not_beat_is_dropped(roster: Roster, clock: Clock) -> None:
 
 def test_a_beat_tells_version_load_and_what_is_held(roster: Roster) -> None:
     roster.join(worker("a"))
-    roster.beat("a", active_version=3, load={"running": 2.0}, held=[2, 3])
+    roster.beat("a", active_version=3, load={"running": 2.0}, transfers=has(2, 3))
     (member,) = roster.members(Query())
     assert (member.worker.active_version, member.worker.load) == (3, {"running": 2.0})
     assert member.held == {2, 3}
@@ -80,7 +85,7 @@ def test_leaving_twice_is_leaving_once(roster: Roster) -> None:
 
 def test_a_new_process_under_the_same_name_holds_nothing(roster: Roster) -> None:
     roster.join(replace(worker("a"), pid=1))
-    roster.beat("a", active_version=1, held=[1])
+    roster.beat("a", active_version=1, transfers=has(1))
     roster.join(replace(worker("a"), pid=2))
     assert roster.members(Query())[0].held == frozenset()
 

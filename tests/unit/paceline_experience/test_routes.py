@@ -7,183 +7,349 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.types import PolicyVersion, Worker, WorkerKind
+from paceline.weights.route import Event, Route, Source, TransferProgress, TransferReport
+from paceline_experience.core import Signal
 from paceline_experience.roster import Roster
-from paceline_experience.routes import Peer, Route, Tracker, plan, staying
+from paceline_experience.routes import Publication, Tracker, staying
 
-SOURCE = "http://trainer"
-
-
-def peer(number: int, *, active: int = 0, held: tuple[int, ...] = ()) -> Peer:
-    return Peer(f"w{number:02}", f"http://w{number:02}", active, frozenset(held))
+SEED, SECOND = "http://node0", "http://node1"
+KEY = bytes(range(32))
 
 
-peers_strategy = st.lists(
-    st.builds(
-        peer, st.integers(0, 20), active=st.integers(-1, 3), held=st.tuples(st.integers(0, 3))
-    ),
-    unique_by=lambda p: p.worker_id,
-    max_size=12,
-)
-
-
-def chain(routes: dict[str, Route]) -> dict[str, str]:
-    return {name: route.parent for name, route in routes.items()}
-
-
-def test_a_new_version_goes_down_a_chain_by_worker_id() -> None:
-    peers = [peer(2), peer(1), peer(3)]
-    routes = plan(PolicyVersion(5, 5), SOURCE, peers=peers, takers={"w01", "w02", "w03"})
-    assert chain(routes) == {"w01": SOURCE, "w02": "http://w01", "w03": "http://w02"}
-    assert routes["w01"].fallbacks == ()
-    assert routes["w03"].fallbacks == (SOURCE,)
-
-
-def test_a_late_joiner_is_served_by_peers_that_hold_the_version() -> None:
-    peers = [peer(1), peer(2, held=(5,)), peer(3, held=(4, 5))]
-    routes = plan(PolicyVersion(5, 5), SOURCE, peers=peers, takers={"w01"})
-    assert routes["w01"] == Route(PolicyVersion(5, 5), "http://w03", ("http://w02", SOURCE))
-
-
-@given(peers_strategy, st.integers(0, 3))
-def test_every_taker_reaches_the_source_without_a_loop(peers: list[Peer], version: int) -> None:
-    takers = {p.worker_id for p in peers}
-    routes = plan(PolicyVersion(version, 0), SOURCE, peers=peers, takers=takers)
-    assert set(routes) == takers
-    by_endpoint = {p.endpoint: p.worker_id for p in peers}
-    for name in takers:
-        seen: set[str] = set()
-        parent = routes[name].parent
-        while parent != SOURCE:
-            assert parent not in seen
-            seen.add(parent)
-            parent = routes[by_endpoint[parent]].parent
-
-
-@given(peers_strategy, st.integers(0, 3))
-def test_all_endpoints_of_a_route_can_serve(peers: list[Peer], version: int) -> None:
-    takers = {p.worker_id for p in peers if p.active_version <= version}
-    routes = plan(PolicyVersion(version, 0), SOURCE, peers=peers, takers=takers)
-    able = {p.endpoint for p in peers if p.worker_id in takers or version in p.held} | {SOURCE}
-    own = {p.worker_id: p.endpoint for p in peers}
-    for name, route in routes.items():
-        ends = [route.parent, *route.fallbacks]
-        assert set(ends) <= able - {own[name]}
-        assert len(ends) == len(set(ends))
-        assert SOURCE in ends
-
-
-@given(peers_strategy, st.integers(0, 3))
-def test_a_quarter_stays_for_an_eval(peers: list[Peer], version: int) -> None:
-    stays = staying(peers, version)
-    behind = sorted(p.worker_id for p in peers if p.active_version <= version)
-    assert sorted(stays) == behind[: max(1, len(peers) // 4)]
-
-
-def rollout(number: int) -> Worker:
+def rollout(number: int, *, active: int = -1) -> Worker:
     return Worker(
         worker_id=f"w{number:02}",
         kind=WorkerKind.ROLLOUT,
         endpoint=f"h:{number}",
         job_id="j",
+        active_version=active,
         weights_endpoint=f"http://w{number:02}",
     )
 
 
-@pytest.fixture
-def roster() -> Roster:
-    return Roster(lease_s=6.0)
+def trainer(*, at: str = SEED) -> Worker:
+    return Worker(
+        worker_id="t",
+        kind=WorkerKind.TRAINER,
+        endpoint="h:t",
+        site="far",
+        job_id="j",
+        weights_endpoint=at,
+    )
 
 
-@pytest.fixture
-def tracker(roster: Roster) -> Tracker:
-    return Tracker(roster)
+def has(*versions: int, ready: int = 4) -> list[TransferProgress]:
+    return [TransferProgress(version, ready, 4) for version in versions]
+
+
+def parent_of(route: Route) -> str:
+    (source,) = route.sources
+    return source.endpoint
 
 
 async def soon(routes: AsyncIterator[Route]) -> Route:
     return await asyncio.wait_for(anext(routes), 5.0)
 
 
-async def test_a_watcher_waits_for_the_first_version_and_for_its_own_join(
-    roster: Roster, tracker: Tracker
-) -> None:
-    waiting = asyncio.create_task(soon(tracker.watch("j", "w01")))
+class Job:
+    """A job's workers and what they are told."""
+
+    def __init__(self, *, calm_s: float = 0.0) -> None:
+        self.now = 0.0
+        self.roster = Roster(lease_s=6.0, clock=lambda: self.now)
+        self.tracker = Tracker(self.roster, clock=lambda: self.now, calm_s=calm_s)
+
+    def join(self, *workers: Worker) -> None:
+        for worker in workers:
+            self.roster.join(worker)
+        self.tracker.sync()
+
+    def leave(self, name: str) -> None:
+        self.roster.leave(name)
+        self.tracker.sync()
+
+    def beat(self, name: str, transfers: list[TransferProgress], *, active: int = -1) -> None:
+        self.only_beat(name, transfers, active=active)
+        self.tracker.sync()
+
+    def only_beat(self, name: str, transfers: list[TransferProgress], *, active: int = -1) -> None:
+        member = self.roster.beat(name, active_version=active, transfers=transfers)
+        self.tracker.progress(member)
+
+    def announce(
+        self,
+        number: int,
+        *,
+        seeds: tuple[Source, ...] = (Source(SEED),),
+        held: int = -1,
+        digest: str = "",
+    ) -> None:
+        version = PolicyVersion(number, number, digest=digest, num_bytes=4 << 20)
+        made = Publication(version, 1 << 20, seeds)
+        self.tracker.announce("j", made, key=KEY, held=held)
+
+    def say(self, number: int, event: Event, sender: str, *, version: int = 0) -> None:
+        self.tracker.report("j", TransferReport(f"w{number:02}", version, sender, event))
+
+    def route(self, number: int) -> Route:
+        route = self.tracker.route("j", f"w{number:02}")
+        assert route is not None
+        return route
+
+    def version(self, number: int) -> int:
+        return self.route(number).version.version
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 3)), unique_by=lambda w: w[0]))
+def test_a_quarter_stays_for_an_eval(told: list[tuple[int, int]]) -> None:
+    workers = [rollout(number, active=active) for number, active in told]
+    behind = sorted(w.worker_id for w in workers if w.active_version <= 1)
+    assert sorted(staying(workers, 1)) == behind[: max(1, len(workers) // 4)]
+
+
+async def test_a_watcher_waits_for_the_first_version_and_for_its_own_join(job: Job) -> None:
+    waiting = asyncio.create_task(soon(job.tracker.watch("j", "w01")))
     await asyncio.sleep(0)
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE)
+    job.announce(0)
     await asyncio.sleep(0)
     assert not waiting.done()
-    roster.join(rollout(1))
-    assert (await waiting).parent == SOURCE
+    job.join(rollout(1))
+    route = await waiting
+    assert (parent_of(route), route.key) == (SEED, KEY)
 
 
-async def test_each_version_is_told_once(roster: Roster, tracker: Tracker) -> None:
-    roster.join(rollout(1))
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE)
-    routes = tracker.watch("j", "w01")
+async def test_each_version_is_told_once(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w01")
     assert (await soon(routes)).version.version == 0
-    roster.beat("w01", active_version=0, held=[0])
-    tracker.announce("j", PolicyVersion(1, 1), source=SOURCE)
+    job.beat("w01", has(0), active=0)
+    job.announce(0)
+    job.join(rollout(2))
+    job.announce(1)
     assert (await soon(routes)).version.version == 1
 
 
-async def test_a_dead_parent_is_replaced(roster: Roster, tracker: Tracker) -> None:
-    for number in (1, 2, 3):
-        roster.join(rollout(number))
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE)
-    routes = tracker.watch("j", "w03")
-    assert (await soon(routes)).parent == "http://w02"
-    roster.leave("w02")
-    assert (await soon(routes)).parent == "http://w01"
+async def test_a_dead_parent_is_replaced(job: Job) -> None:
+    job.join(*map(rollout, (1, 2, 3)))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w03")
+    assert parent_of(await soon(routes)) == "http://w02"
+    job.leave("w02")
+    assert parent_of(await soon(routes)) == "http://w01"
 
 
-async def test_a_restarted_trainer_is_found(roster: Roster, tracker: Tracker) -> None:
-    roster.join(rollout(1))
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE)
-    routes = tracker.watch("j", "w01")
-    assert (await soon(routes)).parent == SOURCE
-    tracker.announce("j", PolicyVersion(1, 0), source="http://other")
-    assert (await soon(routes)).parent == "http://other"
+async def test_a_complaint_moves_who_complains(job: Job) -> None:
+    job.join(*map(rollout, (1, 2, 3)))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w03")
+    await soon(routes)
+    job.say(3, "moved", "http://w02")
+    following = asyncio.create_task(soon(routes))
+    await asyncio.sleep(0)
+    assert not following.done()
+    job.say(3, "stalled", "http://w02")
+    assert parent_of(await following) == "http://w01"
 
 
-async def test_an_eval_holds_a_quarter_of_the_workers(roster: Roster, tracker: Tracker) -> None:
+async def test_a_late_joiner_is_served_by_a_peer(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    job.beat("w01", has(0), active=0)
+    job.join(rollout(2))
+    assert parent_of(job.route(2)) == "http://w01"
+    assert SEED in job.route(2).fallbacks
+
+
+async def test_a_restarted_trainer_is_found(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w01")
+    assert parent_of(await soon(routes)) == SEED
+    job.announce(1, seeds=(Source("http://other"),))
+    assert parent_of(await soon(routes)) == "http://other"
+
+
+async def test_changes_in_quick_succession_are_told_as_one() -> None:
+    job = Job(calm_s=0.2)
+    job.join(rollout(1))
+    told: list[int] = []
+
+    async def watch() -> None:
+        async for route in job.tracker.watch("j", "w01"):
+            told.append(route.version.version)
+
+    watching = asyncio.create_task(watch())
+    for version in range(5):
+        job.announce(version)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert told == [0]
+    async with asyncio.timeout(5.0):
+        while told[-1] < 4:
+            await asyncio.sleep(0.01)
+    assert told == [0, 4]
+    watching.cancel()
+
+
+async def test_changes_in_waves() -> None:
+    signal, waves = Signal(), 0
+
+    async def count() -> None:
+        nonlocal waves
+        async for _ in signal.waves(0.1):
+            waves += 1
+
+    counting = asyncio.create_task(count())
+    for _ in range(20):
+        await asyncio.sleep(0)
+        signal.fire()
+    assert waves == 1
+    async with asyncio.timeout(5.0):
+        while waves < 2:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    assert waves == 2
+    counting.cancel()
+
+
+async def test_a_lagging_worker_moves_all_who_are_concerned(job: Job) -> None:
+    """Its beats alone change routes; the watchers of the others hear of it."""
+    job.join(*map(rollout, (1, 2, 3)))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w03")
+    assert parent_of(await soon(routes)) == "http://w02"
+    following = asyncio.create_task(soon(routes))
+    for second in range(1, 12):
+        job.now += 1.0
+        job.only_beat("w01", [TransferProgress(0, 40 * second, 1000, (SEED,))])
+        job.only_beat("w02", [TransferProgress(0, second, 1000, ("http://w01",))])
+    assert parent_of(await following) == "http://w01"
+
+
+async def test_a_digest_alone_changes_no_route(job: Job) -> None:
+    job.join(*map(rollout, (1, 2, 3)))
+    seeds = (Source(SEED), Source(SECOND, 1, 2))
+    job.announce(0, seeds=seeds)
+    assert SECOND in {source.endpoint for source in job.route(1).sources}
+    for number in (2, 3):
+        job.say(number, "failed", SECOND)
+    alone = job.route(1)
+    assert SECOND not in {source.endpoint for source in alone.sources}
+    job.announce(0, seeds=seeds, digest="d")
+    assert job.route(1) is alone
+    assert job.tracker.holdings("j").versions[0].version.digest == "d"
+
+
+async def test_seeds_of_parts_are_asked_at_once(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w01")
+    assert (await soon(routes)).sources == (Source(SEED),)
+    job.announce(0, seeds=(Source(SEED), Source(SECOND, 1, 2)))
+    assert (await soon(routes)).sources == (Source(SEED, 0, 2), Source(SECOND, 1, 2))
+
+
+def test_a_part_moves_with_its_seed() -> None:
+    made = Publication(PolicyVersion(0, 0), 1, (Source(SEED),))
+    both = made.seeded(Source(SECOND, 1, 2))
+    assert both.seeds == (Source(SEED), Source(SECOND, 1, 2))
+    assert both.seeded(Source("http://new", 1, 2)).seeds[1].endpoint == "http://new"
+    assert both.source == SEED
+
+
+def test_an_eval_holds_a_quarter_of_the_workers(job: Job) -> None:
+    job.join(*map(rollout, range(4)))
+    job.announce(0, held=0)
+    assert [job.version(number) for number in range(4)] == [0, 0, 0, 0]
+    job.announce(1, held=0)
+    assert [job.version(number) for number in range(4)] == [0, 1, 1, 1]
+    assert parent_of(job.route(1)) == SEED
+    job.tracker.hold("j", -1)
+    assert [job.version(number) for number in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_late_worker_is_held_when_the_one_that_was_dies(job: Job) -> None:
+    job.join(trainer())
     for number in range(4):
-        roster.join(rollout(number))
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE, held=0)
-    held = tracker.watch("j", "w00")
-    assert (await soon(held)).version.version == 0
-    tracker.announce("j", PolicyVersion(1, 1), source=SOURCE, held=0)
-    route = tracker.route("j", "w01")
-    assert route is not None
-    assert (route.version.version, route.parent) == (1, SOURCE)
-    stays = tracker.route("j", "w00")
-    assert stays is not None
-    assert stays.version.version == 0
-    tracker.hold("j", -1)
-    assert (await soon(held)).version.version == 1
+        job.announce(number, held=0)
+    job.beat("t", has(0, 2, 3))
+    job.join(rollout(1))
+    assert job.version(1) == 0
+    assert job.tracker.holdings("j").versions[-1].version.version == 0
 
 
-async def test_nobody_is_held_at_a_version_that_is_gone(roster: Roster, tracker: Tracker) -> None:
-    trainer = Worker(worker_id="t", kind=WorkerKind.TRAINER, endpoint="h:t", job_id="j")
-    for worker in (rollout(1), trainer):
-        roster.join(worker)
+def test_after_a_restart_of_the_service_the_held_stay(job: Job) -> None:
+    job.announce(5, held=3)
+    job.join(rollout(1), rollout(2, active=3), rollout(3, active=3))
+    assert job.tracker.route("j", "w02") is None
+    assert [job.version(number) for number in (1, 3)] == [5, 5]
+    job.tracker.hold("j", -1)
+    assert job.version(2) == 5
+
+
+def test_to_ask_how_a_version_is_cut_makes_no_job_known(job: Job) -> None:
+    job.join(rollout(1))
+    assert job.tracker.chunk_bytes("j", 64 << 20) >= 256 << 10
+    assert not job.tracker.holdings("j").holders
+
+
+def test_nobody_is_held_at_a_version_that_is_gone(job: Job) -> None:
+    job.join(rollout(1), trainer())
     for version in range(3):
-        tracker.announce("j", PolicyVersion(version, version), source=SOURCE, held=1)
-    roster.beat("t", active_version=2, held=[1, 2])
-    staying = tracker.route("j", "w01")
-    assert staying is not None
-    assert staying.version.version == 1
-    roster.beat("t", active_version=2, held=[2])
-    free = tracker.route("j", "w01")
-    assert free is not None
-    assert free.version.version == 2
+        job.announce(version, held=1)
+    job.beat("t", has(1, 2))
+    assert job.version(1) == 1
+    job.beat("t", has(2))
+    assert job.version(1) == 2
 
 
-async def test_workers_of_other_jobs_are_no_peers(roster: Roster, tracker: Tracker) -> None:
-    roster.join(replace(rollout(1), job_id="k"))
-    roster.join(rollout(2))
-    tracker.announce("j", PolicyVersion(0, 0), source=SOURCE)
-    route = tracker.route("j", "w02")
-    assert route is not None
-    assert route.parent == SOURCE
-    assert tracker.route("j", "w01") is None
-    tracker.forget("j")
-    assert tracker.route("j", "w02") is None
+def test_few_versions_are_kept(job: Job) -> None:
+    job.join(rollout(1))
+    for version in range(20):
+        job.announce(version)
+        job.beat("w01", has(version), active=version)
+    assert len(job.tracker.holdings("j").versions) <= 3
+
+
+def test_workers_of_other_jobs_are_no_peers(job: Job) -> None:
+    job.join(replace(rollout(1), job_id="k"), rollout(2))
+    job.announce(0)
+    assert parent_of(job.route(2)) == SEED
+    assert job.tracker.route("j", "w01") is None
+    job.tracker.forget("j")
+    assert job.tracker.route("j", "w02") is None
+
+
+async def test_a_watcher_of_a_job_that_is_over_keeps_nothing_of_it(job: Job) -> None:
+    job.join(rollout(1))
+    job.announce(0)
+    routes = job.tracker.watch("j", "w01")
+    await soon(routes)
+    following = asyncio.create_task(soon(routes))
+    await asyncio.sleep(0)
+    job.tracker.forget("j")
+    await asyncio.sleep(0)
+    assert not following.done()
+    assert job.tracker.newest("j") is None
+    following.cancel()
+
+
+def test_who_has_what(job: Job) -> None:
+    job.join(rollout(1), rollout(2), trainer())
+    job.announce(3)
+    job.beat("t", has(2, 3), active=3)
+    job.beat("w01", has(3, ready=1), active=2)
+    seed, first, second = job.tracker.holdings("j").holders
+    assert (seed.worker_id, seed.endpoint, seed.active_version) == ("", SEED, 3)
+    assert seed.transfers == tuple(has(2, 3))
+    assert (first.worker_id, first.active_version) == ("w01", 2)
+    assert first.transfers == tuple(has(3, ready=1))
+    assert second.sources == (Source("http://w01"),)
+    assert job.tracker.site(SEED) == "far"
+    assert job.tracker.site("http://nobody") == ""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ from paceline.errors import NotFoundError, StateError
 from paceline.rpc import call, stream
 from paceline.types import (
     JobState,
+    PolicyVersion,
     Purpose,
     Sampling,
     Score,
@@ -23,6 +26,8 @@ from paceline.types import (
     VersionRun,
 )
 from paceline.v1 import jobs_pb2 as pb
+from paceline.weights.holdings import Holder, Holdings, Published
+from paceline.weights.route import TransferProgress
 from paceline_gateway.events import lines
 
 if TYPE_CHECKING:
@@ -108,7 +113,7 @@ async def test_cancel_a_finished_job(gateway: Gateway, job: Doc) -> None:
         await call(gateway.stub.CancelJob, pb.CancelJobRequest(job_id=job_id))
 
 
-@pytest.mark.parametrize("rest", ["", "/events", "/metrics", "/audit"])
+@pytest.mark.parametrize("rest", ["", "/events", "/metrics", "/audit", "/weights"])
 async def test_an_unknown_job(gateway: Gateway, rest: str) -> None:
     response = await gateway.http.get(f"/v1/jobs/nope{rest}")
     assert response.status_code == 404
@@ -177,6 +182,54 @@ async def test_audit(gateway: Gateway, job: Doc) -> None:
         "dropped": {},
         "problems": [],
     }
+
+
+async def test_weights(gateway: Gateway, job: Doc) -> None:
+    job_id = await gateway.submitted(job)
+    empty = (await gateway.http.get(f"/v1/jobs/{job_id}/weights")).json()
+    assert empty == {"versions": [], "holders": []}
+    progress = TransferProgress(3, 1, 4, ("http://a",))
+    holder = Holder("r0", "rollout", "s", "http://b", transfers=(progress,))
+    gateway.jobs.holdings = Holdings((Published(PolicyVersion(3, 2)),), (holder,))
+    found = (await gateway.http.get(f"/v1/jobs/{job_id}/weights")).json()
+    assert [each["version"]["version"] for each in found["versions"]] == [3]
+    (shown,) = found["holders"]
+    assert shown["transfers"] == [
+        {"version": 3, "num_ready": 1, "num_chunks": 4, "sources": ["http://a"]}
+    ]
+    assert "key" not in str(found)
+
+
+async def test_weights_on_the_command_line(gateway: Gateway, job: Doc) -> None:
+    job_id = await gateway.submitted(job)
+    url = str(gateway.http.base_url)
+    code, text = await command("weights", job_id, "--url", url)
+    assert (code, text) == (0, "nothing is published at this moment\n")
+    here = TransferProgress(3, 1, 4, ("http://a:1",))
+    holders = (
+        Holder("", "trainer", "s", "http://t:1"),
+        Holder("r0", "rollout", "s", "http://b:1", 2, (here,), (), 25e6, "slow"),
+    )
+    published = Published(PolicyVersion(3, 2, num_bytes=64 << 20), 1 << 20, "chain", 2.5, 0.125)
+    gateway.jobs.holdings = Holdings((published,), holders)
+    code, text = await command("weights", job_id, "--url", url)
+    rows = [line.split() for line in text.splitlines()]
+    assert code == 0
+    assert rows[1] == ["3", "2", "64.0", "1", "chain", "2.50", "12%"]
+    assert rows[3] == ["seed", "http://t:1", "s"]
+    assert rows[4] == ["r0", "s", "2", "3", "1/4", "http://a:1", "25.0", "slow"]
+    assert (await command("weights", "nope", "--url", url))[0] == 2
+
+
+async def command(*words: str) -> tuple[int | None, str]:
+    """What `paceline` prints on a wide terminal, and its exit code."""
+    made = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "paceline.cli", *words),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    text, _ = await asyncio.wait_for(made.communicate(), 60.0)
+    return made.returncode, text.decode()
 
 
 async def read_events(gateway: Gateway, job_id: str, **headers: str) -> list[Doc]:

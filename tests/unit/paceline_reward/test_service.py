@@ -59,6 +59,9 @@ class Roster(roster_pb2_grpc.RosterServicer):
     def WatchRoute(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
+    async def ReportTransfer(self, request: Any, context: Any) -> Any:
+        raise NotImplementedError
+
 
 class Running:
     """A reward service on loopback, and the roster it joins."""

@@ -43,7 +43,7 @@ def scheduler_of(tmp_path: Path, model_of: Any, snapshot_of: Any) -> Make:
             decode=None,
             **(knobs | options),
         )
-        scheduler.propose(Swap(snapshot_of(model), Activation.IN_FLIGHT))
+        scheduler.propose(Swap(scheduler.prepare(snapshot_of(model)), Activation.IN_FLIGHT))
         scheduler.tick()
         return scheduler
 
@@ -132,7 +132,7 @@ def test_a_swap_ends_sharing_with_what_the_old_version_computed(
     scheduler = scheduler_of()
     scheduler.add([request_of("old", LONG, seed=1, max_tokens=30)])
     scheduler.tick()
-    scheduler.propose(Swap(snapshot_of(new, version=1), activation))
+    scheduler.propose(Swap(scheduler.prepare(snapshot_of(new, version=1)), activation))
     scheduler.add([request_of("new", LONG, seed=2, max_tokens=8)])
     scheduler.tick()
     scheduler.add([request_of("late", LONG, seed=3, max_tokens=8)])
@@ -187,7 +187,7 @@ def test_a_swap_restarts_an_unfinished_prefill(
     scheduler = scheduler_of(prefill_tokens=8)
     scheduler.add([request_of("a", LONG, seed=1)])
     scheduler.tick()
-    scheduler.propose(Swap(snapshot_of(new, version=1), Activation.IN_FLIGHT))
+    scheduler.propose(Swap(scheduler.prepare(snapshot_of(new, version=1)), Activation.IN_FLIGHT))
     tokens, logprobs = run(scheduler)["a"]
     assert logprobs == pytest.approx(reference(new, LONG, tokens), abs=1e-5)
 
@@ -251,12 +251,14 @@ def test_weights_that_are_not_numbers_leave_nothing_behind(
     scheduler, broken = scheduler_of(), model_of()
     with torch.no_grad():
         broken.model.layers[0].self_attn.k_proj.weight.fill_(torch.nan)
-    scheduler.propose(Swap(snapshot_of(broken, version=1), Activation.IN_FLIGHT))
+    bad = scheduler.prepare(snapshot_of(broken, version=1))
+    scheduler.propose(Swap(bad, Activation.IN_FLIGHT))
     scheduler.add([request_of(str(i), LONG[:15], max_tokens=20) for i in range(3)])
     run(scheduler)
     assert {one.error_code for one in scheduler.out} == {"INTERNAL"}
     scheduler.out.clear()
-    scheduler.propose(Swap(snapshot_of(model_of(), version=2), Activation.IN_FLIGHT))
+    good = scheduler.prepare(snapshot_of(model_of(), version=2))
+    scheduler.propose(Swap(good, Activation.IN_FLIGHT))
     scheduler.add([request_of("good", [1, 2], seed=1, max_tokens=20)])
     tokens, logprobs = run(scheduler)["good"]
     assert logprobs == pytest.approx(reference(model_of(), [1, 2], tokens), abs=1e-5)

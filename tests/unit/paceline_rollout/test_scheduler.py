@@ -44,7 +44,7 @@ def test_requests_whose_prefill_fails_are_refused(
         least_shared=128,
         decode=None,
     )
-    scheduler.propose(Swap(snapshot_of(model), Activation.IN_FLIGHT))
+    scheduler.propose(Swap(scheduler.prepare(snapshot_of(model)), Activation.IN_FLIGHT))
     scheduler.tick()
     scheduler.add([request_of("short", [1, 2]), *(request_of(name, [1] * 60) for name in long)])
     with pytest.raises(MemoryError):

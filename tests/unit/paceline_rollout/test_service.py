@@ -50,6 +50,9 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.names = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         self.workers: dict[str, types_pb2.Worker] = {}
         self.left = 0
+        self.held: list[roster_pb2.TransferProgress] = []
+        self.reports: list[roster_pb2.ReportTransferRequest] = []
+        self.deaf = False  # to reports
         self.routes: list[roster_pb2.Route] = []
         self.news = asyncio.Event()
 
@@ -74,7 +77,16 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
     ) -> roster_pb2.BeatReply:
         self.workers[request.worker_id].active_version = request.active_version
         self.workers[request.worker_id].load.update(request.load)
+        self.held = list(request.transfers)
         return roster_pb2.BeatReply()
+
+    async def ReportTransfer(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: roster_pb2.ReportTransferRequest, context: Any
+    ) -> roster_pb2.ReportTransferReply:
+        if self.deaf:
+            await asyncio.sleep(3600)
+        self.reports.append(request)
+        return roster_pb2.ReportTransferReply()
 
     async def Leave(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: roster_pb2.LeaveRequest, context: Any
@@ -94,9 +106,10 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
             self.news.clear()
             await self.news.wait()
 
-    def announce(self, version: int, endpoint: str) -> None:
+    def announce(self, version: int, endpoint: str, *, key: bytes = b"") -> None:
         policy = types_pb2.PolicyVersion(version=version, step=version)
-        self.routes.append(roster_pb2.Route(version=policy, parent_endpoint=endpoint))
+        source = roster_pb2.Source(endpoint=endpoint)
+        self.routes.append(roster_pb2.Route(version=policy, sources=[source], key=key))
         self.news.set()
 
 
@@ -111,7 +124,7 @@ class World:
 
     def publish(self, staging: Staging) -> None:
         self.trainer.offer(staging)
-        self.ledger.announce(staging.header.version, self.endpoint)
+        self.ledger.announce(staging.header.version, self.endpoint, key=staging.key)
 
     async def until_active(self, version: int) -> types_pb2.Worker:
         async with asyncio.timeout(20):
@@ -217,22 +230,71 @@ async def test_follows_versions_and_relays(tmp_path: Path, model_of: Any, snapsh
         assert {"cpu_s", "busy_s", "tokens_generated"} <= set(worker.load)
 
 
-async def test_a_wrong_canary_takes_the_worker_out_until_it_is_right(
+def sealed(staging: Staging, key: bytes) -> Staging:
+    """The same snapshot under a key, in many chunks."""
+    made = Staging(replace(staging.header, chunk_bytes=256), key=key)
+    made.fill(0, bytes(staging.buffer()))
+    made.finish()
+    return made
+
+
+async def test_sealed_weights_are_followed_reported_and_shown(
     tmp_path: Path, model_of: Any, snapshot_of: Any
 ) -> None:
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 500}
+    key = bytes(range(32))
+    async with world(tmp_path, {"rollout": {"engine": engine}}, {}) as w:
+        snapshot = sealed(snapshot_of(model_of(), version=0), key)
+        w.publish(snapshot)
+        await w.until_active(0)
+        async with asyncio.timeout(10):
+            while not w.ledger.held or not w.ledger.reports:
+                await asyncio.sleep(0.02)
+    report = w.ledger.reports[-1]
+    assert (report.job_id, report.worker_id, report.event) == ("job", "r0", "done")
+    assert report.endpoint == w.endpoint
+    assert sum(each.num_bytes for each in w.ledger.reports) == snapshot.header.num_bytes
+    (held,) = w.ledger.held
+    assert held.num_ready == held.num_chunks == snapshot.header.num_chunks
+
+
+async def test_a_tracker_that_hears_no_reports_holds_nothing_up(
+    tmp_path: Path, model_of: Any, snapshot_of: Any
+) -> None:
+    engine = {"kind": "simulated", "vocab_size": 37, "decode_tokens_per_s": 500}
+    async with world(tmp_path, {"rollout": {"engine": engine}}, {}) as w:
+        w.ledger.deaf = True
+        for version in range(3):
+            w.publish(snapshot_of(model_of(), version=version))
+            await w.until_active(version)
+
+
+def with_a_wrong_canary(staging: Staging) -> Staging:
+    made = Staging(replace(staging.header, canary_logprobs=(-9.0, -9.0)))
+    made.fill(0, bytes(staging.buffer()))
+    made.finish()
+    return made
+
+
+@pytest.mark.parametrize("newer", [False, True])
+async def test_a_wrong_canary_keeps_work_away_until_it_is_right(
+    tmp_path: Path, model_of: Any, snapshot_of: Any, newer: bool
+) -> None:
+    """The same version again, or a newer one: the worker stays in the roster to hear of it."""
     model = model_of()
     async with world(tmp_path, {}, model_files(model, tmp_path)) as w:
-        good = snapshot_of(model, version=0)
-        wrong = Staging(replace(good.header, canary_logprobs=(-9.0, -9.0)))
-        wrong.fill(0, bytes(good.buffer()))
-        wrong.finish()
-        w.publish(wrong)
-        async with asyncio.timeout(10):
-            while not w.ledger.left:
-                await asyncio.sleep(0.02)
-        assert not w.ledger.workers
-        w.trainer.offer(good)
+        w.publish(snapshot_of(model, version=0))
         await w.until_active(0)
+        good = snapshot_of(model, version=1)
+        w.publish(with_a_wrong_canary(good))
+        worker = await w.until_active(-1)
+        assert not w.ledger.left
+        assert worker.weights_endpoint
+        if newer:
+            w.publish(snapshot_of(model, version=2))
+        else:
+            w.trainer.offer(good)
+        await w.until_active(2 if newer else 1)
 
 
 async def test_a_simulated_engine_follows_too(

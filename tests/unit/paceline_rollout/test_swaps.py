@@ -47,22 +47,6 @@ async def test_running_requests_go_on_under_the_new_version(
         assert recomputed is (activation == "interrupt")
 
 
-async def test_at_boundary_lets_running_finish_and_new_ones_wait(
-    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
-):
-    async with open_torch(model_of(seed=0), **OPTIONS) as out:
-        out.engine.submit([request_of("a", [1, 2], **LONG)])
-        await out.until(lambda: len(out.tokens("a")) >= 5)
-        load = out.engine.load(snapshot_of(model_of(seed=1), version=1), "at_boundary")
-        swap = asyncio.ensure_future(load)
-        await asyncio.sleep(0)
-        out.engine.submit([request_of("b", [3], max_tokens=2)])
-        await out.finish(["a", "b"])
-        await swap
-        assert set(out.versions("a")) == {0}
-        assert set(out.versions("b")) == {1}
-
-
 async def test_new_requests_use_no_prefix_of_the_old_version(
     model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
 ):

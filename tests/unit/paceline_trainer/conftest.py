@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,7 +15,7 @@ import torch
 from grpc import aio
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import FencedError
+from paceline.errors import FencedError, StateError, UnavailableError
 from paceline.metrics import Metrics
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import experience_pb2 as pb
@@ -123,7 +125,12 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.state = "running"
         self.reason = ""
         self.limit = 4  # steps before it says `finished`
+        self.holds_from = 1 << 30  # the first step whose batch does not come
         self.versions: list[roster_pb2.AnnounceRequest] = []
+        self.seeds: list[roster_pb2.AnnounceRequest] = []  # of other parts than the first
+        self.digests: dict[int, str] = {}  # by step
+        self.key = bytes(range(32))
+        self.chunk_bytes = 4096
         self.commits: list[tuple[int, int, dict[str, float]]] = []
         self.checkpoints: list[int] = []
         self.rewinds: list[int] = []
@@ -154,6 +161,8 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
 
     async def TakeBatch(self, request: Any, context: Any) -> AsyncIterator[pb.BatchPart]:
         self.fence(request)
+        if request.step >= self.holds_from:
+            await asyncio.Event().wait()
         if self.step >= self.limit:
             yield pb.BatchPart(step=request.step, stop="finished")
             return
@@ -182,19 +191,35 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
 
     async def Checkpointed(self, request: Any, context: Any) -> pb.CheckpointedReply:
         self.fence(request)
-        assert Path(request.path).is_dir()
+        assert "://" in request.path or Path(request.path).is_dir()
         self.checkpoints.append(request.step)
         return pb.CheckpointedReply()
 
     async def Announce(self, request: Any, context: Any) -> roster_pb2.AnnounceReply:
         self.fence(request)
-        self.versions.append(request)
+        if request.part:
+            newest = self.versions[-1] if self.versions else None
+            if newest is None or newest.step < request.step:
+                raise UnavailableError("part 0 comes first")
+            if newest.step > request.step:
+                raise StateError("a later step is announced")
+            self.seeds.append(request)
+        elif request.digest:
+            self.digests[request.step] = request.digest
+        else:
+            self.versions.append(request)
+        made = self.versions[-1]
         version = types_pb2.PolicyVersion(
-            version=len(self.versions) - 1, step=request.step, parent=request.parent
+            version=len(self.versions) - 1, step=made.step, parent=made.parent
         )
         if self.step >= self.limit and request.step == self.step:
             self.state = "succeeded"
-        return roster_pb2.AnnounceReply(version=version)
+        return roster_pb2.AnnounceReply(
+            version=version,
+            key=self.key,
+            chunk_bytes=self.chunk_bytes,
+            source_endpoint=made.weights_endpoint,
+        )
 
     async def Join(self, request: Any, context: Any) -> roster_pb2.JoinReply:
         self.workers[request.worker.worker_id] = request.worker
@@ -207,6 +232,14 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
     async def Leave(self, request: Any, context: Any) -> roster_pb2.LeaveReply:
         self.workers.pop(request.worker_id, None)
         return roster_pb2.LeaveReply()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +17,14 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.base import Plugin
 from paceline.config.job import OptimizerSpec
+from paceline.rpc import connect
 from paceline.v1 import experience_pb2 as pb
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights.server import WeightServer
 from paceline_trainer.checkpoint import Checkpoints
+from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
 from paceline_trainer.mismatch import Mismatch, Past
@@ -23,6 +32,8 @@ from paceline_trainer.model import load_policy, shard
 from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.place import find_place
+from paceline_trainer.publish import Copier, Publisher
+from paceline_trainer.seed import Seed
 from paceline_trainer.take import Share
 
 
@@ -62,5 +73,46 @@ def main(what: str, folder: Path) -> None:
     group.close()
 
 
+async def seed(folder: Path) -> None:
+    """Publish once as if each rank were a node of its own, and serve until told to end."""
+    torch.set_num_threads(1)
+    place = find_place(os.environ)
+    place = replace(place, local_rank=0, node=place.rank, nodes=place.world)
+    group = Group(place)
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    policy = load_policy(job["path"])
+    shard(policy, group, dtype="float32")
+    copier = Copier(policy, group, engine_dtype=job["engine"], dtype="float32")
+    server = WeightServer(host="127.0.0.1")
+    endpoint = await server.start()
+    channel = connect(job["experience"])
+    ledger = Ledger(
+        experience=ExperienceStub(channel),
+        roster=RosterStub(channel),
+        jobs=JobsStub(channel),
+        job_id="j",
+        incarnation=0,
+    )
+    publisher = (
+        Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=0, parts=2)
+        if place.first
+        else Seed(ledger=ledger, server=server, endpoint=endpoint, part=place.node, parts=2)
+    )
+    with ThreadPoolExecutor(1) as compute:
+        loop = asyncio.get_running_loop()
+        snapshot = await loop.run_in_executor(compute, copier.begin, 0)
+        publication = asyncio.create_task(publisher.publish(snapshot, parent=-1))
+        await loop.run_in_executor(compute, copier.gather, snapshot)
+        await publication
+        while not (folder / "end").exists():
+            await asyncio.sleep(0.05)
+        await loop.run_in_executor(compute, group.close)
+    await server.close()
+    await channel.close()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "seed":
+        asyncio.run(seed(Path(sys.argv[2])))
+    else:
+        main(sys.argv[1], Path(sys.argv[2]))

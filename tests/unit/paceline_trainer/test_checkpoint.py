@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.base import Plugin
 from paceline.config.job import OptimizerSpec
-from paceline.errors import FencedError
-from paceline_trainer.checkpoint import META, Checkpoints
+from paceline.errors import FencedError, NotFoundError
+from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.distributed import Group
 from paceline_trainer.learner import Learner
 from paceline_trainer.model import Policy, load_policy, shard
@@ -97,23 +98,49 @@ def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path)
     assert checkpoints.latest(most=100) == 0
     parts = Parts(llama, group)
     for step in (10, 20, 30):
-        checkpoints.save(step, parts.policy, parts.optimizer)
-    (tmp_path / ".step-000040.0").mkdir()
-    (tmp_path / "step-000050").mkdir()
+        path = Path(checkpoints.save(step, parts.policy, parts.optimizer))
+        assert path == Path(checkpoints.path(step))
     assert checkpoints.steps() == [20, 30]
+    (tmp_path / "step-000050.0").mkdir()
+    (tmp_path / "step-000050.0" / "__0_0.distcp").write_bytes(b"half")
+    shutil.copytree(path, tmp_path / "step-000060.0")
+    (tmp_path / "step-000060.0" / ".metadata").unlink()
+    shutil.copytree(path, tmp_path / "step-000070.0")
+    with (tmp_path / "step-000070.0" / "__0_0.distcp").open("r+b") as data:
+        data.truncate(1000)
+    assert checkpoints.steps() == [20, 30]
+    with pytest.raises(NotFoundError, match=r"no checkpoint of step 50; whole are \[20, 30\]"):
+        checkpoints.load(50, parts.policy, parts.optimizer)
     assert checkpoints.latest(most=29) == 20
     checkpoints.discard_after(20)
-    assert checkpoints.steps() == [20]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000020.0"]
 
 
-def test_older_incarnation_replaces_nothing(llama: Path, group: Group, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "memory"])
+def test_older_incarnation_replaces_nothing(
+    llama: Path, group: Group, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path if kind == "folder" else f"memory://{tmp_path}"
     parts = Parts(llama, group)
-    newer = Checkpoints(tmp_path, group=group, keep=2, incarnation=2)
-    older = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
-    path = newer.save(5, parts.policy, parts.optimizer)
+    newer = Checkpoints(place, group=group, keep=2, incarnation=2)
+    older = Checkpoints(place, group=group, keep=2, incarnation=1)
+    newer.save(5, parts.policy, parts.optimizer)
     with pytest.raises(FencedError):
         older.save(5, parts.policy, parts.optimizer)
     older.discard(5)
-    assert json.loads((path / META).read_text())["incarnation"] == 2
+    older.discard_after(0)
+    assert newer.steps() == [5]
+    assert newer.path(5).endswith("step-000005.2")
     newer.discard(5)
     assert newer.steps() == []
+
+
+def test_a_branch_that_was_left_does_not_count_against_the_newest(
+    llama: Path, group: Group, tmp_path: Path
+) -> None:
+    parts = Parts(llama, group)
+    older = Checkpoints(tmp_path, group=group, keep=1, incarnation=1)
+    newer = Checkpoints(tmp_path, group=group, keep=1, incarnation=2)
+    older.save(50, parts.policy, parts.optimizer)
+    newer.save(30, parts.policy, parts.optimizer)
+    assert newer.steps() == [30]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,21 +9,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.weights import Header, Staging, plan
+from paceline.errors import UnavailableError
+from paceline.weights.manifest import Header
+from paceline.weights.staging import Staging
 from paceline_trainer.distributed import Group
 from paceline_trainer.model import DTYPES, load_policy, shard
-from paceline_trainer.publish import Copier, Snapshot, fill
+from paceline_trainer.publish import Copier, Gathering, Snapshot, fill
 
 
 def copy(path: Path, group: Group, *, engine: str, dtype: str = "float32") -> Snapshot:
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
-    return Copier(policy, group, engine_dtype=engine, dtype=dtype).copy(4)
+    copier = Copier(policy, group, engine_dtype=engine, dtype=dtype)
+    snapshot = copier.begin(4)
+    copier.gather(snapshot)
+    return snapshot
 
 
 def stage(snapshot: Snapshot) -> Staging:
-    described = [(n, str(t.dtype)[6:], tuple(t.shape)) for n, t in snapshot.tensors.items()]
-    entries, num_bytes = plan(described)
+    entries, num_bytes = snapshot.entries, snapshot.num_bytes
     staging = Staging(Header("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
     fill(staging, snapshot.tensors)
     return staging
@@ -75,9 +81,52 @@ def test_canary_is_what_the_engine_computes(
 def test_snapshot_does_not_follow_the_weights(llama: Path, group: Group) -> None:
     policy = load_policy(str(llama))
     shard(policy, group, dtype="float32")
-    snapshot = Copier(policy, group, engine_dtype="float32", dtype="float32").copy(0)
-    before = {name: value.clone() for name, value in snapshot.tensors.items()}
+    copier = Copier(policy, group, engine_dtype="float32", dtype="float32")
+    snapshot, other = copier.begin(0), copier.begin(0)
+    copier.gather(snapshot)
+    copier.gather(other)
+    before = {name: value.clone() for name, value in other.tensors}
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(1.0)
-    assert all(torch.equal(value, before[name]) for name, value in snapshot.tensors.items())
+    assert all(torch.equal(value, before[name]) for name, value in snapshot.tensors)
+
+
+def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group: Group) -> None:
+    whole = copy(llama, group, engine="float32")
+    tensors = list(whole.tensors)
+    header = Header("j", 7, 4, 6, -1, 1, whole.num_bytes, 4096, whole.entries, whole.tied)
+    staging, coming = Staging(header), Gathering()
+    thread = threading.Thread(target=fill, args=(staging, coming))
+    thread.start()
+    for name, tensor in tensors[:-1]:
+        coming.put(name, tensor)
+    filled = whole.entries[-1].offset // 4096
+    deadline = time.monotonic() + 20
+    while staging.num_ready < filled and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert staging.num_ready == filled
+    assert not staging.complete
+    coming.put(*tensors[-1])
+    coming.end()
+    thread.join()
+    assert staging.complete
+
+
+def test_a_gathering_that_fails_is_told(llama: Path, group: Group) -> None:
+    snapshot = copy(llama, group, engine="float32")
+    staging = Staging(Header("j", 7, 4, 6, -1, 1, snapshot.num_bytes, 4096, snapshot.entries))
+    coming = Gathering()
+    coming.put(*next(iter(snapshot.tensors)))
+    coming.end(UnavailableError("a rank is gone"))
+    with pytest.raises(UnavailableError, match="a rank is gone"):
+        fill(staging, coming)
+    assert not staging.complete
+
+
+def test_what_nobody_takes_is_not_kept() -> None:
+    coming = Gathering()
+    coming.refuse()
+    coming.put("a", torch.zeros(4))
+    coming.end()
+    assert list(coming) == []

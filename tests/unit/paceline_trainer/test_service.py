@@ -41,8 +41,19 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
 async def start(settings: Path, *, ranks: int = 0) -> Process:
     """Under torchrun, or (ranks=0) one process in the place that torchrun would give it."""
     prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
+    return await launch(settings, prefix, alone=not ranks)
+
+
+async def start_node(settings: Path, *, node: int, port: int) -> Process:
+    """One of two nodes with a rank each, as in a pod."""
+    torchrun = ["-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
+    torchrun += ["--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    return await launch(settings, [*torchrun, "--max-restarts=0"])
+
+
+async def launch(settings: Path, prefix: list[str], *, alone: bool = False) -> Process:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if not ranks:
+    if alone:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     command = [*prefix, "-m", "paceline_trainer", str(settings)]
     return await asyncio.create_subprocess_exec(
@@ -70,6 +81,54 @@ async def test_two_ranks_train_a_job(one_job: Any, tmp_path: Path) -> None:
     assert one_job.step == 4
     assert {rank for _, _, rank in one_job.taken} == {0, 1}
     assert "disagrees" not in stderr
+
+
+@pytest.mark.slow
+async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path, free_port: int) -> None:
+    path = settings_file(tmp_path, one_job.address)
+    nodes = [await start_node(path, node=node, port=free_port) for node in (1, 0)]
+    for code, stderr in await asyncio.gather(*map(end, nodes)):
+        assert code == 0, stderr
+        assert "disagrees" not in stderr
+    assert one_job.step == 4
+    assert {rank for _, _, rank in one_job.taken} == {0, 1}
+    assert one_job.checkpoints == [2, 4]
+    newest = tmp_path / "jobs" / "j" / "checkpoints" / "step-000004.1"
+    parts = {"__0_0.distcp", "__1_0.distcp"}
+    assert {path.name for path in newest.iterdir()} == {"paceline.json", ".metadata", *parts}
+
+
+@pytest.mark.slow
+async def test_ranks_of_all_nodes_end_well_when_one_is_drained(
+    one_job: Any, tmp_path: Path, free_port: int
+) -> None:
+    """The rank of the other node waits for a batch that does not come."""
+    path = settings_file(tmp_path, one_job.address)
+    one_job.holds_from = 3
+    nodes = [await start_node(path, node=node, port=free_port) for node in (0, 1)]
+    await commits(one_job, 3, nodes[0])
+    nodes[1].send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        while one_job.workers:
+            await asyncio.sleep(0.02)
+    assert one_job.checkpoints == [2, 3]
+    # Its torchrun waits for that of the drained node; Kubernetes ends the whole job then.
+    nodes[0].send_signal(signal.SIGTERM)
+    for _, stderr in await asyncio.gather(*map(end, nodes)):
+        assert "ChildFailedError" not in stderr
+
+
+@pytest.mark.slow
+async def test_checkpoints_go_where_the_settings_say(one_job: Any, tmp_path: Path) -> None:
+    path = settings_file(tmp_path, one_job.address)
+    path.write_text(f"{path.read_text()}storage: file://{tmp_path}/bucket\n")
+    code, stderr = await end(await start(path))
+    assert code == 0, stderr
+    checkpoints = tmp_path / "bucket" / "jobs" / "j" / "checkpoints"
+    assert [p.parent.name for p in sorted(checkpoints.glob("*/paceline.json"))][-1] == (
+        f"step-{one_job.step:06d}.1"
+    )
+    assert not (tmp_path / "jobs" / "j" / "checkpoints").exists()
 
 
 @pytest.mark.slow
@@ -160,7 +219,8 @@ def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run([str(settings_file(tmp_path, ""))], place) == 2
     assert run([str(settings_file(tmp_path, "a:1"))], {}) == 2
     assert "torch.distributed.run" in capsys.readouterr().err
-    assert run([], place) == 2
+    with pytest.raises(SystemExit, match="2"):
+        run([], place)
 
 
 def test_place_of_a_rank() -> None:
@@ -169,17 +229,21 @@ def test_place_of_a_rank() -> None:
     assert not place.orphaned
 
 
-def test_other_ranks_take_no_port_of_the_first(tmp_path: Path) -> None:
+def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path) -> None:
     settings = ServiceSettings.model_validate(
         {
             "kind": "trainer",
             "worker_id": "t",
             "port": 5,
             "metrics_port": 6,
+            "advertise": "a:5",
             "logs": {"path": str(tmp_path / "t.log")},
         }
     )
-    other = of_rank(settings, Place(rank=1, world=2))
-    assert (other.port, other.metrics_port) == (0, 0)
-    assert other.logs.path == tmp_path / "t-rank1.log"
-    assert of_rank(settings, Place()) == settings
+    assert of_rank(settings, Place(world=4)) == settings
+    beside = of_rank(settings, Place(rank=1, local_rank=1, world=4))
+    assert (beside.port, beside.metrics_port, beside.advertise) == (0, 0, "")
+    assert (beside.worker_id, beside.logs.path) == ("t-rank1", tmp_path / "t-rank1.log")
+    elsewhere = of_rank(settings, Place(rank=2, local_rank=0, world=4))
+    assert (elsewhere.port, elsewhere.metrics_port, elsewhere.advertise) == (5, 6, "a:5")
+    assert elsewhere.worker_id == "t-rank2"

@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.errors import FencedError
@@ -15,6 +18,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import Staging, WeightServer, pull
+from paceline.weights.routes.cost import MIN_CHUNK_BYTES
 from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
@@ -26,7 +30,22 @@ from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.publish import Copier, Publisher
 from paceline_trainer.trainer import Clock, Engine, Trainer
 
-Make = Callable[[int], Trainer]
+Make = Callable[..., Trainer]
+
+
+class Watched(MemoryFileSystem):
+    """An object store that notes which threads have waited for its answers."""
+
+    protocol = "watched"
+    waited: set[str] = set()  # noqa: RUF012
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        self.waited.add(current_thread().name)
+        return super().ls(path, detail, **kwargs)
+
+    def _rm(self, path: str) -> None:
+        self.waited.add(current_thread().name)
+        super()._rm(path)
 
 
 @pytest.fixture
@@ -42,9 +61,9 @@ async def make(
 ) -> AsyncIterator[Make]:
     """Trainers of the job, by incarnation."""
     channel = connect(one_job.address)
-    compute = ThreadPoolExecutor(1)
+    compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
-    def build(incarnation: int) -> Trainer:
+    def build(incarnation: int, place: Path | str = tmp_path) -> Trainer:
         spec = parse_job(one_job.spec)
         ledger = Ledger(
             experience=ExperienceStub(channel),
@@ -69,7 +88,7 @@ async def make(
             policy=policy,
             optimizer=optimizer,
             learner=learner,
-            checkpoints=Checkpoints(tmp_path, group=group, keep=2, incarnation=incarnation),
+            checkpoints=Checkpoints(place, group=group, keep=2, incarnation=incarnation),
             copier=Copier(policy, group, engine_dtype="float32", dtype="float32"),
             mismatch=mismatch,
             group=group,
@@ -91,6 +110,16 @@ async def make(
     compute.shutdown()
 
 
+async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) -> None:
+    """The event loop says that this process lives, and serves weights."""
+    fsspec.register_implementation("watched", Watched, clobber=True)
+    place = "watched://bucket/checkpoints"
+    Watched.waited.clear()
+    await asyncio.wait_for(make(1, place).run(), 60)
+    await asyncio.wait_for(make(2, place).resume(), 60)
+    assert Watched.waited == {"compute_0"}
+
+
 async def test_a_whole_job(one_job: Any, make: Make) -> None:
     trainer = make(1)
     await asyncio.wait_for(trainer.run(), 60)
@@ -109,13 +138,26 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     assert metrics["mismatch_tokens"] > 0
 
 
+@pytest.mark.parametrize("told", [4096, 0])
 async def test_published_weights_can_be_pulled(
-    one_job: Any, make: Make, server: tuple[WeightServer, str]
+    one_job: Any, make: Make, server: tuple[WeightServer, str], told: int
 ) -> None:
+    """0: a service of an earlier release does not say how to cut them."""
+    one_job.chunk_bytes = told
     await asyncio.wait_for(make(1).run(), 60)
-    staging = await pull([server[1]], job_id="j", version=4, into=Staging, timeout_s=10)
+    key = one_job.key
+    staging = await pull(
+        [server[1]],
+        job_id="j",
+        version=4,
+        into=lambda header: Staging(header, key=key),
+        timeout_s=10,
+        key=key,
+    )
     assert staging.complete
+    assert staging.header.chunk_bytes == (told or MIN_CHUNK_BYTES)
     assert staging.header.step == 4
+    assert staging.root == one_job.digests[4]
     assert len(staging.header.canary_logprobs) == len(staging.header.canary_tokens) - 1
 
 
@@ -166,3 +208,14 @@ async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Ma
     assert [v.step for v in one_job.versions] == [0, 2, 3]
     assert one_job.checkpoints == [2, 3]
     assert one_job.state == "succeeded"
+
+
+async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
+    clock = Clock()
+    with clock.during("waiting"):
+        await asyncio.sleep(0.05)
+        first = clock.so_far()["waiting"]
+        assert first >= 0.05
+        assert clock.seconds == {}
+    assert clock.seconds["waiting"] >= first
+    assert clock.so_far() == clock.seconds

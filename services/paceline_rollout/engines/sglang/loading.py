@@ -104,7 +104,13 @@ class Loader:
             await self._client.begin_update()
 
     async def _send(self, bucket: Bucket, labels: dict[str, Any]) -> None:
-        held, payload = await asyncio.to_thread(pack, bucket, shared_memory=self._how.shared_memory)
+        try:
+            held, payload = await asyncio.to_thread(
+                pack, bucket, shared_memory=self._how.shared_memory
+            )
+        except RuntimeError as error:
+            # PyTorch keeps shared memory in a process of its own, which may be slow or gone.
+            raise PacelineError(f"no shared memory: {str(error).partition(chr(10))[0]}") from error
         body = {
             "serialized_named_tensors": [payload] * self._how.ranks,
             "load_format": "flattened_bucket",

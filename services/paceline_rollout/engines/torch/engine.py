@@ -7,20 +7,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from paceline.errors import InvalidError, UnavailableError
+from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.interfaces import Emission, EngineStatus, Generation
 from paceline.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
 from paceline_rollout.engines.base import Outbox, decoder
-from paceline_rollout.engines.torch.model import DTYPES, Policy
+from paceline_rollout.engines.torch.model import Policy
 from paceline_rollout.engines.torch.scheduler import Scheduler
+from paceline_rollout.engines.torch.weights import DTYPES, Weights
 
 Command = Callable[[], None]
 log = Log("engine")
@@ -80,6 +82,8 @@ class TorchEngine:
         self._wake = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
+        # One thread of torch: the others are for computing.
+        self._loader = ThreadPoolExecutor(1, "loader", torch.set_num_threads, (1,))
         self._scheduler: Scheduler | None = None
         self._seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
         self._idle_since = 0.0
@@ -115,7 +119,8 @@ class TorchEngine:
             InvalidError: the snapshot does not fit the model; the old version stays.
         """
         swap = Swap(snapshot, parse_activation(activation))
-        self._order(partial(self._made.propose, swap))
+        self._order(partial(self._made.expect, swap))
+        self._loader.submit(self._prepare, swap)
         await asyncio.wrap_future(swap.done)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
@@ -151,6 +156,7 @@ class TorchEngine:
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._loader.shutdown)
 
     @property
     def _made(self) -> Scheduler:
@@ -163,7 +169,32 @@ class TorchEngine:
             self._commands.append(command)
             self._wake.notify()
 
-    # in the thread --------------------------------------------------------------------------
+    # in the thread that prepares ------------------------------------------------------------
+
+    def _prepare(self, swap: Swap) -> None:
+        """Make new weights while the old ones serve; an error leaves these as they are."""
+        if swap.done.done():
+            return  # displaced
+        made = self._made
+        try:
+            weights = made.prepare(swap.snapshot)
+        except PacelineError as error:
+            self._order(partial(made.give_up, swap, error))
+            return
+        except Exception:  # the boundary of one swap: whatever it was, the engine goes on
+            log.exception("cannot prepare", job=self._job_id, version=swap.version)
+            error = PacelineError("the engine failed; see the log of the rollout worker")
+            self._order(partial(made.give_up, swap, error))
+            return
+        self._order(partial(made.prepared, swap, weights))
+        swap.done.add_done_callback(lambda _: self._release(weights))
+
+    def _release(self, weights: Weights) -> None:
+        """Let go of what was replaced or displaced, which takes longer than the swap."""
+        with suppress(RuntimeError):  # closed: all of it goes
+            self._loader.submit(weights.clear)
+
+    # in the thread that computes ------------------------------------------------------------
 
     @torch.inference_mode()
     def _run(self, ready: Future[None]) -> None:
@@ -177,11 +208,11 @@ class TorchEngine:
         ready.set_result(None)
         try:
             while (commands := self._take(scheduler)) is not None:
-                started, version = time.monotonic(), scheduler.gate.version
+                started, swapped_s = time.monotonic(), self._seconds["swap"]
                 self._round(scheduler, commands)
                 self._deliver(scheduler)
-                kind = "busy" if scheduler.gate.version == version else "swap"
-                self._seconds[kind] += time.monotonic() - started
+                swap_s = self._seconds["swap"] - swapped_s
+                self._seconds["busy"] += time.monotonic() - started - swap_s
             self._end(scheduler)
         finally:
             # Whatever ends the thread, the consumer of emissions learns of it.
@@ -192,6 +223,9 @@ class TorchEngine:
         try:
             for command in commands:
                 command()
+            started = time.monotonic()
+            if scheduler.swap():
+                self._seconds["swap"] += time.monotonic() - started
             scheduler.tick()
             if time.monotonic() - self._flushed >= self._flush_s:
                 self._flushed = time.monotonic()
@@ -225,8 +259,7 @@ class TorchEngine:
             self._commands.clear()
         for command in left:
             command()
-        if scheduler.gate.pending is not None:
-            scheduler.gate.finish(UnavailableError("the engine is closing"))
+        scheduler.gate.close(UnavailableError("the engine is closing"))
         scheduler.abort_all()
         self._deliver(scheduler)
 

@@ -20,8 +20,8 @@ from paceline_rollout.engines.base import Snapshot
 from paceline_rollout.engines.torch.attention import Here, attention
 from paceline_rollout.engines.torch.cache import Block, Group, Layered, SlotCache
 from paceline_rollout.engines.torch.packed import Packed
+from paceline_rollout.engines.torch.weights import DTYPES, Places, Weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ATTENTION = "paceline"
 # `no_init_weights` replaces functions of torch for the whole process: two threads inside at once
 # would leave them replaced, and no weights would be initialised any more.
@@ -30,7 +30,7 @@ _SERVED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Policy:
-    """The model: shape from `config.json`, weights by `load`."""
+    """The model: shape from `config.json`, weights by `prepare` and `exchange`."""
 
     def __init__(
         self, *, model_dir: Path, dtype: str, max_context: int, device: str, packed: bool = True
@@ -52,7 +52,7 @@ class Policy:
         self._here = Here()
         for module in self._model.modules():
             module.here = self._here
-        self._packed = Packed(self._model) if packed else None
+        self._places = Places(self._model, Packed(self._model) if packed else None)
         self.device = torch.device(device)
         self.vocab_size = int(text.vocab_size)
         self.token_bytes = _token_bytes(text, DTYPES[dtype].itemsize)
@@ -103,35 +103,13 @@ class Policy:
         logp = torch.log_softmax(out.logits[0, :-1].float(), dim=-1)
         return logp.gather(1, ids[0, 1:].unsqueeze(1)).squeeze(1).tolist()
 
-    def load(self, snapshot: Snapshot) -> None:
-        """Copy a snapshot into the parameters; raises before anything is changed.
+    def prepare(self, snapshot: Snapshot) -> Weights:
+        """A snapshot made ready for `exchange`; see `Places.prepare`."""
+        return self._places.prepare(snapshot)
 
-        Raises:
-            InvalidError: a tensor has no place here, another shape, or is missing.
-        """
-        places: dict[str, Tensor] = self._model.state_dict()
-        found = [
-            (_place(places, entry.name, entry.shape), entry, data)
-            for entry, data in snapshot.tensors()
-        ]
-        tied = [(places[name], places[same]) for name, same in snapshot.header.tied]
-        self._check_complete({e.name for _, e, _ in found}, places, snapshot.header.tied)
-        for place, entry, data in found:
-            flat = torch.frombuffer(data, dtype=DTYPES[entry.dtype])
-            place.copy_(flat.view(entry.shape))
-        for place, source in tied:
-            if place.data_ptr() != source.data_ptr():
-                place.copy_(source)
-        if self._packed is not None:
-            self._packed.pack()
-
-    def _check_complete(
-        self, names: set[str], places: dict[str, Tensor], tied: tuple[tuple[str, str], ...]
-    ) -> None:
-        covered = {places[name].data_ptr() for name in names | {n for n, _ in tied}}
-        missing = [n for n, p in self._model.named_parameters() if p.data_ptr() not in covered]
-        if missing:
-            raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
+    def exchange(self, weights: Weights) -> None:
+        """Compute by these weights from now on; see `Places.exchange`."""
+        self._places.exchange(weights)
 
     def _forward(
         self, module: Any, tokens: Tensor, places: Tensor, cache: Layered, mask: Tensor | None
@@ -156,16 +134,6 @@ class Policy:
     @property
     def _least(self) -> float:
         return torch.finfo(self._model.dtype).min
-
-
-def _place(places: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-    if name not in places:
-        raise InvalidError(f"snapshot: tensor {name!r} is unknown to this model")
-    place = places[name]
-    if tuple(place.shape) != tuple(shape):
-        wanted = tuple(place.shape)
-        raise InvalidError(f"snapshot: tensor {name!r} has shape {shape}; allowed: {wanted}")
-    return place
 
 
 def _token_bytes(text: Any, item: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,12 +29,20 @@ class Packed:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def pack(self) -> None:
-        """Follow the weights as they are at this moment."""
+    def pack(
+        self, value_of: Callable[[Tensor], Tensor]
+    ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Forwards for the layers, for weights that `value_of` gives instead of theirs."""
         ops: Any = torch.ops.mkldnn
-        for module in self._layers:
-            packed = ops._reorder_linear_weight(module.weight.detach(), None)
-            module.forward = partial(_linear, packed, module.bias)
+        return [
+            (
+                module,
+                partial(
+                    _linear, ops._reorder_linear_weight(value_of(module.weight), None), module.bias
+                ),
+            )
+            for module in self._layers
+        ]
 
 
 def _linear(packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:

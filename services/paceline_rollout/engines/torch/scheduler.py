@@ -13,6 +13,7 @@ from paceline_rollout.activation import Activation, Gate, Line, Swap
 from paceline_rollout.engines.base import (
     Decode,
     Limits,
+    Snapshot,
     emit,
     problem,
     refusal,
@@ -24,6 +25,7 @@ from paceline_rollout.engines.torch.cache import Group, SlotCache
 from paceline_rollout.engines.torch.entrance import Entrance
 from paceline_rollout.engines.torch.model import Policy
 from paceline_rollout.engines.torch.rows import BUFFER, Rows, Running, running
+from paceline_rollout.engines.torch.weights import Weights
 
 log = Log("engine")
 
@@ -116,10 +118,34 @@ class Scheduler:
         """Swap when the activation allows it."""
         self.gate.propose(swap)
 
+    def expect(self, swap: Swap) -> None:
+        """A swap is to be prepared; until it is, nothing waits for it."""
+        self.gate.expect(swap)
+
+    def prepare(self, snapshot: Snapshot) -> Weights:
+        """What a swap is done with; may run in any thread. Raises `InvalidError`."""
+        return self._policy.prepare(snapshot)
+
+    def prepared(self, swap: Swap, weights: Weights) -> None:
+        """A swap that was expected waits for its moment from now on."""
+        swap.snapshot = weights
+        self.gate.propose(swap)
+
+    def give_up(self, swap: Swap, error: PacelineError) -> None:
+        """A swap that was expected cannot be done; the old version stays."""
+        self.gate.give_up(swap, error)
+
+    def swap(self) -> bool:
+        """Do the swap that is due, if one is; whether there is another version now."""
+        if not self._swap_due():
+            return False
+        version = self.gate.version
+        self._swap()
+        return self.gate.version != version
+
     def tick(self) -> None:
         """Swap if due, let waiting requests join, decode one token for all."""
-        if self._swap_due():
-            self._swap()
+        self.swap()
         self._admit()
         if self._rows:
             self._step()
@@ -159,7 +185,7 @@ class Scheduler:
         # Each emission carries one version, so what the old one sampled goes out before.
         self.flush()
         try:
-            self._policy.load(swap.snapshot)
+            self._policy.exchange(swap.snapshot)
         except PacelineError as error:
             self.gate.finish(error)
             return

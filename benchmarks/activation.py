@@ -1,0 +1,341 @@
+"""What a new version costs an engine: while it comes in, and when it takes the old one's place.
+
+`python benchmarks/activation.py [--json PATH] [--rounds N] [--swaps N]`
+
+One thread of the torch engine generates all the time. `transfer`: tokens per second while
+SmolLM2-135M comes from a server in another process at a capped rate, and while it is
+then made ready and swapped in, each divided by what the same engine did just before. `swap`: how
+much longer than usual no token came out when the version changed, by activation policy, and the
+part of it in which the engine exchanged weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from safetensors.torch import load_file
+
+from paceline.interfaces import Emission, Generation
+from paceline.types import Sampling
+from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan, pull
+from paceline_rollout.activation import Activation
+from paceline_rollout.engines.torch.engine import TorchEngine
+
+SMOLLM2, DEMO = Path("models/smollm2-135m-instruct"), Path("models/arithmetic")
+MISSING = "a model is missing; to make it, see `make demo` and `make demo-smollm2`"
+JOB = "bench"
+LINKS = (200e6, 1e9)  # bit/s
+DEMO_STEP_S = 0.28
+RATES = ("tokens_per_s", "tokens_per_s_not_waiting", "tokens_per_processor_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and the requests that keep its engine busy."""
+
+    model: Path
+    dtype: str
+    rows: int
+    prompt: int
+    new: tuple[int, int]
+    vocab: int
+
+
+CASES = {
+    "demo": Case(DEMO, "float32", rows=256, prompt=6, new=(8, 40), vocab=16),
+    "smollm2": Case(SMOLLM2, "bfloat16", rows=16, prompt=32, new=(32, 224), vocab=49000),
+}
+
+
+class Busy:
+    """An engine that always has as many requests as it has rows."""
+
+    def __init__(self, engine: TorchEngine, case: Case) -> None:
+        self.engine = engine
+        self.marks: list[tuple[float, int, int]] = []  # when, version, tokens
+        self._case = case
+        self._chance = random.Random(0)
+        self._asked = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self.engine.submit([self._request() for _ in range(self._case.rows)])
+        async for batch in self.engine.emissions():
+            self._note(batch)
+            ended = sum(bool(one.finish_reason) for one in batch)
+            if ended:
+                self.engine.submit([self._request() for _ in range(ended)])
+
+    def _note(self, batch: list[Emission]) -> None:
+        now = time.perf_counter()
+        failed = [one.error for one in batch if one.error]
+        if failed:
+            raise RuntimeError(failed[0])
+        counts: dict[int, int] = {}
+        for run in (run for one in batch for run in one.versions):
+            counts[run.version] = counts.get(run.version, 0) + run.count
+        self.marks.extend((now, version, count) for version, count in sorted(counts.items()))
+
+    def _request(self) -> Generation:
+        self._asked += 1
+        tokens = [self._chance.randrange(3, self._case.vocab) for _ in range(self._case.prompt)]
+        new = self._chance.randint(*self._case.new)
+        sampling = Sampling(max_tokens=new, seed=self._asked)
+        return Generation(str(self._asked), tuple(tokens), sampling)
+
+
+@contextlib.asynccontextmanager
+async def busy(case: Case, first: Any, **options: Any) -> AsyncGenerator[Busy]:
+    """An engine under load, warm."""
+    engine = TorchEngine(
+        model_dir=case.model,
+        dtype=case.dtype,
+        max_context=case.prompt + case.new[1] + 1,
+        max_concurrent=case.rows,
+        threads=1,
+        tokenizer_dir=None,
+        job_id=JOB,
+        **options,
+    )
+    await engine.start()
+    await engine.load(first, "in_flight")
+    load = Busy(engine, case)
+    task = asyncio.create_task(load.run())
+    await asyncio.sleep(5)
+    try:
+        yield load
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await engine.close()
+
+
+class Again:
+    """A snapshot under another version number."""
+
+    def __init__(self, staging: Staging, version: int) -> None:
+        self.header = replace(staging.header, version=version)
+        self._staging = staging
+
+    def tensors(self) -> Iterator[Any]:
+        """As they are."""
+        return self._staging.tensors()
+
+
+def staged(case: Case, version: int = 0) -> Staging:
+    """The model's weights as a trainer would publish them."""
+    named = load_file(case.model / "model.safetensors")
+    entries, size = plan([(n, case.dtype, tuple(t.shape)) for n, t in named.items()])
+    chunk = choose_chunk_bytes(size)
+    staging = Staging(Header(JOB, version, version, version - 1, -1, 1, size, chunk, entries))
+    for entry in entries:
+        value = named[entry.name].to(getattr(torch, case.dtype)).contiguous()
+        staging.fill(entry.offset, value.view(torch.uint8).numpy().tobytes())
+    staging.finish()
+    return staging
+
+
+# the other process ---------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, bits_per_s: float) -> None:
+    """Serves each version that is asked for, capped to that rate."""
+    uvloop.run(_serve(pipe, bits_per_s))
+
+
+async def _serve(pipe: Connection, bits_per_s: float) -> None:
+    server = WeightServer(host="127.0.0.1", bytes_per_s=bits_per_s / 8)
+    pipe.send(await server.start())
+    first = staged(CASES["smollm2"])
+    while (version := await asyncio.to_thread(pipe.recv)) >= 0:
+        staging = Staging(replace(first.header, version=version))
+        staging.fill(0, first.buffer())
+        staging.finish()
+        server.offer(staging)
+        pipe.send(version)
+    await server.close()
+
+
+@contextlib.contextmanager
+def sender(bits_per_s: float) -> Generator[tuple[Connection, str]]:
+    """A process that serves, and where."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, bits_per_s))
+    process.start()
+    try:
+        yield mine, mine.recv()
+    finally:
+        mine.send(-1)
+        process.join(20)
+        process.kill()
+
+
+# measuring -----------------------------------------------------------------------------------
+
+
+class Meter:
+    """Tokens per second, per second not spent waiting for a processor, per second on one.
+
+    The last two tell on a machine with other work.
+    """
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine = engine
+        thread = next(one for one in threading.enumerate() if one.name == "engine")
+        self._times = Path(f"/proc/self/task/{thread.native_id}/schedstat")
+        self._last = self._now()
+
+    def _now(self) -> tuple[int, float, float, float]:
+        ran, waited, _ = (int(part) / 1e9 for part in self._times.read_text().split())
+        return self._engine.status().tokens_generated, time.perf_counter(), waited, ran
+
+    def read(self) -> dict[str, float]:
+        """Since the last look."""
+        last, self._last = self._last, self._now()
+        tokens, seconds, waited_s, ran_s = (b - a for a, b in zip(last, self._last, strict=True))
+        return {
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "tokens_per_s_not_waiting": tokens / (seconds - waited_s),
+            "tokens_per_processor_s": tokens / ran_s,
+        }
+
+
+async def transfers(bits_per_s: float, rounds: int) -> dict[str, Any]:
+    """Before, while a snapshot comes in, and while it is swapped in."""
+    case = CASES["smollm2"]
+    first = staged(case)
+    rows: list[dict[str, Any]] = []
+    with sender(bits_per_s) as (pipe, endpoint):
+        server = WeightServer(host="127.0.0.1")
+        await server.start()
+        async with busy(case, first) as load:
+            for version in range(1, rounds + 1):
+                pipe.send(version)
+                await asyncio.to_thread(pipe.recv)
+                rows.append(await transfer(load, server, endpoint, version))
+                print(bits_per_s, rows[-1], flush=True)
+        await server.close()
+    return {
+        "bits_per_s": bits_per_s,
+        "bytes": first.header.num_bytes,
+        "during_over_before": {key: shares(rows, "during", key) for key in RATES},
+        "loading_over_before": {key: shares(rows, "loading", key) for key in RATES},
+        "rounds": rows,
+    }
+
+
+def shares(rows: list[dict[str, Any]], part: str, key: str) -> float:
+    """Median over the rounds of a part by what was just before and after it."""
+    around = [statistics.mean(row[name][key] for name in ("before", "after")) for row in rows]
+    return statistics.median(
+        row[part][key] / usual for row, usual in zip(rows, around, strict=True)
+    )
+
+
+async def transfer(load: Busy, server: WeightServer, endpoint: str, version: int) -> dict[str, Any]:
+    """One version: before, while it comes in, until it is active, after."""
+    meter = Meter(load.engine)
+    await asyncio.sleep(5)
+    row: dict[str, Any] = {"before": meter.read()}
+    staging = await pull([endpoint], job_id=JOB, version=version, into=server.stage, timeout_s=120)
+    row["during"] = meter.read()
+    await load.engine.load(staging, "in_flight")
+    row["loading"] = meter.read()
+    await asyncio.sleep(5)
+    return {**row, "after": meter.read(), "load_average": os.getloadavg()}
+
+
+async def swaps(name: str, activation: Activation, num: int) -> dict[str, Any]:
+    """Longest silence at each change of version, and what is usual."""
+    case = CASES[name]
+    first = staged(case)
+    pauses, exchanged, waited = list[float](), list[float](), list[float]()
+    async with busy(case, first, flush_s=0.0) as load:
+        load.marks.clear()
+        for version in range(1, num + 1):
+            swap_s, start_s = load.engine.status().swap_s, time.perf_counter()
+            await load.engine.load(Again(first, version), activation.value)
+            waited.append(time.perf_counter() - start_s)
+            exchanged.append(load.engine.status().swap_s - swap_s)
+            while load.marks[-1][1] < version:
+                await asyncio.sleep(0.05)
+        times = [when for when, _, _ in load.marks]
+        usual = statistics.median(b - a for a, b in pairwise(times) if b > a)
+        for version in range(1, num + 1):
+            old = max(when for when, by, _ in load.marks if by == version - 1)
+            new = min(when for when, by, _ in load.marks if by == version)
+            pauses.append(new - old - usual)
+    exchange_s = statistics.median(exchanged)
+    return {
+        "model": name,
+        "activation": activation.value,
+        "swaps": num,
+        "usual_step_s": usual,
+        "pause_s": statistics.median(pauses),
+        "exchange_s": exchange_s,
+        "exchange_over_demo_step": exchange_s / DEMO_STEP_S if name == "demo" else None,
+        "load_to_active_s": statistics.median(waited),
+        "load_average": os.getloadavg(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where and under which load this began."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": os.getloadavg(),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=5, help="of transfer; 0: leave out")
+    parser.add_argument("--swaps", type=int, default=15, help="0: leave out")
+    given = parser.parse_args()
+    if not all((case.model / "config.json").exists() for case in CASES.values()):
+        raise SystemExit(MISSING)
+    found: dict[str, Any] = {"machine": machine(), "swap": [], "transfer": []}
+
+    def write() -> None:
+        if given.json is not None:
+            given.json.parent.mkdir(parents=True, exist_ok=True)
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    for name in CASES if given.swaps else ():
+        for activation in Activation:
+            found["swap"].append(uvloop.run(swaps(name, activation, given.swaps)))
+            print(found["swap"][-1], flush=True)
+            write()
+    for bits_per_s in LINKS if given.rounds else ():
+        found["transfer"].append(uvloop.run(transfers(bits_per_s, given.rounds)))
+        print(found["transfer"][-1], flush=True)
+        write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""How fast a snapshot reaches every worker: on networks of namespaces, on loopback, simulated.
+
+Usage: python benchmarks/broadcast.py [--json PATH] [--only NAME ...] [--rounds N]
+
+Every row is the best of its rounds; all rounds are beside it. With `--only`, rows of other
+scenarios that PATH holds are kept; `loopback` and `simulated` stand for several rows. Networks need
+root; without it their rows are left out and `skipped` says why.
+
+`bound_seconds` is what the links allow (bytes by rate, or the cost formula with several sites),
+`fanout_seconds` the time of direct fan-out by the same code in the same run, measured once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet.hops import hops
+from fleet.scenarios import Scenario, freeze, join, kill, measure, slow, supersede
+
+from paceline.testing.broadcast import rows as simulated
+from paceline.testing.network import Network
+from paceline.weights.routes.cost import Hop, path_s
+
+REPAIR_MIB = 128
+HOP_BYTES = 256 << 20
+SCENARIOS = [
+    Scenario("star8-200", mib=256, fans_out=True),
+    Scenario("star8-200-64", mib=64, fans_out=True),
+    Scenario("star8-500", mib=256, mbit=500, fans_out=True),
+    Scenario("two-sites", mib=64, hosts=(4, 4), between_mbit=50),
+    Scenario("seeds", mib=128, hosts=(8,), seeds=2, seed_mbit=100),
+    Scenario("delta", mib=256, change=1e-6),
+    Scenario("repair-none", mib=REPAIR_MIB),
+    Scenario("repair-kill", mib=REPAIR_MIB, disturb=kill),
+    Scenario("repair-freeze", mib=REPAIR_MIB, disturb=freeze),
+    Scenario("repair-slow", mib=REPAIR_MIB, disturb=slow),
+    Scenario("repair-late", mib=REPAIR_MIB, hosts=(10,), late=2, disturb=join),
+    Scenario("repair-newer", mib=REPAIR_MIB, disturb=supersede),
+]
+
+
+def bound_seconds(scenario: Scenario, chunk_bytes: int) -> float:
+    """What the links allow: the bytes at the rate of the link; with sites the general formula.
+
+    The way over the slow link and on through a chain of the far site is the slowest there.
+    """
+    rate = scenario.mbit * 1e6 / 8
+    if scenario.between_mbit is None:
+        return scenario.num_bytes / rate
+    between = Hop(scenario.between_mbit * 1e6 / 8)
+    hops = [between, *[Hop(rate)] * (scenario.hosts[-1] - 1)]
+    num_chunks = math.ceil(scenario.num_bytes / chunk_bytes)
+    return path_s(hops, chunk_bytes=chunk_bytes, num_chunks=num_chunks)
+
+
+def row(scenario: Scenario, rounds: int) -> dict[str, Any]:
+    """The best of some rounds."""
+    load = os.getloadavg()[0]
+    found = measure(scenario, rounds)
+    best = min(found, key=lambda each: each["seconds"])
+    bound_s = bound_seconds(scenario, best["chunk_bytes"])
+    return {
+        "scenario": scenario.name,
+        "bytes": scenario.num_bytes,
+        "workers": sum(scenario.hosts) - scenario.seeds,
+        "link_mbit": scenario.mbit,
+        "bound_seconds": bound_s,
+        "ratio": best["seconds"] / bound_s,
+        **best,
+        "digest_ok": all(each["digest_ok"] for each in found),
+        "load_before": load,
+        "rounds": found,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """One line."""
+    parts = [
+        f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in found.items()
+        if name != "rounds"
+    ]
+    print(" ".join(parts), flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Where this ran."""
+    return {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+class Report:
+    """The rows of this run, and of earlier ones in the same file that were not measured anew."""
+
+    def __init__(self, path: Path | None, only: Sequence[str]) -> None:
+        self._path = path
+        self._only = only
+        self._content: dict[str, Any] = {"machine": machine(), "rows": []}
+        if only and path is not None and path.exists():
+            self._content["rows"] = json.loads(path.read_text())["rows"]
+
+    def wants(self, name: str) -> bool:
+        """Whether a scenario is to be measured."""
+        return not self._only or name in self._only
+
+    def add(self, found: dict[str, Any]) -> None:
+        """One more row."""
+        show(found)
+        others = [each for each in self._content["rows"] if each["scenario"] != found["scenario"]]
+        self._content["rows"] = [*others, found]
+        self._write()
+
+    def skip(self, reason: str) -> None:
+        """Why there are no networks."""
+        print(f"skipped: {reason}")
+        self._content["skipped"] = reason
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._content, indent=1) + "\n")
+
+
+def main() -> None:
+    """Every scenario that is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    report = Report(given.json, given.only)
+    if report.wants("loopback"):
+        for found in hops(HOP_BYTES, given.rounds):
+            report.add(found)
+    if report.wants("simulated"):
+        for found in simulated():
+            report.add(found)
+    reason = Network.unavailable_reason()
+    if reason:
+        report.skip(reason)
+        return
+    for scenario in SCENARIOS:
+        if report.wants(scenario.name):
+            report.add(row(scenario, given.rounds))
+
+
+if __name__ == "__main__":
+    main()

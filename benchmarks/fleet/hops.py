@@ -1,0 +1,174 @@
+"""A snapshot over loopback: one hop, a chain of peers with cut-through, and raw TCP beside them.
+
+Every peer is a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing as mp
+import os
+import socket
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from paceline.config.service import TlsSettings
+from paceline.testing.certificates import Authority
+from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan, pull
+
+JOB = "hops"
+KEY = bytes(range(32))
+WAIT_S = 120.0
+PIECE_BYTES = 1 << 20
+
+
+def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """All rows: plain and over TLS; the first version of a process (cold) and later ones (warm)."""
+    raw = raw_tcp(num_bytes, rounds)
+    yield {"scenario": "loopback-raw-tcp", "bytes": num_bytes, "workers": 1, **raw}
+    with TemporaryDirectory() as folder:
+        certificate = Authority(Path(folder)).issue("peer")
+        for tls in (None, certificate):
+            for peers in (1, 3):
+                for each in uvloop.run(chain(num_bytes, peers=peers, rounds=rounds, tls=tls)):
+                    yield {**each, "raw_tcp_gib_per_s": raw["gib_per_s"]}
+
+
+async def chain(
+    num_bytes: int, *, peers: int, rounds: int, tls: TlsSettings | None
+) -> list[dict[str, Any]]:
+    """Down a chain of that many peers: the cold round, and the best of the warm ones.
+
+    Counted from when the whole snapshot is there until the last peer has verified all of it.
+    """
+    server = WeightServer(host="127.0.0.1", tls=tls)
+    parent = await server.start()
+    context = mp.get_context("spawn")
+    pipes: list[Connection] = []
+    processes: list[BaseProcess] = []
+    for _ in range(peers):
+        mine, theirs = context.Pipe()
+        processes.append(context.Process(target=peer, args=(theirs, parent, rounds + 1, tls)))
+        processes[-1].start()
+        parent = str(await asyncio.to_thread(mine.recv))
+        pipes.append(mine)
+    data = os.urandom(num_bytes)
+    taken: list[tuple[float, float]] = []
+    for version in range(1, rounds + 2):
+        staging = Staging(header_of(num_bytes, version=version, peers=peers), key=KEY)
+        fill(staging, data)
+        server.offer(staging)
+        start_s, cpu_s = time.monotonic(), time.process_time()
+        for pipe in pipes:
+            pipe.send(version)
+        ends = [await asyncio.to_thread(pipe.recv) for pipe in pipes]
+        cpu_s = time.process_time() - cpu_s + sum(used for _, used in ends)
+        taken.append((max(end for end, _ in ends) - start_s, cpu_s))
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send("end")
+        process.join(WAIT_S)
+    await server.close()
+    name = f"{'loopback' if peers == 1 else f'chain{peers}'}{'-tls' if tls else ''}"
+    return [
+        figures(f"{name}-cold", num_bytes, peers, taken[:1]),
+        figures(name, num_bytes, peers, taken[1:]),
+    ]
+
+
+def figures(
+    name: str, num_bytes: int, peers: int, taken: list[tuple[float, float]]
+) -> dict[str, Any]:
+    """A row: the best of the rounds."""
+    seconds, cpu_s = min(taken)
+    return {
+        "scenario": name,
+        "bytes": num_bytes,
+        "workers": peers,
+        "seconds": seconds,
+        "gib_per_s": num_bytes / 2**30 / seconds,
+        "cpu_s_per_gib": cpu_s / (num_bytes / 2**30) / peers,
+        "digest_ok": True,  # a pull ends with an error otherwise
+        "rounds": [each for each, _ in taken],
+    }
+
+
+def peer(pipe: Connection, parent: str, versions: int, tls: TlsSettings | None) -> None:
+    """Process of one peer: pulls from its parent, serves on, tells its endpoint and its times."""
+    uvloop.run(relay(pipe, parent, versions, tls))
+
+
+async def relay(pipe: Connection, parent: str, versions: int, tls: TlsSettings | None) -> None:
+    """Body of `peer`."""
+    server = WeightServer(host="127.0.0.1", tls=tls)
+    pipe.send(await server.start())
+
+    def into(header: Header) -> Staging:
+        staging = Staging(header, key=KEY)
+        server.offer(staging)
+        return staging
+
+    for version in range(1, versions + 1):
+        await asyncio.to_thread(pipe.recv)
+        cpu_s = time.process_time()
+        await pull(
+            [parent], job_id=JOB, version=version, into=into, timeout_s=WAIT_S, key=KEY, tls=tls
+        )
+        pipe.send((time.monotonic(), time.process_time() - cpu_s))
+    await asyncio.to_thread(pipe.recv)
+    await server.close()
+
+
+def header_of(num_bytes: int, *, version: int, peers: int) -> Header:
+    """A snapshot of one tensor."""
+    entries, total = plan([("weight", "uint8", (num_bytes,))])
+    chunk_bytes = choose_chunk_bytes(num_bytes, receivers=peers)
+    return Header(JOB, version, version, version - 1, -1, 1, total, chunk_bytes, entries)
+
+
+def fill(staging: Staging, data: bytes) -> None:
+    """Produce the snapshot in pieces, as a trainer does tensor by tensor."""
+    for offset in range(0, len(data), PIECE_BYTES):
+        staging.fill(offset, memoryview(data)[offset : offset + PIECE_BYTES])
+    staging.finish()
+
+
+def raw_tcp(num_bytes: int, rounds: int) -> dict[str, Any]:
+    """`sendall` into `recv_into` between two processes, nothing looked at."""
+    context = mp.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=sink, args=(theirs, num_bytes, rounds))
+    process.start()
+    data = memoryview(os.urandom(num_bytes))
+    port = mine.recv()
+    taken: list[float] = []
+    for _ in range(rounds):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            start_s = time.monotonic()
+            for offset in range(0, num_bytes, PIECE_BYTES):
+                connection.sendall(data[offset : offset + PIECE_BYTES])
+            taken.append(mine.recv() - start_s)
+    process.join(WAIT_S)
+    best = min(taken)
+    return {"seconds": best, "gib_per_s": num_bytes / 2**30 / best, "rounds": taken}
+
+
+def sink(pipe: Connection, num_bytes: int, rounds: int) -> None:
+    """Process that receives into one warm buffer."""
+    buffer = memoryview(bytearray(num_bytes))
+    buffer[::4096] = bytes(len(buffer[::4096]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pipe.send(server.getsockname()[1])
+        for _ in range(rounds):
+            connection, _ = server.accept()
+            with connection:
+                filled = 0
+                while filled < num_bytes:
+                    filled += connection.recv_into(buffer[filled:])
+                pipe.send(time.monotonic())

@@ -1,0 +1,42 @@
+"""How the programs of a fleet are told what to do: lines of JSON in, lines of JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from paceline.config.service import LogSettings
+from paceline.logs import setup
+
+Answer = Callable[..., Awaitable[dict[str, Any]]]
+_MOST_LINE_BYTES = 1 << 20
+
+
+def tell(event: str, **fields: Any) -> None:
+    """Say that something happened, and when."""
+    print(json.dumps({"event": event, "at_s": time.monotonic(), **fields}), flush=True)
+
+
+async def answer(**answers: Answer) -> None:
+    """Answer every command by what its name stands for, until nobody commands any more."""
+    setup(LogSettings())
+    async for command in _commands():
+        name = command.pop("do")
+        tell(name, **await answers[name](**command))
+
+
+async def usage() -> dict[str, Any]:
+    """Processor seconds of this process."""
+    return {"cpu_s": time.process_time()}
+
+
+async def _commands() -> AsyncIterator[dict[str, Any]]:
+    reader = asyncio.StreamReader(limit=_MOST_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)

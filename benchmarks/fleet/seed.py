@@ -1,0 +1,162 @@
+"""Process of one trainer rank that seeds snapshots: announces, fills, serves."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from typing import Any
+
+import uvloop
+from blake3 import blake3
+from lines import answer, tell, usage
+from snapshots import Weights, noise, shapes
+
+from paceline import rpc
+from paceline.membership import Membership
+from paceline.types import Worker, WorkerKind
+from paceline.v1 import roster_pb2 as pb
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan
+
+PIECE_BYTES = 4 << 20
+KEY = bytes(range(32))  # of what is offered without the tracker
+
+
+class Process:
+    """What the process is made of, and how it answers."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
+        self._server = WeightServer(host=given.address)
+        self._endpoint = ""
+        self._step = 0
+        self._data: bytes | memoryview = b""
+        self._weights: Weights | None = None
+        self._filling: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until nobody commands any more."""
+        self._endpoint = await self._server.start()
+        self._roster = RosterStub(rpc.connect(self._given.tracker))
+        member = Membership(
+            roster=self._roster, report=self._report, progress=self._server.progress
+        )
+        joined = asyncio.create_task(member.run())
+        tell("ready", endpoint=self._endpoint)
+        await answer(
+            prepare=self._prepare,
+            publish=self._publish,
+            offer=self._offer,
+            digest=self._digest,
+            usage=usage,
+        )
+        joined.cancel()
+        await self._server.close()
+
+    def _report(self) -> Worker:
+        return Worker(
+            worker_id=f"trainer-{self._given.part}",
+            kind=WorkerKind.TRAINER,
+            endpoint=f"{self._given.address}:1",
+            site=self._given.site,
+            job_id=self._given.job_id,
+            weights_endpoint=self._endpoint,
+            pid=os.getpid(),
+        )
+
+    async def _prepare(self, num_bytes: int, seed: int, change: float = 0.0) -> dict[str, Any]:
+        """Make the bytes of the next snapshot: the same ones on every seed."""
+        self._step += 1
+        if not change:
+            self._data = noise(num_bytes, seed)
+            return {}
+        if self._weights is None:
+            self._weights = Weights(num_bytes, seed)
+        else:
+            self._weights.train(change)
+        self._data = self._weights.bytes()
+        return {}
+
+    async def _publish(self) -> dict[str, Any]:
+        """Announce, and produce the bytes while they are served."""
+        begin_s = time.monotonic()
+        reply = await rpc.call(
+            self._roster.Announce,
+            pb.AnnounceRequest(
+                job_id=self._given.job_id,
+                incarnation=1,
+                step=self._step,
+                parent=self._step - 1,
+                weights_endpoint=self._endpoint,
+                num_bytes=len(self._data),
+                part=self._given.part,
+                parts=self._given.parts,
+            ),
+            timeout_s=10.0,
+        )
+        version = reply.version.version
+        header = self._header(self._given.job_id, version, reply.chunk_bytes)
+        self._filling = asyncio.create_task(self._fill(header, reply.key))
+        return {
+            "version": version,
+            "begin_s": begin_s,
+            "key": reply.key.hex(),
+            "endpoint": self._endpoint,
+            "chunk_bytes": header.chunk_bytes,
+        }
+
+    async def _offer(self, job_id: str) -> dict[str, Any]:
+        """Serve what is prepared as a job of its own, whole and without telling anybody."""
+        chunk_bytes = choose_chunk_bytes(len(self._data))
+        header = self._header(job_id, 1, chunk_bytes)
+        await self._fill(header, KEY)
+        return {"job_id": job_id, "version": 1, "key": KEY.hex(), "endpoint": self._endpoint}
+
+    def _header(self, job_id: str, version: int, chunk_bytes: int) -> Header:
+        entries, total = plan(shapes(len(self._data)))
+        return Header(
+            job_id=job_id,
+            version=version,
+            step=self._step,
+            parent_version=self._step - 1,
+            base_version=-1,
+            incarnation=1,
+            num_bytes=total,
+            chunk_bytes=chunk_bytes,
+            tensors=entries,
+        )
+
+    async def _fill(self, header: Header, key: bytes) -> None:
+        # Rank 0 answers for every chunk.
+        part = self._given.part
+        parts = self._given.parts if part else 1
+        staging = self._server.stage(header, key=key, part=part, parts=parts)
+        await asyncio.to_thread(fill, staging, self._data)
+        tell("filled", version=header.version)
+
+    async def _digest(self) -> dict[str, Any]:
+        return {"digest": blake3(self._data).hexdigest()}
+
+
+def fill(staging: Staging, data: bytes | memoryview) -> None:
+    """Produce the snapshot in pieces, as a trainer does tensor by tensor."""
+    view = memoryview(data)
+    for offset in range(0, len(view), PIECE_BYTES):
+        staging.fill(offset, view[offset : offset + PIECE_BYTES])
+    staging.finish()
+
+
+def main() -> None:
+    """Parse arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("address", "tracker", "job-id", "site"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--parts", type=int, default=1)
+    uvloop.run(Process(parser.parse_args()).run())
+
+
+if __name__ == "__main__":
+    main()

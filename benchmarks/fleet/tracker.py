@@ -1,0 +1,116 @@
+"""Process of the tracker: roster and routes as experience serves them, without jobs and a store."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+import uvloop
+from grpc import aio
+from lines import answer, tell, usage
+
+from paceline import rpc
+from paceline.metrics import Metrics
+from paceline.types import PolicyVersion
+from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
+from paceline.weights.route import Source
+from paceline_experience.roster import Query, Roster
+from paceline_experience.roster_servicer import RosterServicer
+from paceline_experience.routes import Publication, Tracker
+from paceline_experience.training import Announced, Training
+
+KEY = bytes(range(32))
+LEASE_S = 6.0
+SWEEP_S = 1.0
+
+
+class Publications(Training):
+    """Without jobs and their ledgers: numbers publications by their steps."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    async def announce(
+        self,
+        job_id: str,
+        *,
+        incarnation: int,
+        step: int,
+        parent: int,
+        num_bytes: int,
+        seed: Source,
+        digest: str = "",
+    ) -> Announced:
+        """A version has the number of its step; part 0 comes first."""
+        version = PolicyVersion(
+            version=step,
+            step=step,
+            parent=parent,
+            incarnation=incarnation,
+            digest=digest,
+            num_bytes=num_bytes,
+        )
+        made = self._tracker.newest(job_id)
+        if seed.part and made is not None:
+            made = made.seeded(seed)
+        else:
+            chunk_bytes = self._tracker.chunk_bytes(job_id, num_bytes)
+            made = Publication(version, chunk_bytes, (seed,), self._tracker.site(seed.endpoint))
+        self._tracker.announce(job_id, made, key=KEY)
+        return Announced(version, -1, KEY, made.chunk_bytes, made.source)
+
+
+async def run(address: str) -> None:
+    """Serve until nobody commands any more."""
+    roster = Roster(lease_s=LEASE_S)
+    tracker = Tracker(roster)
+    training = Publications(tracker)
+    servicer = RosterServicer(roster=roster, tracker=tracker, training=training, live_jobs=list)
+    interceptors = [rpc.ErrorInterceptor(metrics=Metrics())]
+    server = aio.server(interceptors=interceptors, options=rpc.SERVER_OPTIONS)
+    add_RosterServicer_to_server(servicer, server)
+    server.add_insecure_port(address)
+    await server.start()
+    background = [asyncio.create_task(sweep(roster)), asyncio.create_task(follow(roster, tracker))]
+
+    async def members() -> dict[str, Any]:
+        return {"members": [worker.worker_id for worker in roster.workers(Query())]}
+
+    async def weights(job_id: str) -> dict[str, Any]:
+        found = tracker.holdings(job_id)
+        troubles = {each.endpoint: each.trouble for each in found.holders}
+        shapes = [(each.shape, each.predicted_s) for each in found.versions]
+        return {"troubles": troubles, "shapes": shapes}
+
+    tell("ready")
+    await answer(members=members, usage=usage, weights=weights)
+    for task in background:
+        task.cancel()
+    await server.stop(0.1)
+
+
+async def sweep(roster: Roster) -> None:
+    """Forget those that have not been heard of."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        roster.expire()
+
+
+async def follow(roster: Roster, tracker: Tracker) -> None:
+    """Tell the tracker of every change."""
+    while True:
+        event = roster.changed.event()
+        tracker.sync()
+        await event.wait()
+
+
+def main() -> None:
+    """Parse arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--address", required=True)
+    uvloop.run(run(parser.parse_args().address))
+
+
+if __name__ == "__main__":
+    main()

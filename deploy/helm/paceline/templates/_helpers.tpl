@@ -1,0 +1,186 @@
+{{/* At most 38 characters: the name of a CronJob has 52, the longest suffix 13. */}}
+{{- define "paceline.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 38 | trimSuffix "-" -}}
+{{- else if contains "paceline" .Release.Name -}}
+{{- .Release.Name | trunc 38 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-paceline" .Release.Name | trunc 38 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Labels that never change: those of selectors. Takes {root, component}. */}}
+{{- define "paceline.selector" -}}
+app.kubernetes.io/name: paceline
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "paceline.labels" -}}
+{{ include "paceline.selector" . }}
+app.kubernetes.io/part-of: paceline
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{/* Name, namespace and labels of an object. Takes {root, component} and perhaps `name`. */}}
+{{- define "paceline.metadata" -}}
+name: {{ .name | default (printf "%s-%s" (include "paceline.fullname" .root) .component) }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "paceline.labels" . | nindent 2 }}
+{{- end }}
+
+{{/*
+What the parts are, whatever the values say: their ports beside 8400 (grpc) and 8401 (metrics), which
+of them a Service serves, which secret overlays they read, and how they see the data volume.
+*/}}
+{{- define "paceline.parts" -}}
+gateway: {ports: {http: 8300}, serves: [http, grpc], secrets: [token], data: read}
+controller: {ports: {}, serves: [], secrets: [token], data: none}
+experience: {ports: {}, serves: [grpc], secrets: [store], data: write}
+environment: {ports: {}, serves: [], secrets: [], data: none}
+reward: {ports: {}, serves: [], secrets: [], data: none}
+trainer: {ports: {weights: 8402, torchrun: 8403}, serves: [], secrets: [], data: write}
+rollout: {ports: {weights: 8402}, serves: [], secrets: [], data: none}
+{{- end }}
+
+{{- define "paceline.part" -}}
+{{- $part := index (include "paceline.parts" . | fromYaml) .component -}}
+{{- toYaml (set $part "ports" (merge (dict "grpc" 8400 "metrics" 8401) $part.ports)) -}}
+{{- end }}
+
+{{/* The first map with the keys of the others over it, key by key, as YAML. Takes a list of maps. */}}
+{{- define "paceline.overlaid" -}}
+{{- $out := dict -}}
+{{- range $layer := . -}}
+{{- range $key, $value := $layer -}}
+{{- if not (kindIs "invalid" $value) }}{{ $_ := set $out $key $value }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $out -}}
+{{- end }}
+
+{{/* Takes {root, component, workload}: the whole name of an image. */}}
+{{- define "paceline.image" -}}
+{{- $own := .workload.image | default dict -}}
+{{- $all := .root.Values.image -}}
+{{- $repository := $own.repository | default (printf "%s-%s" $all.repository .component) -}}
+{{- if $all.registry }}{{ $repository = printf "%s/%s" (trimSuffix "/" $all.registry) $repository }}{{ end -}}
+{{- if $own.digest -}}
+{{ $repository }}@{{ $own.digest }}
+{{- else -}}
+{{ $repository }}:{{ $own.tag | default $all.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Pools of rollout workers; a null takes one of the chart's own values away. */}}
+{{- define "paceline.pools" -}}
+{{- $pools := dict -}}
+{{- range $name, $pool := .Values.rollout.pools -}}
+{{- if not (kindIs "invalid" $pool) }}{{ $_ := set $pools $name $pool }}{{ end -}}
+{{- end -}}
+{{- toYaml $pools -}}
+{{- end }}
+
+{{/* What the schema cannot say. */}}
+{{- define "paceline.check" -}}
+{{- $store := .Values.store -}}
+{{- if and $store.url $store.existingSecret -}}
+{{- fail "store: url and existingSecret are both set; choose one" -}}
+{{- end -}}
+{{- if not (or $store.embedded.enabled $store.url $store.existingSecret) -}}
+{{- fail "store: there is none; set store.url or store.existingSecret, or store.embedded.enabled: true" -}}
+{{- end -}}
+{{- if not (include "paceline.pools" . | fromYaml) -}}
+{{- fail "rollout.pools: is empty; at least one pool is needed" -}}
+{{- end -}}
+{{- range $name, $service := .Values.services -}}
+{{- if and (eq $service.scaling "hpa") (gt (int $service.hpa.min) (int $service.hpa.max)) -}}
+{{- fail (printf "services.%s.hpa: min %d is above max %d" $name (int $service.hpa.min) (int $service.hpa.max)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "environment" "reward" -}}
+{{- $service := index $.Values.services $name -}}
+{{- if and (eq $service.scaling "controller") (gt (int $service.replicas) (int $service.maxReplicas)) -}}
+{{- fail (printf "services.%s: replicas %d is above maxReplicas %d" $name (int $service.replicas) (int $service.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if lt (int .Values.certificates.authorityDays) (mul 2 .Values.certificates.days) -}}
+{{- fail (printf "certificates.authorityDays: %d is less than twice certificates.days, %d" (int .Values.certificates.authorityDays) (int .Values.certificates.days)) -}}
+{{- end -}}
+{{- if and (not .Values.storage.volume.enabled) (not .Values.storage.url) (not .Values.trainer.extraVolumes) -}}
+{{- fail "storage: checkpoints would be lost with the trainer's pod; set storage.url or storage.volume.enabled: true" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "paceline.store.embedded" -}}
+{{- $store := .Values.store -}}
+{{- if and $store.embedded.enabled (not $store.url) (not $store.existingSecret) }}true{{ end -}}
+{{- end }}
+
+{{/* The Secret that somebody else has made, if there is one. */}}
+{{- define "paceline.store.ready" -}}
+{{- if include "paceline.store.embedded" . -}}
+{{- .Values.store.embedded.existingSecret -}}
+{{- else -}}
+{{- .Values.store.existingSecret -}}
+{{- end -}}
+{{- end }}
+
+{{- define "paceline.store.secret" -}}
+{{- include "paceline.store.ready" . | default (printf "%s-store" (include "paceline.fullname" .)) -}}
+{{- end }}
+
+{{- define "paceline.token.secret" -}}
+{{- .Values.token.existingSecret | default (printf "%s-token" (include "paceline.fullname" .)) -}}
+{{- end }}
+
+{{- define "paceline.data.claim" -}}
+{{- .Values.storage.volume.existingClaim | default (printf "%s-data" (include "paceline.fullname" .)) -}}
+{{- end }}
+
+{{/* DNS names in the certificate of a part: what clients verify, its role, its Service. */}}
+{{- define "paceline.dnsNames" -}}
+{{- $service := printf "%s-%s" (include "paceline.fullname" .root) .component -}}
+- paceline.internal
+- {{ .component }}.paceline.internal
+{{- if (include "paceline.part" . | fromYaml).serves }}
+- {{ $service }}
+- {{ $service }}.{{ .root.Release.Namespace }}
+- {{ $service }}.{{ .root.Release.Namespace }}.svc
+- {{ $service }}.{{ .root.Release.Namespace }}.svc.cluster.local
+{{- end }}
+{{- if eq .component "gateway" }}
+{{- range .root.Values.certificates.gatewayNames }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "paceline.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The restricted standard, for a pod and for a container. */}}
+{{- define "paceline.podSecurity" -}}
+runAsNonRoot: true
+{{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}
+{{- $value := index $.Values.podSecurity $key }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $key }}: {{ int64 $value }}
+{{- end }}
+{{- end }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "paceline.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}

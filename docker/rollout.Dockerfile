@@ -1,0 +1,46 @@
+# A rollout worker beside SGLang, on SGLang's own image.
+ARG BASE=docker.io/lmsysorg/sglang:v0.5.23
+ARG BUILD_BASE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${BUILD_BASE} AS build
+WORKDIR /source
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM ${BASE}
+ARG SERVICE=rollout
+# Further distributions, for example engines: "my-engine==1.2".
+ARG PLUGINS=""
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
+      org.opencontainers.image.description="The rollout service of Paceline with SGLang" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# SGLang pins what Paceline leaves open, so what Paceline needs beyond it goes into an environment above
+# SGLang's, which stays as it was tested. A second torch fails the build. The job file names SGLang's own
+# interpreter: `rollout.engine.python: /opt/sglang/bin/python`.
+# hadolint ignore=DL3013,DL3042,SC2086
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip --system-site-packages /opt/paceline \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir \
+        "$(echo /wheels/paceline-*.whl)[${SERVICE}]" ${PLUGINS} \
+    && python3 -m pip --python /opt/paceline/bin/python list --format=json > /opt/paceline/packages.json \
+    && test -z "$(find /opt/paceline -path '*-packages/torch')" \
+    && install -d /opt/sglang/bin \
+    && printf '#!/bin/sh\nexec %s "$@"\n' "$(command -v python3)" > /opt/sglang/bin/python \
+    && chmod 755 /opt/sglang/bin/python \
+    && install -d -o 10001 -g 10001 /var/lib/paceline
+ENV PATH=/opt/paceline/bin:${PATH} \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+WORKDIR /var/lib/paceline
+USER 10001:10001
+# gRPC, metrics and health, weight streams.
+EXPOSE 8400 8401 8402
+ENTRYPOINT ["python", "-m"]
+CMD ["paceline.cli", "--help"]
+RUN python -c "import paceline_rollout.service" \
+    && /opt/sglang/bin/python -c "from importlib.metadata import version; print(version('sglang'))"

@@ -1,0 +1,45 @@
+# gateway, controller, environment, reward or experience: Python, its dependencies and Paceline, no torch.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+ARG SERVICE
+# Further distributions for this service, for example plug-ins: "reasoning-gym>=0.1.20 my-rewards==1.2".
+ARG PLUGINS=""
+WORKDIR /source
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# Without pip in it, and away from the base's own packages, so that it is copied whole. The list of
+# what was installed lies beside it for tools that make bills of materials. Of the Kubernetes client,
+# half of the controller's image, the synchronous half loses its byte code: only the issuer of
+# certificates uses it, once a day.
+# hadolint ignore=DL3013,SC2086
+RUN python -m venv --without-pip /opt/paceline \
+    && pip --python /opt/paceline/bin/python install --no-cache-dir \
+        "$(echo /wheels/paceline-*.whl)[${SERVICE:?name one service}]" ${PLUGINS} \
+    && pip --python /opt/paceline/bin/python list --format=json > /opt/paceline/packages.json \
+    && find /opt/paceline -path '*/kubernetes/client/*' -name __pycache__ -prune -exec rm -r {} +
+
+FROM ${BASE}
+ARG SERVICE
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
+      org.opencontainers.image.description="The ${SERVICE} service of Paceline" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/paceline /opt/paceline
+ENV PATH=/opt/paceline/bin:${PATH} \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+# A volume that is mounted here for the first time belongs to whom the folder belongs to.
+RUN install -d -o 10001 -g 10001 /var/lib/paceline
+WORKDIR /var/lib/paceline
+USER 10001:10001
+# gRPC, metrics and health; the gateway's REST.
+EXPOSE 8400 8401 8300
+ENTRYPOINT ["python", "-m"]
+CMD ["paceline.cli", "--help"]
+# The light images stay light: whatever a plug-in brings in.
+RUN python -c "import sys; from importlib.util import find_spec; sys.exit('torch is in this image' if find_spec('torch') else 0)" \
+    && python -c "import paceline_${SERVICE}.service"

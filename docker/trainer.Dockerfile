@@ -1,0 +1,40 @@
+# The trainer, on PyTorch's own image with CUDA. With SERVICE=local: every service, for one machine.
+ARG BASE=docker.io/pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime
+ARG BUILD_BASE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${BUILD_BASE} AS build
+WORKDIR /source
+COPY . .
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM ${BASE}
+ARG SERVICE=trainer
+# Further distributions, for example objectives: "my-objectives==1.2".
+ARG PLUGINS=""
+ARG VERSION=0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
+      org.opencontainers.image.description="Paceline with PyTorch: ${SERVICE}" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# An environment above the base's own, whose torch it uses; a second torch fails the build.
+# hadolint ignore=DL3013,DL3042,SC2086
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    python3 -m venv --without-pip --system-site-packages /opt/paceline \
+    && python3 -m pip --python /opt/paceline/bin/python install --no-cache-dir \
+        "$(echo /wheels/paceline-*.whl)[${SERVICE}]" ${PLUGINS} \
+    && python3 -m pip --python /opt/paceline/bin/python list --format=json > /opt/paceline/packages.json \
+    && test -z "$(find /opt/paceline -path '*-packages/torch')" \
+    && install -d -o 10001 -g 10001 /var/lib/paceline
+ENV PATH=/opt/paceline/bin:${PATH} \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+WORKDIR /var/lib/paceline
+USER 10001:10001
+# gRPC, metrics and health, weight streams, torchrun.
+EXPOSE 8400 8401 8402 8403
+ENTRYPOINT ["python", "-m"]
+CMD ["paceline.cli", "--help"]
+RUN python -c "import paceline_trainer.service"

@@ -1,0 +1,10 @@
+"""`python -m paceline_controller.certificates ISSUE.yaml [--set FIELD=VALUE ...]`."""
+
+from __future__ import annotations
+
+import sys
+
+from paceline_controller.certificates.start import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

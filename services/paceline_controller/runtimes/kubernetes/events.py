@@ -1,0 +1,174 @@
+"""Events on the objects of a job, for whoever runs `kubectl describe`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from paceline.errors import NotFoundError, PacelineError
+from paceline.logs import Log
+from paceline_controller.runtimes.kubernetes.names import MANAGER
+from paceline_controller.runtimes.kubernetes.resources import EVENTS, Kind, Object
+
+MOST_NOTE_BYTES = 1024
+MOST_WAITING = 1000
+# As the cluster's own components do it: the same event within this time is a series.
+SERIES_S = 360.0
+_MOST_SERIES = 1000
+log = Log("events")
+
+
+class Sink(Protocol):
+    """Where events are written."""
+
+    @property
+    def namespace(self) -> str:
+        """Of the events."""
+        ...
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        """A new one."""
+        ...
+
+    async def patch(
+        self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
+    ) -> Object:
+        """Another occurrence of one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something worth telling about a job; about the installation if `job_id` is empty."""
+
+    job_id: str
+    reason: str  # one word in CamelCase
+    note: str
+    warning: bool = False
+    about: Object | None = None  # a reference to the object itself, where that is known
+
+
+@dataclass(slots=True)
+class _Series:
+    name: str
+    count: int
+    last: datetime
+
+
+class Events:
+    """Writes events one after another, beside the work; what cannot be written is logged."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        identity: str,
+        regarding: Callable[[str], Object | None],
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        suffix: Callable[[], str] = lambda: secrets.token_hex(5),
+    ) -> None:
+        self._sink = sink
+        self._identity = identity
+        self._regarding = regarding
+        self._now = now
+        self._suffix = suffix
+        self._queue: asyncio.Queue[Happening] = asyncio.Queue(MOST_WAITING)
+        self._series: dict[tuple[str, str, str], _Series] = {}
+
+    def tell(
+        self,
+        job_id: str,
+        reason: str,
+        note: str,
+        *,
+        warning: bool = False,
+        about: Object | None = None,
+    ) -> None:
+        """Have it written soon; dropped when too many wait."""
+        try:
+            self._queue.put_nowait(Happening(job_id, reason, note, warning, about))
+        except asyncio.QueueFull:
+            log.warning("event dropped", job=job_id, reason=reason)
+
+    async def run(self) -> None:
+        """Write what is told, until cancelled."""
+        while True:
+            happening = await self._queue.get()
+            try:
+                await self.write(happening)
+            except PacelineError as error:
+                log.warning("event not written", reason=happening.reason, error=error)
+
+    async def write(self, happening: Happening) -> None:
+        """As a new event, or as one more of a series.
+
+        Raises:
+            PacelineError: the server did not take it.
+        """
+        about = happening.about or self._regarding(happening.job_id)
+        if about is None:
+            return
+        key = (about["uid"], happening.reason, happening.note)
+        known, now = self._series.get(key), self._now()
+        if known and (now - known.last).total_seconds() < SERIES_S:
+            known.count, known.last = known.count + 1, now
+            series = {"count": known.count, "lastObservedTime": _micro(now)}
+            try:
+                await self._sink.patch(EVENTS, known.name, {"series": series})
+                return
+            except NotFoundError:  # events live for an hour only
+                del self._series[key]
+        body = self._body(happening, about, now)
+        await self._sink.create(EVENTS, body)
+        self._remember(key, _Series(body["metadata"]["name"], 1, now))
+
+    def _remember(self, key: tuple[str, str, str], series: _Series) -> None:
+        self._series[key] = series
+        if len(self._series) > _MOST_SERIES:
+            del self._series[next(iter(self._series))]
+
+    def _body(self, happening: Happening, about: Object, now: datetime) -> Object:
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {
+                "name": f"{about['name'][:200]}.{self._suffix()}",
+                "namespace": self._sink.namespace,
+            },
+            "eventTime": _micro(now),
+            "reportingController": f"paceline.dev/{MANAGER}",
+            "reportingInstance": self._identity[:128],
+            "action": happening.reason,
+            "reason": happening.reason,
+            "type": "Warning" if happening.warning else "Normal",
+            "regarding": about,
+            "note": _cut(happening.note),
+        }
+
+
+def reference(body: Object) -> Object:
+    """What an event says that it regards."""
+    metadata = body["metadata"]
+    return {
+        "apiVersion": body["apiVersion"],
+        "kind": body["kind"],
+        "name": metadata["name"],
+        "namespace": metadata.get("namespace", ""),
+        "uid": metadata["uid"],
+    }
+
+
+def _micro(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _cut(note: str) -> str:
+    """The server refuses longer ones; the end says more than the beginning."""
+    data = note.encode()
+    if len(data) <= MOST_NOTE_BYTES:
+        return note
+    return "…" + data[-(MOST_NOTE_BYTES - 3) :].decode(errors="ignore")

@@ -1,0 +1,92 @@
+"""Everything of one installation that the cluster has told us about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from paceline.config.service import KubernetesOptions
+from paceline_controller.runtimes.kubernetes.names import (
+    INSTANCE,
+    JOB,
+    WORKLOAD,
+    object_name,
+    selector,
+    workload_of,
+)
+from paceline_controller.runtimes.kubernetes.resources import (
+    DEPLOYMENTS,
+    JOBS,
+    JOBSETS,
+    PODS,
+    Kind,
+    Object,
+    labels_of,
+    name_of,
+)
+from paceline_controller.runtimes.kubernetes.watches import Cache, Source
+
+
+class Inventory:
+    """Caches of Deployments, trainer Jobs (or JobSets) and pods, and who belongs to whom."""
+
+    def __init__(
+        self, source: Source, options: KubernetesOptions, *, on_change: Callable[[], None]
+    ) -> None:
+        self.trainer_kind: Kind = JOBSETS if options.jobset else JOBS
+        whole = f"{INSTANCE}={options.release}"
+        ours = selector(release=options.release)
+        self.deployments = Cache(source, DEPLOYMENTS, selector=whole, on_change=on_change)
+        self.trainers = Cache(source, self.trainer_kind, selector=ours, on_change=on_change)
+        self.pods = Cache(source, PODS, selector=whole, on_change=on_change)
+        self._pools = options.pools
+
+    async def run(self) -> None:
+        """Keep everything current, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for cache in (self.deployments, self.trainers, self.pods):
+                tasks.create_task(cache.run())
+
+    def pools(self) -> dict[str, Object]:
+        """The chart's Deployments of shared pools, by workload."""
+        found = {name_of(body): body for body in self.deployments.objects()}
+        return {workload: found[name] for workload, name in self._pools.items() if name in found}
+
+    def rollouts(self) -> list[Object]:
+        """The Deployments that the controller has made."""
+        return [body for body in self.deployments.objects() if workload_of(body)]
+
+    def rollout(self, workload: str) -> Object | None:
+        """One of them."""
+        found = self.deployments.find(object_name(workload))
+        return found if found and workload_of(found) == workload else None
+
+    def trainer_jobs(self) -> dict[str, list[Object]]:
+        """The Jobs (or JobSets) of all incarnations, by workload."""
+        found: dict[str, list[Object]] = defaultdict(list)
+        for body in self.trainers.objects():
+            if workload := workload_of(body):
+                found[workload].append(body)
+        return found
+
+    def pods_by_workload(self) -> dict[str, list[Object]]:
+        """The pods of what the controller has made."""
+        found: dict[str, list[Object]] = defaultdict(list)
+        for pod in self.pods.objects():
+            if workload := workload_of(pod):
+                found[workload].append(pod)
+        return found
+
+    def pods_of(self, body: Object) -> list[Object]:
+        """The pods that a Deployment selects."""
+        wanted = body["spec"]["selector"].get("matchLabels", {}).items()
+        return [pod for pod in self.pods.objects() if wanted <= labels_of(pod).items()]
+
+    def of_job(self, job_id: str) -> list[Object]:
+        """The pods of a job."""
+        return [
+            pod
+            for pod in self.pods.objects()
+            if labels_of(pod).get(JOB) == job_id and WORKLOAD in labels_of(pod)
+        ]

@@ -1,0 +1,224 @@
+"""What is wanted and a pod template in, Kubernetes objects out. Pure."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.runtimes.kubernetes import names
+from paceline_controller.runtimes.kubernetes.resources import (
+    DEPLOYMENTS,
+    JOBS,
+    JOBSETS,
+    SERVICES,
+    Kind,
+    Object,
+)
+
+CONTAINER = "paceline"
+MASTER_PORT = 8403
+# The only group of pods in a JobSet; the names of its pods contain it.
+GROUP = "n"
+_RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is the same for everything that one controller makes."""
+
+    release: str
+    owner: Object | None = None  # an entry of `ownerReferences`
+    ranks_per_pod: int = 8
+    jobset: bool = False
+
+
+def build(
+    wanted: Wanted, template: Object, *, incarnation: int, around: Surroundings
+) -> list[Object]:
+    """The objects of a workload, in the order in which they are to be applied.
+
+    Raises:
+        ConfigError: the template has no container named `paceline`.
+    """
+    if wanted.kind is WorkerKind.ROLLOUT:
+        return [_deployment(wanted, template, around)]
+    if wanted.kind is not WorkerKind.TRAINER:
+        raise ValueError(f"{wanted.kind}: workers of this kind are the chart's")
+    if around.jobset:
+        return [_jobset(wanted, template, incarnation, around)]
+    return [_headless(wanted, around), _job(wanted, template, incarnation, around)]
+
+
+def owner_reference(body: Object, kind: Kind) -> Object:
+    """The entry of `ownerReferences` that makes something go with `body`."""
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "name": body["metadata"]["name"],
+        "uid": body["metadata"]["uid"],
+    }
+
+
+def digest(template: Object) -> str:
+    """Of a pod template; changes with any field."""
+    text = json.dumps(template, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def nodes_of(world_size: int, ranks_per_pod: int) -> tuple[int, int]:
+    """The fewest pods that share the ranks of a trainer evenly, and ranks in each."""
+    nodes = -(-world_size // ranks_per_pod)
+    while world_size % nodes:
+        nodes += 1
+    return nodes, world_size // nodes
+
+
+def _deployment(wanted: Wanted, template: Object, around: Surroundings) -> Object:
+    name = names.object_name(wanted.name)
+    added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
+    pods = _pods(wanted, template, around, _plain(added))
+    selected = {key: names.labels(wanted, release=around.release)[key] for key in _SELECTED}
+    return {
+        "apiVersion": DEPLOYMENTS.api_version,
+        "kind": DEPLOYMENTS.kind,
+        "metadata": _metadata(name, wanted, around, {names.TEMPLATE: digest(template)}),
+        "spec": {
+            "replicas": wanted.replicas,
+            "selector": {"matchLabels": selected},
+            # One at a time and no more pods than machines: accelerators are not to be had twice.
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "template": pods,
+        },
+    }
+
+
+_SELECTED = (names.INSTANCE, names.MANAGED_BY, names.WORKLOAD)
+
+
+def _headless(wanted: Wanted, around: Surroundings) -> Object:
+    """Names for the pods of a trainer, from before they are ready."""
+    carried = names.labels(wanted, release=around.release)
+    return {
+        "apiVersion": SERVICES.api_version,
+        "kind": SERVICES.kind,
+        "metadata": _metadata(names.object_name(wanted.name), wanted, around, {}),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {key: carried[key] for key in _SELECTED},
+            "ports": [{"name": "master", "port": MASTER_PORT, "targetPort": MASTER_PORT}],
+        },
+    }
+
+
+def _job(wanted: Wanted, template: Object, incarnation: int, around: Surroundings) -> Object:
+    service = names.object_name(wanted.name)
+    name = f"{service}-{incarnation}"
+    master = f"{name}-0.{service}"
+    spec = _job_spec(wanted, template, incarnation, around, master)
+    spec["template"]["spec"]["subdomain"] = service
+    extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
+    return {
+        "apiVersion": JOBS.api_version,
+        "kind": JOBS.kind,
+        "metadata": _metadata(name, wanted, around, extra),
+        "spec": spec,
+    }
+
+
+def _jobset(wanted: Wanted, template: Object, incarnation: int, around: Surroundings) -> Object:
+    """The set makes the headless Service itself, with its own name."""
+    name = f"{names.object_name(wanted.name)}-{incarnation}"
+    master = f"{name}-{GROUP}-0-0.{name}"
+    spec = _job_spec(wanted, template, incarnation, around, master)
+    extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
+    return {
+        "apiVersion": JOBSETS.api_version,
+        "kind": JOBSETS.kind,
+        "metadata": _metadata(name, wanted, around, extra),
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": {"spec": spec}}],
+        },
+    }
+
+
+def _job_spec(
+    wanted: Wanted, template: Object, incarnation: int, around: Surroundings, master: str
+) -> Object:
+    nodes, ranks = nodes_of(wanted.world_size, around.ranks_per_pod)
+    plain = {
+        "JOB_ID": wanted.job_id,
+        "INCARNATION": str(incarnation),
+        "NODES": str(nodes),
+        "RANKS_PER_NODE": str(ranks),
+        "MASTER_ADDR": master,
+    }
+    rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
+    pods = _pods(wanted, template, around, [*_plain(plain), rank])
+    pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
+    pods["spec"]["restartPolicy"] = "Never"
+    return {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        # One rank down is all down: the controller starts the next incarnation.
+        "backoffLimit": 0,
+        "template": pods,
+    }
+
+
+def _pods(
+    wanted: Wanted, template: Object, around: Surroundings, added: list[dict[str, Any]]
+) -> Object:
+    """The chart's template with our labels and environment."""
+    pods = copy.deepcopy(template)
+    metadata = pods.setdefault("metadata", {})
+    ours = names.labels(wanted, release=around.release)
+    metadata["labels"] = {**(metadata.get("labels") or {}), **ours}
+    metadata["annotations"] = {
+        **(metadata.get("annotations") or {}),
+        names.WORKLOAD: wanted.name,
+    }
+    container = _container(pods)
+    replaced = {each["name"] for each in added}
+    kept = [each for each in container.get("env") or [] if each["name"] not in replaced]
+    # First, because a variable can refer only to those before it.
+    container["env"] = [*added, *kept]
+    return pods
+
+
+def _container(pods: Object) -> Object:
+    containers = pods.get("spec", {}).get("containers") or []
+    for container in containers:
+        if container.get("name") == CONTAINER:
+            return container
+    found = [container.get("name") for container in containers]
+    raise ConfigError(f"template: needs a container named {CONTAINER!r}; has {found}")
+
+
+def _plain(values: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _metadata(
+    name: str, wanted: Wanted, around: Surroundings, annotations: dict[str, str]
+) -> Object:
+    metadata: Object = {
+        "name": name,
+        "labels": names.labels(wanted, release=around.release),
+        "annotations": {names.WORKLOAD: wanted.name, **annotations},
+    }
+    if around.owner is not None:
+        metadata["ownerReferences"] = [around.owner]
+    return metadata

@@ -1,0 +1,71 @@
+"""Labels, annotations and object names of what the controller makes."""
+
+from __future__ import annotations
+
+import hashlib
+
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.runtimes.kubernetes.resources import Object, annotations_of, labels_of
+
+MANAGER = "paceline-controller"
+INSTANCE = "app.kubernetes.io/instance"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+JOB = "paceline.dev/job"
+POOL = "paceline.dev/pool"
+WORKLOAD = "paceline.dev/workload"
+INCARNATION = "paceline.dev/incarnation"
+TEMPLATE = "paceline.dev/template"
+
+# Leaves room in the 63 characters of a host name for an incarnation and two indices.
+MOST_NAME_CHARS = 44
+_DIGEST_CHARS = 8
+
+
+def object_name(workload: str) -> str:
+    """The name of a workload, or its beginning and a digest of all of it where it is too long."""
+    if len(workload) <= MOST_NAME_CHARS:
+        return workload
+    digest = hashlib.sha256(workload.encode()).hexdigest()[:_DIGEST_CHARS]
+    return f"{workload[: MOST_NAME_CHARS - _DIGEST_CHARS - 1].rstrip('-')}-{digest}"
+
+
+def labels(wanted: Wanted, *, release: str) -> dict[str, str]:
+    """What everything of a workload carries."""
+    pool = {POOL: wanted.pool} if wanted.pool else {}
+    return {
+        "app.kubernetes.io/name": "paceline",
+        INSTANCE: release,
+        COMPONENT: str(wanted.kind),
+        MANAGED_BY: MANAGER,
+        JOB: wanted.job_id,
+        WORKLOAD: object_name(wanted.name),
+        **pool,
+    }
+
+
+def selector(*, release: str, workload: str = "") -> str:
+    """Of everything that the controller of a release has made, or of one workload of it."""
+    whole = f"{INSTANCE}={release},{MANAGED_BY}={MANAGER}"
+    return f"{whole},{WORKLOAD}={object_name(workload)}" if workload else whole
+
+
+def workload_of(body: Object) -> str:
+    """The workload that an object or a pod belongs to; empty if it is none of ours."""
+    # A label has at most 63 characters, so the annotation has the whole name.
+    if labels_of(body).get(MANAGED_BY) != MANAGER:
+        return ""
+    return annotations_of(body).get(WORKLOAD) or labels_of(body).get(WORKLOAD, "")
+
+
+def wanted_of(body: Object) -> Wanted:
+    """What was wanted when a Deployment was made, as far as it shows; replicas as they are now."""
+    carried = labels_of(body)
+    return Wanted(
+        name=workload_of(body),
+        kind=WorkerKind(carried[COMPONENT]),
+        job_id=carried.get(JOB, ""),
+        pool=carried.get(POOL, ""),
+        replicas=body["spec"].get("replicas", 1),
+    )

@@ -1,0 +1,328 @@
+"""Workloads as pods: starts, finds, scales and ends them through the Kubernetes API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from paceline.config.service import KubernetesOptions
+from paceline.errors import (
+    ConflictError,
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    PacelineError,
+    PermissionDeniedError,
+)
+from paceline.logs import Log
+from paceline.rpc import backoff_s
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.runtimes.base import Observed
+from paceline_controller.runtimes.kubernetes import names, states
+from paceline_controller.runtimes.kubernetes.connection import Connection
+from paceline_controller.runtimes.kubernetes.events import Events
+from paceline_controller.runtimes.kubernetes.inventory import Inventory
+from paceline_controller.runtimes.kubernetes.manifests import (
+    CONTAINER,
+    Surroundings,
+    build,
+    digest,
+    owner_reference,
+)
+from paceline_controller.runtimes.kubernetes.patience import Patience
+from paceline_controller.runtimes.kubernetes.resources import (
+    DEPLOYMENTS,
+    PODS,
+    SERVICES,
+    Kind,
+    Object,
+    annotations_of,
+    deleting,
+    name_of,
+    uid_of,
+)
+from paceline_controller.runtimes.kubernetes.templates import load_template
+
+TEND_S = 5.0
+# Above what any pod gets to drain; then the start or stop is tried again.
+GONE_S = 900.0
+LOG_LINES = 30
+NOT_READY = "its pods run and are not ready"
+log = Log("kubernetes")
+
+
+class KubernetesRuntime:
+    """A `Runtime` of Deployments and Jobs in one namespace.
+
+    It keeps nothing that a new controller could not read from the cluster. Whether a process
+    hangs is judged by the kubelet and its probes, so what is not ready is `pending`; a Job that
+    has failed, containers that crash again and again, and the end of all patience are deaths.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: KubernetesOptions,
+        *,
+        inventory: Inventory,
+        events: Events,
+        clock: Callable[[], float] = time.monotonic,
+        gone_s: float = GONE_S,
+    ) -> None:
+        self._connection = connection
+        self._options = options
+        self._inventory = inventory
+        self._events = events
+        self._gone_s = gone_s
+        self._patience = Patience(options.patience_s, clock=clock)
+        self._observed: dict[str, Observed] = {}
+        self._words: dict[str, str] = {}  # of the last life of each workload
+        self._told: set[str] = set()  # pods whose end was told
+
+    def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """Whole workloads; shared pools only where the chart has them."""
+        return [each for each in wanted if each.job_id or each.name in self._options.pools]
+
+    async def list(self) -> list[Observed]:
+        """What the cluster has told.
+
+        Raises:
+            UnavailableError: that was too long ago to act on it.
+        """
+        pods = self._inventory.pods_by_workload()
+        found: list[Observed] = []
+        for pool, body in self._inventory.pools().items():
+            members = self._inventory.pods_of(body)
+            seen = states.of_deployment(body, members, name=pool)
+            found.append(self._judged(seen, members, states.refused(body)))
+        for body in self._inventory.rollouts():
+            workload = names.workload_of(body)
+            seen = states.of_deployment(body, pods[workload])
+            found.append(self._judged(seen, pods[workload], states.refused(body)))
+        for workload, bodies in self._inventory.trainer_jobs().items():
+            seen = states.of_trainer(bodies, pods[workload])
+            found.append(self._judged(seen, pods[workload], ""))
+        self._observed = {each.name: each for each in found}
+        return found
+
+    async def start(self, wanted: Wanted, *, incarnation: int) -> None:
+        """Apply its objects; earlier incarnations of a trainer are gone before the next exists.
+
+        Raises:
+            PacelineError: the cluster refused, or an earlier life does not end.
+        """
+        if not wanted.job_id:
+            await self.scale(wanted.name, wanted.replicas)
+            return
+        again = wanted.name in self._words or wanted.name in self._observed
+        if wanted.kind is WorkerKind.TRAINER:
+            await self._clear_trainer(wanted.name)
+        elif (old := self._inventory.rollout(wanted.name)) and deleting(old):
+            await self._gone(DEPLOYMENTS, wanted.name, old)
+        try:
+            await self._apply(wanted, incarnation)
+        except (InvalidError, PermissionDeniedError) as error:
+            self._words[wanted.name] = error.message
+            if wanted.kind is WorkerKind.TRAINER:
+                # What was applied before the refusal is seen by nobody later.
+                await self._connection.delete(SERVICES, names.object_name(wanted.name))
+            raise
+        words = self._words.get(wanted.name, "")
+        note = f"{wanted.name}: incarnation {incarnation}" if incarnation else wanted.name
+        self._events.tell(
+            wanted.job_id,
+            "Restarted" if again else "Started",
+            f"{note}; before: {words}" if words else note,
+            warning=again,
+        )
+
+    async def stop(self, name: str, *, grace_s: float) -> None:
+        """Delete it and wait until its pods are gone; they have the grace of their template."""
+        if name in self._options.pools:
+            await self.scale(name, 0)
+            return
+        if (body := self._inventory.rollout(name)) is not None:
+            await self._connection.delete(DEPLOYMENTS, name_of(body), uid=uid_of(body))
+            await self._gone(DEPLOYMENTS, name, body)
+        else:
+            # Before the Job, so that nobody forgets it when this is cut off in between.
+            if not self._options.jobset:
+                await self._connection.delete(SERVICES, names.object_name(name))
+            await self._clear_trainer(name)
+        self._words.pop(name, None)
+        self._patience.forget(name)
+        log.info("stopped", workload=name)
+
+    async def scale(self, name: str, replicas: int) -> None:
+        """Change the replicas of a Deployment, and nothing else of it."""
+        pool = self._inventory.pools().get(name)
+        body = pool or self._inventory.rollout(name)
+        if body is None:
+            raise NotFoundError(f"kubernetes: there is no Deployment of {name}")
+        changes = {"spec": {"replicas": replicas}}
+        self._learn(await self._connection.patch(DEPLOYMENTS, name_of(body), changes))
+        job_id = "" if pool else names.wanted_of(body).job_id
+        before = body["spec"].get("replicas", 1)
+        if before != replicas:
+            self._events.tell(job_id, "Scaled", f"{name}: from {before} to {replicas} replicas")
+
+    async def ready(self, name: str) -> bool:
+        """By the readiness probes of its pods; a pool without replicas has nothing to answer."""
+        found = self._observed.get(name)
+        return found is not None and (found.ready > 0 or found.replicas == 0)
+
+    async def last_words(self, name: str) -> str:
+        """Why it ended or waits, and the end of its output."""
+        return await self._words_now(name) or self._words.get(name, "it left no words")
+
+    async def close(self) -> None:
+        """Nothing is held; pods live on."""
+
+    def waits_for(self, job_id: str) -> str:
+        """What keeps pods of a job from starting; empty if nothing does."""
+        return states.waits_for(self._inventory.of_job(job_id))
+
+    def rollouts_of(self, job_id: str) -> int:
+        """Rollout workers of a job that answer."""
+        pods = self._inventory.of_job(job_id)
+        return sum(
+            states.is_ready(pod)
+            for pod in pods
+            if pod["metadata"]["labels"][names.COMPONENT] == WorkerKind.ROLLOUT
+        )
+
+    async def tend(self) -> None:
+        """Until cancelled: roll out changed templates, tell what pods meet with."""
+        while True:
+            try:
+                await self.tend_once()
+            except PacelineError as error:
+                log.warning("cannot tend", error=error)
+            await asyncio.sleep(TEND_S)
+
+    async def tend_once(self) -> None:
+        """One round.
+
+        Raises:
+            PacelineError: the cluster cannot be reached, or refused.
+        """
+        self._tell_of_pods()
+        for body in self._inventory.rollouts():
+            if deleting(body):
+                continue
+            wanted = names.wanted_of(body)
+            template = load_template(self._options.templates, wanted)
+            if annotations_of(body).get(names.TEMPLATE) != digest(template):
+                await self._roll_out(body, wanted, template)
+
+    async def _apply(self, wanted: Wanted, incarnation: int) -> None:
+        template = load_template(self._options.templates, wanted)
+        around = self._surroundings()
+        for body in build(wanted, template, incarnation=incarnation, around=around):
+            self._learn(await self._connection.apply(body))
+
+    async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
+        (changed,) = build(wanted, template, incarnation=0, around=self._surroundings())
+        # Never makes it anew, should it have gone meanwhile.
+        changed["metadata"]["uid"] = uid_of(body)
+        try:
+            self._learn(await self._connection.apply(changed))
+        except ConflictError:
+            return
+        self._events.tell(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
+
+    def _tell_of_pods(self) -> None:
+        pods = [pod for each in self._inventory.pods_by_workload().values() for pod in each]
+        for pod in pods:
+            why = states.preempted(pod)
+            if why and uid_of(pod) not in self._told:
+                self._told.add(uid_of(pod))
+                job_id = pod["metadata"]["labels"].get(names.JOB, "")
+                self._events.tell(job_id, "Preempted", f"{name_of(pod)}: {why}", warning=True)
+        self._told &= {uid_of(pod) for pod in pods}
+
+    def _judged(self, seen: Observed, pods: list[Object], refused: str) -> Observed:
+        """With the end of patience for what does not get ready, whatever the reason."""
+        if seen.ready or not seen.replicas:
+            self._patience.forget(seen.name)
+            return seen
+        reason = refused or states.waits_for(pods)
+        if seen.alive and not reason:
+            live = any(states.live(pod) for pod in pods)
+            reason = NOT_READY if live else "no pods are made"
+        self._patience.waits(seen.name, reason)
+        news = self._patience.news(seen.name)
+        if news and news != NOT_READY:
+            self._events.tell(seen.job_id, "Waiting", f"{seen.name}: {news}", warning=True)
+        if not self._patience.over(seen.name):
+            return seen
+        self._words.setdefault(seen.name, reason)
+        return Observed(
+            seen.name, seen.job_id, alive=False, replicas=seen.replicas, ready=seen.ready
+        )
+
+    async def _clear_trainer(self, name: str) -> None:
+        """Delete the Jobs of all incarnations; returns when their pods are gone too."""
+        kind = self._inventory.trainer_kind
+        chosen = names.selector(release=self._options.release, workload=name)
+        # Asked, not remembered: two trainers of one job must never live at a time.
+        found, _ = await self._connection.list(kind, selector=chosen)
+        if found and (words := await self._words_now(name)):
+            self._words[name] = words
+        for body in found:
+            await self._connection.delete(kind, name_of(body), uid=uid_of(body))
+        await self._gone(kind, name, *found)
+
+    async def _gone(self, kind: Kind, name: str, *bodies: Object) -> None:
+        """Wait until neither objects nor living pods of a workload are there."""
+        chosen = names.selector(release=self._options.release, workload=name)
+        deadline, attempt = time.monotonic() + self._gone_s, 0
+        while True:
+            left, _ = await self._connection.list(kind, selector=chosen)
+            pods, _ = await self._connection.list(PODS, selector=chosen)
+            if not left and not any(states.live(pod) for pod in pods):
+                break
+            if time.monotonic() > deadline:
+                held = [name_of(each) for each in [*left, *pods]]
+                raise DeadlineError(f"kubernetes: {name}: does not end: {', '.join(held)}")
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+        cache = self._inventory.deployments if kind is DEPLOYMENTS else self._inventory.trainers
+        for body in bodies:
+            cache.forget(body)
+
+    async def _words_now(self, name: str) -> str:
+        """The rank that ended first says why; the others ended because of it."""
+        pods = sorted(self._inventory.pods_by_workload()[name], key=states.ended_at)
+        waiting = states.waits_for(pods)
+        parts = [waiting] if waiting else []
+        for pod in pods:
+            if words := states.last_words(pod):
+                parts += [f"{name_of(pod)}: {words}", await self._log_of(pod)]
+                break
+        return "\n".join(part for part in parts if part)
+
+    async def _log_of(self, pod: Object) -> str:
+        try:
+            return await self._connection.log(
+                PODS, name_of(pod), container=CONTAINER, lines=LOG_LINES
+            )
+        except PacelineError as error:
+            return f"(no log: {error})"
+
+    def _surroundings(self) -> Surroundings:
+        owner = self._inventory.deployments.find(self._options.owner)
+        return Surroundings(
+            release=self._options.release,
+            owner=owner_reference(owner, DEPLOYMENTS) if owner else None,
+            ranks_per_pod=self._options.ranks_per_pod,
+            jobset=self._options.jobset,
+        )
+
+    def _learn(self, body: Object) -> None:
+        if body["kind"] == DEPLOYMENTS.kind:
+            self._inventory.deployments.learn(body)
+        elif body["kind"] == self._inventory.trainer_kind.kind:
+            self._inventory.trainers.learn(body)

@@ -1,0 +1,167 @@
+"""What the objects of a workload and its pods say about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from paceline_controller.runtimes.base import Observed
+from paceline_controller.runtimes.kubernetes.manifests import CONTAINER
+from paceline_controller.runtimes.kubernetes.names import INCARNATION, JOB, workload_of
+from paceline_controller.runtimes.kubernetes.resources import (
+    Object,
+    annotations_of,
+    condition,
+    deleting,
+    labels_of,
+    name_of,
+)
+
+# The kubelet has by then waited about five minutes between restarts.
+MOST_RESTARTS = 5
+_ENDED = {"Succeeded", "Failed"}
+# A container that waits for one of these is on its way.
+_ON_ITS_WAY = {"", "ContainerCreating", "PodInitializing"}
+
+
+def of_deployment(body: Object, pods: Iterable[Object], *, name: str = "") -> Observed:
+    """A rollout workload, or (`name` given) a shared pool of the chart."""
+    pods = list(pods)
+    replicas = body["spec"].get("replicas", 1)
+    ready = sum(is_ready(pod) for pod in pods)
+    return Observed(
+        name=name or workload_of(body),
+        job_id=labels_of(body).get(JOB, ""),
+        alive=not deleting(body) and not (ready == 0 and crash_loop(pods)),
+        replicas=replicas,
+        ready=ready,
+        pending=ready == 0 and replicas > 0,
+    )
+
+
+def of_trainer(bodies: Iterable[Object], pods: Iterable[Object]) -> Observed:
+    """A trainer by the Jobs (or JobSets) of all its incarnations; the newest one counts."""
+    newest = max(bodies, key=incarnation_of)
+    own = [pod for pod in pods if incarnation_of(pod) == incarnation_of(newest)]
+    wanted = pods_wanted(newest)
+    ready = sum(is_ready(pod) for pod in own)
+    return Observed(
+        name=workload_of(newest),
+        job_id=labels_of(newest).get(JOB, ""),
+        alive=not ended(newest) and not deleting(newest),
+        ready=int(ready == wanted),
+        pending=ready < wanted,
+    )
+
+
+def incarnation_of(body: Object) -> int:
+    """Of a Job, a JobSet or a pod; -1 for one that has none."""
+    return int(annotations_of(body).get(INCARNATION, -1))
+
+
+def pods_wanted(body: Object) -> int:
+    """How many pods a Job or a JobSet has when all is well."""
+    spec: Any = body["spec"]
+    if "replicatedJobs" in spec:
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    return spec.get("completions", 1)
+
+
+def ended(body: Object) -> bool:
+    """A Job or a JobSet has come to its end, good or bad."""
+    return any(condition(body, kind) for kind in ("Complete", "Completed", "Failed"))
+
+
+def is_ready(pod: Object) -> bool:
+    """It answers its readiness probe and nobody has sent it away."""
+    return condition(pod, "Ready") is not None and not deleting(pod)
+
+
+def live(pod: Object) -> bool:
+    """Something of it may still run."""
+    return pod.get("status", {}).get("phase") not in _ENDED
+
+
+def preempted(pod: Object) -> str:
+    """Why the cluster takes it away from us; empty if it does not."""
+    found = condition(pod, "DisruptionTarget")
+    if found is None:
+        return ""
+    return f"{found.get('reason', 'Disrupted')}: {found.get('message', '')}".rstrip(": ")
+
+
+def crash_loop(pods: Iterable[Object]) -> bool:
+    """A container was restarted again and again without success."""
+    return any(
+        status.get("restartCount", 0) >= MOST_RESTARTS
+        and status.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        for pod in pods
+        for status in _statuses(pod)
+    )
+
+
+def waits_for(pods: Iterable[Object]) -> str:
+    """What keeps pods from starting, such as machines or images; empty if nothing does."""
+    for pod in pods:
+        if not live(pod) or deleting(pod):
+            continue
+        if reason := _unscheduled(pod) or _cannot_start(pod):
+            return f"{name_of(pod)}: {reason}"
+    return ""
+
+
+def refused(body: Object) -> str:
+    """Why the cluster does not even make the pods of a Deployment, for example a quota."""
+    found = condition(body, "ReplicaFailure")
+    return f"{found.get('reason', '')}: {found.get('message', '')}" if found else ""
+
+
+def ended_at(pod: Object) -> str:
+    """When its first container ended, to sort by; those that did not come last."""
+    ends = [
+        over["finishedAt"]
+        for status in _statuses(pod)
+        if (over := status.get("state", {}).get("terminated")) and over.get("finishedAt")
+    ]
+    return min(ends, default="~")
+
+
+def last_words(pod: Object) -> str:
+    """How the main container ended, as the kubelet tells it; empty if it did not."""
+    status = pod.get("status", {})
+    lines = [_of_pod(status)]
+    for each in _statuses(pod):
+        over = each.get("state", {}).get("terminated") or each.get("lastState", {}).get(
+            "terminated"
+        )
+        if over and (each["name"] == CONTAINER or over.get("exitCode")):
+            text = f"{each['name']} ended with {over.get('exitCode')} ({over.get('reason', '')})"
+            lines.append(f"{text}: {over['message']}" if over.get("message") else text)
+    return "\n".join(line for line in lines if line)
+
+
+def _of_pod(status: Object) -> str:
+    reason, message = status.get("reason", ""), status.get("message", "")
+    return f"{reason}: {message}".strip(": ")
+
+
+def _statuses(pod: Object) -> Iterator[Object]:
+    status = pod.get("status", {})
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _unscheduled(pod: Object) -> str:
+    for each in pod.get("status", {}).get("conditions") or ():
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return f"{each.get('reason', 'Unschedulable')}: {each.get('message', '')}"
+    return ""
+
+
+def _cannot_start(pod: Object) -> str:
+    for status in _statuses(pod):
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if waiting and reason not in _ON_ITS_WAY:
+            return f"{reason}: {waiting.get('message', '')}".rstrip(": ")
+    return ""

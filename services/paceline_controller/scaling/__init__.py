@@ -1,0 +1,1 @@
+"""Replicas that follow demand: signals in, sizes of workloads out."""

@@ -1,0 +1,114 @@
+"""On which pools a job's rollout workers go: the cheapest first, within everybody's bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from paceline.config.service import PoolOptions, ScalingOptions
+from paceline.planner import Offer, cheapest
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a pool does what is asked of it."""
+
+    ready: int = 0
+    late_since_s: float = math.inf  # less is ready than asked, and nothing came since
+    closed_until_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where a job's workers may be: `pools` in order of price, `free` what they have for it."""
+
+    pools: Sequence[str]
+    options: Mapping[str, PoolOptions]
+    free: Counts
+    least: int
+    most: int
+    ready: Counts = field(default_factory=dict[str, int])
+    closed: frozenset[str] = frozenset()
+
+    def speed(self, counts: Counts) -> float:
+        """What so many workers make, in workers of speed 1."""
+        return sum(counts.get(name, 0) * self.options[name].speed for name in self.pools)
+
+    def cost(self, counts: Counts) -> float:
+        """Of so many workers for an hour."""
+        return sum(counts.get(name, 0) * self.options[name].cost for name in self.pools)
+
+    def place(self, goal: float, *, at_least: Counts, at_most: Counts | None = None) -> Counts:
+        """Workers that make `goal` together.
+
+        Closed pools keep what is ready there; they get more only if nobody else can take it.
+        """
+        upper = self._within(self.free if at_most is None else at_most)
+        lower = {name: min(at_least.get(name, 0), upper[name]) for name in self.pools}
+        open_upper = {
+            name: min(count, self.ready.get(name, 0)) if name in self.closed else count
+            for name, count in upper.items()
+        }
+        open_lower = {name: min(lower[name], open_upper[name]) for name in self.pools}
+        chosen = cheapest(goal, self._offers(open_lower, open_upper))
+        if self.speed(chosen) < goal:
+            chosen = cheapest(goal, self._offers(chosen, upper))
+        return self._bounded(chosen, lower=lower, upper=upper)
+
+    def _within(self, counts: Counts) -> dict[str, int]:
+        return {n: max(0, min(counts.get(n, 0), self.free.get(n, 0))) for n in self.pools}
+
+    def _offers(self, lower: Counts, upper: Counts) -> list[Offer]:
+        """Those kept whatever they cost: the least of each pool, the job's limit permitting."""
+        left, offers = self.most, list[Offer]()
+        for name in self.pools:
+            pool = self.options[name]
+            least = min(max(lower[name], pool.min_replicas), upper[name], left)
+            left -= least
+            offers.append(Offer(name, pool.speed, pool.cost, least, upper[name]))
+        return offers
+
+    def _bounded(self, chosen: dict[str, int], *, lower: Counts, upper: Counts) -> dict[str, int]:
+        """No more workers than the job may have, and no fewer while there is room."""
+        over = sum(chosen.values()) - self.most
+        for keep in (True, False):
+            for name in reversed(self.pools):
+                kept = min(max(lower[name], self.options[name].min_replicas), chosen[name])
+                gone = max(0, min(over, chosen[name] - (kept if keep else 0)))
+                chosen[name] -= gone
+                over -= gone
+        for name in self.pools:
+            more = max(0, min(self.least - sum(chosen.values()), upper[name] - chosen[name]))
+            chosen[name] += more
+        return chosen
+
+
+def watch(
+    old: Delivery, *, asked: int, ready: int, options: ScalingOptions, now_s: float
+) -> Delivery:
+    """What is known of a pool's delivery after a look."""
+    if now_s < old.closed_until_s:
+        return replace(old, ready=ready)
+    if ready >= asked:
+        return Delivery(ready)
+    since_s = now_s if ready > old.ready else min(old.late_since_s, now_s)
+    if now_s - since_s >= options.patience_s:
+        return Delivery(ready, closed_until_s=now_s + options.retry_s)
+    return Delivery(ready, since_s)
+
+
+def shrink(room: Room, goal: float, current: Counts) -> Counts:
+    """Fewer workers: the dearest go, but what is ready stays enough for the goal."""
+    chosen = dict(room.place(goal, at_least={}, at_most=current))
+    ready = {name: room.ready.get(name, 0) for name in room.pools}
+    for name in reversed(room.pools):
+        there = {n: min(count, ready[n]) for n, count in chosen.items()}
+        lacking = goal - room.speed(there)
+        kept = min(current.get(name, 0), ready[name])
+        more = max(0, math.ceil(round(lacking / room.options[name].speed, 9)))
+        allowed = chosen[name] + max(0, room.most - sum(chosen.values()))
+        chosen[name] = max(chosen[name], min(kept, there[name] + more, allowed))
+    return chosen

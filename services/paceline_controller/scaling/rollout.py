@@ -1,0 +1,246 @@
+"""How many rollout workers a job gets, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from paceline.config.service import ControllerOptions, ScalingOptions
+from paceline.planner import needed_rate, overlap_steps
+from paceline_controller.plan import pools_of
+from paceline_controller.scaling.estimates import Estimates, PerEvent, learn
+from paceline_controller.scaling.pace import Pace, follow
+from paceline_controller.scaling.pools import Counts, Delivery, Room, shrink, watch
+from paceline_controller.scaling.signals import JobSignals, PoolSignals
+
+_IDLE = 0.5  # share of idle time from which sampling is not what the trainer waits for
+_NOTHING = PoolSignals()
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """What is remembered of a job between looks."""
+
+    estimates: Estimates = field(default_factory=Estimates)
+    pace: Pace = field(default_factory=Pace)
+    deliveries: Mapping[str, Delivery] = field(default_factory=dict[str, Delivery])
+    moving: float = 0.0  # so many workers of speed 1 are on their way to cheaper pools
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where workers go next; `moving` as in the memory."""
+
+    counts: Counts
+    pace: Pace
+    moving: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a job should have, in workers of speed 1, and what speaks for a change."""
+
+    workers: float
+    starves: bool
+    plenty: bool
+    why: str
+    doubt: float = 0.0  # standard error of `workers`, relative to it
+    rate: float = 0.0  # tokens per second that are needed; 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class JobDecision:
+    """Workers by pool, what to remember, and why they are so many."""
+
+    counts: Counts
+    memory: JobMemory
+    target: Target
+
+
+def target_of(
+    job: JobSignals, believed: Estimates, *, size: float, options: ScalingOptions
+) -> Target:
+    """What the planner says, with its margin; as long as too little is known, a guess."""
+    speed = believed.speed
+    if not believed.known or speed is None:
+        return _guess(job, size=size)
+    spec = job.spec.experience
+    overlap = overlap_steps(
+        max_staleness=spec.max_staleness, publish_every=job.spec.trainer.publish_every
+    )
+    waits = believed.wait_share
+    rate = needed_rate(
+        per_step=believed.tokens.value * spec.batch_groups,
+        step_s=believed.step_s.value,
+        overlap=overlap,
+        spread_s=believed.spread_s.value,
+        wait_share=options.sync_wait,
+    )
+    requests = _requests(job, believed, overlap)
+    workers = speed.workers(rate, requests=requests, most_each=job.spec.rollout.max_concurrent)
+    useful = max(1.0, requests / options.requests_each)
+    error = math.hypot(believed.step_s.error, believed.tokens.error)
+    more = speed.workers(
+        rate * (1 + error), requests=requests, most_each=job.spec.rollout.max_concurrent
+    )
+    idles = bool(overlap) and believed.idle > _IDLE
+    return Target(
+        workers=min(workers * (1 + options.margin), useful),
+        starves=believed.waits_often(_least_wait(overlap, options)) and not idles,
+        plenty=(believed.waits_seldom(_most_wait(overlap, options)) or idles) and not job.measuring,
+        why=f"trainer waits {waits:.0%}; {rate:.0f} tokens/s are needed",
+        doubt=max(error, more / workers - 1),
+        rate=rate,
+    )
+
+
+def _least_wait(overlap: int, options: ScalingOptions) -> float:
+    """Share of its time that a trainer waits when workers are too few.
+
+    A synchronous one waits even with as many as are wanted: their margin shortens what it may.
+    """
+    if overlap:
+        return options.starved
+    waits = options.sync_wait / (1 - options.sync_wait) / (1 + options.margin)
+    return waits / (1 + waits)
+
+
+def _most_wait(overlap: int, options: ScalingOptions) -> float:
+    """Share up to which workers may be too many: what the margin is there for is no reason."""
+    return max(options.starved, options.margin) if overlap else options.sync_wait
+
+
+def _guess(job: JobSignals, *, size: float) -> Target:
+    """Before the first step: as many as it takes to run everything that is admitted at once."""
+    workers = job.wanted_episodes / job.spec.rollout.max_concurrent
+    return Target(max(size, workers), starves=True, plenty=False, why="before the first step")
+
+
+def _requests(job: JobSignals, believed: Estimates, overlap: int) -> float:
+    """Requests at once in all workers when sampling has to hurry and the trainer does not wait.
+
+    One batch is trained then, and those of the steps that overlap are being sampled.
+    """
+    spec = job.spec.experience
+    episodes = max(1, overlap) * spec.batch_groups * spec.group_size
+    if spec.max_in_flight is not None:
+        episodes = min(episodes, max(spec.max_in_flight, spec.group_size))
+    return max(1.0, episodes * believed.generating)
+
+
+def size_job(
+    job: JobSignals,
+    *,
+    current: Counts,
+    free: Counts,
+    memory: JobMemory,
+    options: ControllerOptions,
+    seconds: float,
+    now_s: float,
+) -> JobDecision:
+    """The next counts by pool of a job that is scaled; `free` is what pools have for it."""
+    scaling = options.scaling
+    believed = learn(memory.estimates, job, seconds=seconds, pools=options.pools, options=scaling)
+    names = pools_of(job.spec, options)
+    ready = {name: job.pools.get(name, _NOTHING).ready for name in names}
+    deliveries = {
+        name: watch(
+            memory.deliveries.get(name, Delivery()),
+            asked=current.get(name, 0),
+            ready=ready[name],
+            options=scaling,
+            now_s=now_s,
+        )
+        for name in names
+    }
+    room = _room(job, options=options, free=free, ready=ready, deliveries=deliveries, now_s=now_s)
+    size = memory.moving or room.speed(current)
+    target = target_of(job, believed, size=size, options=scaling)
+    if any(current.values()):
+        plan = _next(job, room, target, current, memory=memory, options=scaling, now_s=now_s)
+    else:
+        first = job.spec.rollout.replicas * options.pools[names[0]].speed
+        plan = Plan(room.place(first, at_least={}), memory.pace)
+    pace = plan.pace
+    if dict(plan.counts) != dict(current):
+        pace = pace.changed(now_s)
+        if room.speed(plan.counts) >= target.workers * (1 - scaling.band):
+            believed = replace(believed, wait_s=PerEvent())
+    return JobDecision(plan.counts, JobMemory(believed, pace, deliveries, plan.moving), target)
+
+
+def _room(
+    job: JobSignals,
+    *,
+    options: ControllerOptions,
+    free: Counts,
+    ready: Counts,
+    deliveries: Mapping[str, Delivery],
+    now_s: float,
+) -> Room:
+    bounds = job.spec.rollout.scaling
+    assert bounds is not None, "only jobs with rollout.scaling are sized"
+    names = pools_of(job.spec, options)
+    return Room(
+        pools=names,
+        options={name: options.pools[name] for name in names},
+        free=free,
+        least=bounds.min_replicas,
+        most=bounds.max_replicas,
+        ready=ready,
+        closed=frozenset(n for n in names if now_s < deliveries[n].closed_until_s),
+    )
+
+
+def _next(
+    job: JobSignals,
+    room: Room,
+    target: Target,
+    current: Counts,
+    *,
+    memory: JobMemory,
+    options: ScalingOptions,
+    now_s: float,
+) -> Plan:
+    size = memory.moving or room.speed(current)
+    step = follow(
+        memory.pace,
+        size=size,
+        target=target.workers,
+        doubt=target.doubt,
+        may_grow=target.starves,
+        may_shrink=target.plenty,
+        options=options,
+        now_s=now_s,
+    )
+    goal = max(step.goal, min(size, _running(job)))
+    if memory.moving and step.goal <= size:
+        counts = shrink(room, goal, current)
+        surplus = room.speed(counts) - goal
+        over = surplus < max(pool.speed for pool in room.options.values())
+        return Plan(counts, step.pace, 0.0 if over else goal)
+    if step.goal < size and sum(current.values()) > room.least:
+        return Plan(shrink(room, goal, current), step.pace)
+    counts = room.place(step.goal, at_least=current)
+    rests = dict(counts) == dict(current) and now_s - memory.pace.changed_s >= options.down_s
+    if rests and target.rate:
+        return _move(room, current, step.pace, options)
+    return Plan(counts, step.pace)
+
+
+def _running(job: JobSignals) -> float:
+    """Workers that the requests of this moment need, so that none has to wait for a place."""
+    requests = sum(pool.open_requests for pool in job.pools.values())
+    return math.ceil(requests / job.spec.rollout.max_concurrent)
+
+
+def _move(room: Room, current: Counts, pace: Pace, options: ScalingOptions) -> Plan:
+    """Ask cheaper pools for the same; the dear workers go as the others become ready."""
+    size = room.speed(current)
+    best = room.place(size, at_least={})
+    both = {name: max(best[name], current.get(name, 0)) for name in room.pools}
+    worth = room.cost(best) < room.cost(current) * (1 - options.band)
+    if not worth or sum(both.values()) > room.most:
+        return Plan(current, pace)
+    return Plan(both, pace, size)

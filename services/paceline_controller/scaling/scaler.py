@@ -1,0 +1,130 @@
+"""Looks every now and then, decides, and tells the reconciler and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from paceline.config.service import ControllerOptions
+from paceline.errors import PacelineError
+from paceline.logs import Log
+from paceline.metrics import Metrics
+from paceline.types import Worker, WorkerKind
+from paceline.v1.experience_pb2 import JobDemand
+from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
+from paceline_controller.runtimes.base import Observed
+from paceline_controller.scaling.collector import Collector
+from paceline_controller.scaling.decide import Decision, Memory, decide
+from paceline_controller.scaling.gauges import Gauges
+
+log = Log("scaling")
+
+
+class Source(Protocol):
+    """Who knows the workers and the demand."""
+
+    async def workers(self) -> Sequence[Worker]:
+        """Everybody in the roster."""
+        ...
+
+    async def demand(self) -> Mapping[str, JobDemand]:
+        """What each live job waits for."""
+        ...
+
+
+class Scaler:
+    """Sizes of what is scaled, for the plan; from `decide`, or as another autoscaler set them."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        options: ControllerOptions,
+        metrics: Metrics,
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._collector = Collector(options)
+        self._gauges = Gauges(metrics)
+        self._memory = Memory()
+        self._sizes: dict[str, int] = {}
+        self._due_s = 0.0
+
+    async def sizes(
+        self, jobs: Iterable[LiveJob], observed: Iterable[Observed], *, now_s: float
+    ) -> dict[str, int]:
+        """Replicas by workload; what is not in there has a fixed number."""
+        served = [job for job in jobs if job.state in SERVED]
+        there = replicas_there(observed)
+        self._sizes = self._known(served, there)
+        scaled = [name for group in self._scaled(served) for name in group]
+        if scaled and now_s >= self._due_s:
+            self._due_s = now_s + self._options.scaling.period_s
+            await self._decide(served, now_s)
+        if self._options.scaling.executor == "external":
+            # A workload of a job that is wanted no more would be taken down.
+            jobs_own = {name for name in scaled if name.startswith("rollout-")}
+            return {n: max(there[n], n in jobs_own) for n in scaled if n in there}
+        return dict(self._sizes)
+
+    def close(self) -> None:
+        """Somebody else decides from here on: the metrics of this one disappear."""
+        self._gauges.clear()
+
+    def _known(self, jobs: Iterable[LiveJob], there: Mapping[str, int]) -> dict[str, int]:
+        """Sizes as they were decided; after a start of this process, as they are found."""
+        found: dict[str, int] = {}
+        for group in self._scaled(jobs):
+            before = self._sizes if any(name in self._sizes for name in group) else there
+            if any(name in before for name in group):
+                found |= {name: before.get(name, 0) for name in group}
+        return found
+
+    def _scaled(self, jobs: Iterable[LiveJob]) -> list[list[str]]:
+        """Names of workloads that are scaled; those of a job's pools belong together."""
+        scaling = self._options.scaling
+        rollouts = [
+            [rollout_name(job.job_id, pool) for pool in pools_of(job.spec, self._options)]
+            for job in jobs
+            if job.spec.rollout.scaling is not None
+        ]
+        environment = [[str(WorkerKind.ENVIRONMENT)]] if scaling.environment else []
+        reward = [[str(WorkerKind.REWARD)]] if scaling.reward else []
+        return [*rollouts, *environment, *reward]
+
+    async def _decide(self, jobs: Sequence[LiveJob], now_s: float) -> None:
+        try:
+            workers, demand = await self._source.workers(), await self._source.demand()
+        except PacelineError as error:
+            log.warning("no signals; sizes stay as they are", error=error)
+            return
+        signals = self._collector.look(jobs=jobs, workers=workers, demand=demand, now_s=now_s)
+        decision = decide(
+            signals, self._sizes, options=self._options, memory=self._memory, now_s=now_s
+        )
+        self._tell(decision)
+        self._memory, self._sizes = decision.memory, dict(decision.sizes)
+        self._gauges.show(signals, decision)
+
+    def _tell(self, decision: Decision) -> None:
+        for name, size in decision.sizes.items():
+            before = self._sizes.get(name, 0)
+            if size != before:
+                log.info(
+                    "scales",
+                    workload=name,
+                    replicas=size,
+                    before=before,
+                    why=decision.reasons[name],
+                )
+
+
+def replicas_there(observed: Iterable[Observed]) -> dict[str, int]:
+    """Replicas by workload, where each of them may have a name of its own, `<workload>-<i>`."""
+    found: dict[str, int] = {}
+    for each in observed:
+        workload, _, index = each.name.rpartition("-")
+        found[each.name] = each.replicas
+        if index.isdigit():
+            found[workload] = found.get(workload, 0) + 1
+    return found

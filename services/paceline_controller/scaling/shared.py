@@ -1,0 +1,123 @@
+"""How many environment and reward workers there are for all jobs together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from paceline.config.service import ControllerOptions, EnvironmentScaling, RewardScaling
+from paceline.planner import scorers
+from paceline_controller.scaling.pace import Pace, follow
+from paceline_controller.scaling.signals import RewardSignals, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMemory:
+    """What is remembered of a shared pool between looks."""
+
+    pace: Pace = field(default_factory=Pace)
+    cpu: float = 0.0  # cores used, smoothed
+    service_s: float = 0.0  # of a worker's time for an answer, smoothed
+    load: float = 0.0  # workers' time that answers take, per second, smoothed
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecision:
+    """Replicas, what to remember, and why they are so many."""
+
+    replicas: int
+    memory: PoolMemory
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    least: int
+    most: int
+    may_be_none: bool  # nobody needs it, for long enough
+
+
+def size_environment(
+    signals: Signals,
+    scaling: EnvironmentScaling,
+    *,
+    current: int,
+    memory: PoolMemory,
+    options: ControllerOptions,
+    idle: bool,
+    now_s: float,
+) -> PoolDecision:
+    """By the episodes that want to run, and by the processor time of those that do."""
+    now = signals.environment
+    episodes = sum(job.wanted_episodes for job in signals.jobs)
+    cpu = _smooth(memory.cpu, now.cpu_share, signals, options)
+    by_slots = episodes / (now.slots * scaling.occupancy) if now.slots else 0.0
+    target = max(by_slots, cpu / scaling.occupancy)
+    bounds = _Bounds(options.environment_replicas, scaling.max_replicas, idle)
+    replicas, pace = _size(target, bounds, current, memory.pace, options, now_s)
+    why = f"{episodes} episodes; {cpu:.1f} cores"
+    return PoolDecision(replicas, replace(memory, pace=pace, cpu=cpu), why)
+
+
+def size_reward(
+    signals: Signals,
+    scaling: RewardScaling,
+    *,
+    current: int,
+    memory: PoolMemory,
+    options: ControllerOptions,
+    idle: bool,
+    now_s: float,
+) -> PoolDecision:
+    """By how long it would take to score what waits, and by how much of their time is used."""
+    now = signals.reward
+    service_s = _service_s(now, memory, signals, options)
+    spent = now.busy_s / signals.seconds if signals.seconds > 0 else memory.load
+    load = _smooth(memory.load, spent, signals, options)
+    queued = scorers(pending=now.pending, service_s=service_s, queue_s=scaling.queue_s)
+    target = max(queued, load / scaling.occupancy, 1.0 if now.pending else 0.0)
+    bounds = _Bounds(options.reward_replicas, scaling.max_replicas, idle and not now.pending)
+    replicas, pace = _size(target, bounds, current, memory.pace, options, now_s)
+    why = f"{now.pending:.0f} answers wait; {service_s:.3f} s for each"
+    return PoolDecision(replicas, replace(memory, pace=pace, service_s=service_s, load=load), why)
+
+
+def _service_s(
+    now: RewardSignals, memory: PoolMemory, signals: Signals, options: ControllerOptions
+) -> float:
+    if now.scored <= 0:
+        return memory.service_s
+    seen = now.busy_s / now.scored
+    return _smooth(memory.service_s, seen, signals, options) if memory.service_s else seen
+
+
+def _smooth(old: float, new: float, signals: Signals, options: ControllerOptions) -> float:
+    share = -math.expm1(-signals.seconds / options.scaling.smooth_s)
+    return old + share * (new - old)
+
+
+def _size(
+    target: float,
+    bounds: _Bounds,
+    current: int,
+    pace: Pace,
+    options: ControllerOptions,
+    now_s: float,
+) -> tuple[int, Pace]:
+    """Zero when nobody needs it, at least the lower bound otherwise; at once in both cases."""
+    if bounds.may_be_none:
+        return 0, pace if current == 0 else pace.changed(now_s)
+    most = max(bounds.least, bounds.most)
+    target = min(max(target, bounds.least), most)
+    step = follow(
+        pace,
+        size=float(current),
+        target=target,
+        doubt=0.0,
+        may_grow=True,
+        may_shrink=True,
+        options=options.scaling,
+        now_s=now_s,
+    )
+    replicas = min(max(math.ceil(round(step.goal, 6)), bounds.least), most)
+    return replicas, step.pace if replicas == current else step.pace.changed(now_s)

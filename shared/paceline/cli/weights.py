@@ -1,0 +1,76 @@
+"""`paceline weights`: how the weights of a job spread."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.entry import Exit
+from paceline.cli.remote import client_of
+from paceline.rest import WeightsView
+from paceline.weights.holdings import Holder, Published
+from paceline.weights.route import TransferProgress
+
+MIB = 1 << 20
+
+
+def show(arguments: Namespace) -> int:
+    """`paceline weights ID`."""
+    with client_of(arguments) as client:
+        found = client.weights(arguments.job)
+    console = Console()
+    if not found.versions:
+        console.print("nothing is published at this moment")
+        return Exit.OK
+    console.print(versions_of(found), holders_of(found), sep="\n")
+    return Exit.OK
+
+
+def versions_of(found: WeightsView) -> Table:
+    """One row for each version."""
+    table = Table("version", "step", "MiB", "chunk MiB", "route", "expected s", "sent", box=None)
+    for each in found.versions:
+        table.add_row(*_version(each))
+    return table
+
+
+def holders_of(found: WeightsView) -> Table:
+    """One row for each seed and worker, with what it has of the newest version that it holds."""
+    table = Table("worker", "site", "active", "has", "chunks", "from", "MB/s", "trouble", box=None)
+    for each in found.holders:
+        table.add_row(*_holder(each))
+    return table
+
+
+def _version(each: Published) -> tuple[str, ...]:
+    version = each.version
+    return (
+        str(version.version),
+        str(version.step),
+        f"{version.num_bytes / MIB:.1f}",
+        f"{each.chunk_bytes / MIB:g}",
+        each.shape,
+        f"{each.predicted_s:.2f}" if each.predicted_s else "",
+        f"{each.ratio:.0%}" if each.ratio else "",
+    )
+
+
+def _holder(each: Holder) -> tuple[str, ...]:
+    newest = max(each.transfers, key=_number, default=None)
+    sources = (newest.sources if newest is not None else ()) or [s.endpoint for s in each.sources]
+    return (
+        each.worker_id or f"seed {each.endpoint}",
+        each.site,
+        str(each.active_version) if each.active_version >= 0 else "",
+        str(newest.version) if newest is not None else "",
+        f"{newest.num_ready}/{newest.num_chunks}" if newest is not None else "",
+        " ".join(sources),
+        f"{each.bytes_per_s / 1e6:.1f}" if each.bytes_per_s else "",
+        each.trouble,
+    )
+
+
+def _number(each: TransferProgress) -> int:
+    return each.version

@@ -1,0 +1,132 @@
+"""Whether a process is alive and ready, told over HTTP by a thread beside its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import make_wsgi_app
+
+from paceline.errors import UnavailableError
+from paceline.metrics import Metrics
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+REQUEST_S = 10.0
+TEXT = ("Content-Type", "text/plain; charset=utf-8")
+
+
+class Health:
+    """What the probes are answered. Written by the event loop, read by any thread.
+
+    Until the service serves it is alive and not ready: importing and loading may hold the loop
+    for minutes. From then on the loop has to turn.
+    """
+
+    def __init__(
+        self, *, stuck_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stuck_s = stuck_s
+        self._clock = clock
+        self._ticked: float | None = None
+        self._unready = "starting"
+
+    def serve(self) -> None:
+        """The service accepts calls; a drain that has begun goes on."""
+        self._ticked = self._clock()
+        if self._unready == "starting":
+            self._unready = ""
+
+    def drain(self) -> None:
+        """The service takes nothing new any more."""
+        self._unready = "draining"
+
+    def tick(self) -> None:
+        """The event loop turns."""
+        if self._ticked is not None:
+            self._ticked = self._clock()
+
+    async def beat(self) -> None:
+        """Tick for as long as the event loop turns."""
+        while True:
+            self.tick()
+            await asyncio.sleep(min(1.0, self._stuck_s / 4))
+
+    def why_dead(self) -> str:
+        """Why the process should be restarted; empty while it should not."""
+        silent_s = 0.0 if self._ticked is None else self._clock() - self._ticked
+        if silent_s <= self._stuck_s:
+            return ""
+        return f"the event loop has not turned for {silent_s:.0f} s; at most {self._stuck_s:g} s"
+
+    def why_unready(self) -> str:
+        """Why the process should get no calls; empty while it should."""
+        return self._unready or self.why_dead()
+
+
+class Probes:
+    """`/livez`, `/readyz` and `/metrics` over plain HTTP, in threads of their own."""
+
+    def __init__(self, *, host: str, port: int, health: Health, metrics: Metrics) -> None:
+        """Bind and serve; raises `UnavailableError` if the port is taken."""
+        app = _app(health, make_wsgi_app(metrics.registry))
+        kind = _Server6 if ":" in host else _Server
+        try:
+            self._server = make_server(host, port, app, kind, _Handler)
+        except OSError as error:
+            raise UnavailableError(
+                f"metrics_port {port} on {host} cannot be bound ({error.strerror}); "
+                "stop what holds it or choose another"
+            ) from None
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="probes", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _app(health: Health, metrics: WSGIApplication) -> WSGIApplication:
+    reasons = {"/livez": health.why_dead, "/readyz": health.why_unready}
+
+    def answer(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start)
+        if path not in reasons:
+            start("404 Not Found", [TEXT])
+            return [b"here are /livez, /metrics and /readyz\n"]
+        reason = reasons[path]()
+        start("503 Service Unavailable" if reason else "200 OK", [TEXT])
+        return [f"{reason or 'ok'}\n".encode()]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 32
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    # A caller that says nothing must not hold a thread for ever.
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: there is a probe every few seconds."""

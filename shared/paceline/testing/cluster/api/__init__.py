@@ -1,0 +1,15 @@
+"""A Kubernetes API server for tests: real verbs, watches, patches and RBAC over memory.
+
+Usage:
+    with ApiServer(folder=tmp_path) as server:
+        kubernetes.config.load_kube_config(str(server.kubeconfig))
+
+Strategic merge and apply follow the list types and merge keys of the published schemas. What it
+does not do: run anything (controllers and a kubelet are in `cluster.nodes`), webhooks, quotas,
+exec and port-forward, conversion between versions of custom kinds, escalation checks of RBAC.
+"""
+
+from paceline.testing.cluster.api.access import Access, Visit
+from paceline.testing.cluster.api.server import ApiServer
+
+__all__ = ["Access", "ApiServer", "Visit"]

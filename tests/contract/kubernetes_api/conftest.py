@@ -1,0 +1,191 @@
+"""A server for the suite: the one of PACELINE_TEST_KUBECONFIG, or else the one for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config, dynamic
+
+from paceline.testing.cluster.api import ApiServer
+
+Object = dict[str, Any]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    if given := os.environ.get("PACELINE_TEST_KUBECONFIG"):
+        yield Path(given)
+        return
+    with ApiServer(folder=tmp_path_factory.mktemp("api")) as server:
+        yield server.kubeconfig
+
+
+@dataclass
+class Clients:
+    """One caller's view of the server, in its namespace."""
+
+    api: client.ApiClient
+    namespace: str
+
+    def __post_init__(self) -> None:
+        self.core: Any = client.CoreV1Api(self.api)
+        self.apps: Any = client.AppsV1Api(self.api)
+        self.batch: Any = client.BatchV1Api(self.api)
+        self.leases: Any = client.CoordinationV1Api(self.api)
+        self.rbac: Any = client.RbacAuthorizationV1Api(self.api)
+        self.custom: Any = client.CustomObjectsApi(self.api)
+        self.definitions: Any = client.ApiextensionsV1Api(self.api)
+
+    def kind(self, api_version: str, kind: str) -> Any:
+        found = dynamic.DynamicClient(self.api)
+        return found.resources.get(api_version=api_version, kind=kind)
+
+    def send(self, method: str, path: str, body: Any = None, **query: str) -> Object:
+        """A request as it stands: the client's own checks of bodies do not see it."""
+        kind = query.pop("media", "application/json")
+        media = {"Content-Type": kind, "Accept": query.pop("accept", "*/*")}
+        request = self.api.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=media,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer: Any = self.api.call_api(*request)
+        answer.read()
+        if not 200 <= answer.status < 300:
+            raise client.ApiException(http_resp=answer)
+        return json.loads(answer.data)
+
+    def settings(self, name: str, **more: Any) -> Any:
+        body = {"metadata": {"name": name, **more.pop("metadata", {})}, **more}
+        return self.core.create_namespaced_config_map(self.namespace, body)
+
+
+@pytest.fixture(scope="session")
+def admin(kubeconfig: Path) -> client.ApiClient:
+    return config.new_client_from_config(str(kubeconfig))
+
+
+@pytest.fixture
+def clients(admin: client.ApiClient) -> Iterator[Clients]:
+    """An administrator in a namespace of its own, which goes afterwards."""
+    core: Any = client.CoreV1Api(admin)
+    made = core.create_namespace({"metadata": {"generateName": "paceline-contract-"}})
+    namespace: str = made.metadata.name
+    found = Clients(admin, namespace)
+    until(lambda: has_account(found, "default"))
+    yield found
+    core.delete_namespace(namespace)
+
+
+def has_account(clients: Clients, name: str) -> bool:
+    accounts = clients.core.list_namespaced_service_account(clients.namespace).items
+    return name in {one.metadata.name for one in accounts}
+
+
+def until(check: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
+    """What `check` gives once it gives something; fails after so long."""
+    end = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., Any]:
+    return until
+
+
+@dataclass
+class Refusal:
+    """The Status body of a refusal."""
+
+    code: int
+    body: Object
+
+    @property
+    def reason(self) -> str:
+        return self.body["reason"]
+
+    @property
+    def message(self) -> str:
+        return self.body["message"]
+
+    @property
+    def fields(self) -> list[str]:
+        return [one["field"] for one in self.body["details"]["causes"]]
+
+
+@pytest.fixture
+def refusal() -> Callable[..., Refusal]:
+    def refused(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Refusal:
+        with pytest.raises(client.ApiException) as caught:
+            call(*args, **kwargs)
+        error: Any = caught.value
+        body: Object = json.loads(error.body)
+        assert body["kind"] == "Status"
+        assert body["status"] == "Failure"
+        assert body["code"] == error.status
+        return Refusal(error.status, body)
+
+    return refused
+
+
+@pytest.fixture
+def gone(clients: Clients) -> Callable[[Callable[..., Any], str], bool]:
+    def is_gone(read: Callable[..., Any], name: str) -> bool:
+        try:
+            read(name, clients.namespace)
+        except client.ApiException as error:
+            return error.status == 404
+        return False
+
+    return is_gone
+
+
+def container(**more: Any) -> Object:
+    return {"name": "main", "image": "registry.example/none:1", **more}
+
+
+@pytest.fixture
+def pod() -> Callable[..., Object]:
+    """A pod that nobody schedules, so that it stays as it is on any cluster."""
+
+    def make(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Object:
+        return {
+            "metadata": {"name": name, "labels": labels or {}},
+            "spec": {"schedulerName": "nobody", "containers": [container()], **spec},
+        }
+
+    return make
+
+
+@pytest.fixture
+def deployment() -> Callable[..., Object]:
+    """A Deployment of no pods."""
+
+    def make(name: str, **more: Any) -> Object:
+        template = {
+            "metadata": {"labels": {"app": name}},
+            "spec": {"containers": [container(**more.pop("container", {}))]},
+        }
+        spec = {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": template}
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name},
+            "spec": {**spec, **more},
+        }
+
+    return make

@@ -1,0 +1,50 @@
+"""Weights in shared memory, which PyTorch has kept by a child of its own: `torch_shm_manager`."""
+
+import subprocess
+import sys
+
+LOADS = """
+import asyncio
+import paceline  # before gRPC, as in every service
+import psutil, torch
+from grpc import aio
+from paceline.testing.engines import snapshot
+from paceline.testing.sglang import FakeSglang
+from paceline_rollout.engines.sglang.api import SglangClient
+from paceline_rollout.engines.sglang.capabilities import parse_version
+from paceline_rollout.engines.sglang.loading import Loader, Loading, folder_for
+
+async def main():
+    # As in a worker, gRPC has threads when the child is forked.
+    server = aio.server()
+    channel = aio.insecure_channel(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    await server.start()
+    await channel.channel_ready()
+    fake = FakeSglang(vocab_size=32, context=64)
+    client = SglangClient(await fake.start())
+    loading = Loading(
+        way="tensor", ranks=1, shared_memory=True, folder=folder_for(None, attached=False),
+        bucket_bytes=1 << 20, backend="gloo",
+    )
+    loader = Loader(client=client, capabilities=parse_version(fake.version), loading=loading)
+    await loader.load(snapshot(torch.nn.Linear(5, 7), 1), flush=False)
+    [keeper] = psutil.Process().children()
+    keeper.kill()
+    keeper.wait(10)
+    await loader.load(snapshot(torch.nn.Linear(5, 7), 2), flush=False)
+    print(fake.label, *fake.updates)
+    await client.close()
+    await fake.stop()
+    await channel.close()
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+
+def test_without_its_keeper_weights_take_another_way() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "2 tensor disk\n", done.stderr
+    assert "fork" not in done.stderr

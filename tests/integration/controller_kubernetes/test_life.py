@@ -1,0 +1,215 @@
+"""The life of jobs on a cluster, from the first object to the last."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.slow
+Job = Callable[..., dict[str, Any]]
+Until = Callable[..., Any]
+
+
+def test_a_training_job_from_apply_to_success(world: Any, tiny_job: Job, until_true: Until) -> None:
+    world.start()
+    world.apply("first", tiny_job(name="first"))
+    job_id = until_true(lambda: world.status("first").get("jobId"), "not submitted")
+    made = [f"Deployment/rollout-{job_id}", f"Job/trainer-{job_id}-1", f"Service/trainer-{job_id}"]
+    until_true(lambda: set(made) <= set(world.made()), "objects are not made")
+    world.running(job_id)
+    until_true(lambda: world.status("first").get("state") == "running", "state is not mirrored")
+    until_true(lambda: world.status("first").get("rolloutReplicas") == 1, "no rollouts counted")
+    status = world.status("first")
+    assert status["steps"] == 20
+    assert {c["type"]: c["status"] for c in status["conditions"]} == {
+        "Accepted": "True",
+        "Succeeded": "Unknown",
+    }
+    assert (
+        "paceline.dev/cancel" in world.cluster.get("TrainingJob", "first")["metadata"]["finalizers"]
+    )
+    pools = {d["metadata"]["name"]: d["spec"]["replicas"] for d in world.cluster.list("Deployment")}
+    assert pools["rel-paceline-environment"] == pools["rel-paceline-reward"] == 1
+    world.services.set_state(job_id, "succeeded")
+    until_true(lambda: not world.made(), "something is left")
+    until_true(lambda: world.status("first").get("state") == "succeeded", "end is not mirrored")
+    until_true(
+        lambda: not world.cluster.get("TrainingJob", "first")["metadata"].get("finalizers"),
+        "the object is held",
+    )
+    until_true(lambda: told(world, "first", "Submitted", "Started", "Succeeded"), "no events")
+
+
+def told(world: Any, name: str, *reasons: str) -> bool:
+    """Whether there are events of all these reasons about a TrainingJob."""
+    about = [
+        event["reason"]
+        for event in world.cluster.list("Event")
+        if (event["regarding"]["kind"], event["regarding"]["name"]) == ("TrainingJob", name)
+    ]
+    return set(reasons) <= set(about)
+
+
+def test_a_job_over_rest_has_no_object_and_goes_with_the_installation(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    job_id = world.services.submit(tiny_job(name="plain"))
+    until_true(lambda: len(world.made()) == 5, "objects are not made")
+    assert world.cluster.list("TrainingJob") == []
+    owner = world.cluster.get("Deployment", "rel-paceline-controller")["metadata"]["uid"]
+    for kind in ("Job", "Service", "Deployment"):
+        for body in world.cluster.list(kind, f"paceline.dev/job={job_id}"):
+            assert [each["uid"] for each in body["metadata"]["ownerReferences"]] == [owner]
+    world.kill()
+    world.cluster.delete("Deployment", "rel-paceline-controller")
+    until_true(lambda: not world.made(), "something is left")
+
+
+def test_a_dead_trainer_is_followed_by_one_that_never_meets_it(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.nodes.drain_s = 1.0
+    world.start()
+    job_id = world.services.submit(tiny_job(name="dies", trainer={"world_size": 16}))
+    world.running(job_id)
+    first = f"trainer-{job_id}-1"
+    until_true(lambda: world.cluster.get("Pod", f"{first}-1"), "no second rank")
+    rollouts = world.cluster.get("Deployment", f"rollout-{job_id}")["metadata"]["uid"]
+    world.nodes.fail(f"{first}-1", message="CUDA error: out of memory", code=1)
+    until_true(lambda: world.cluster.get("Pod", f"trainer-{job_id}-2-1"), "no second incarnation")
+    assert world.cluster.get("Job", first) is None
+    assert not world.nodes.overlaps
+    assert world.cluster.get("Deployment", f"rollout-{job_id}")["metadata"]["uid"] == rollouts
+    (event,) = until_true(lambda: world.cluster.events("Restarted"), "no event")
+    assert "out of memory" in event["note"]
+    assert event["regarding"]["name"] == f"trainer-{job_id}-2"
+
+
+def test_a_deleted_training_job_is_cancelled_before_it_goes(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    world.apply("unwanted", tiny_job(name="unwanted"))
+    job_id = until_true(lambda: world.status("unwanted").get("jobId"), "not submitted")
+    world.running(job_id)
+    world.cluster.delete("TrainingJob", "unwanted")
+    until_true(lambda: world.cluster.get("TrainingJob", "unwanted") is None, "it stays")
+    assert world.services.job(job_id).state == "cancelled"
+    assert not world.made()
+
+
+def test_a_wrong_spec_is_told_and_not_tried_again(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    job = tiny_job(name="wrong")
+    job["tasks"] = {"environment": "no-such-thing"}
+    world.apply("wrong", job)
+    until_true(lambda: world.status("wrong").get("conditions"), "no verdict")
+    (condition,) = world.status("wrong")["conditions"]
+    assert (condition["type"], condition["status"]) == ("Accepted", "False")
+    assert "no-such-thing" in condition["message"]
+    until_true(lambda: world.cluster.events("Rejected"), "no event")
+    assert not world.made()
+    world.cluster.delete("TrainingJob", "wrong")
+    until_true(lambda: world.cluster.get("TrainingJob", "wrong") is None, "it stays")
+
+
+def test_replicas_changed_by_others_are_set_right(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    job_id = world.services.submit(tiny_job(name="scaled"))
+    world.running(job_id)
+    name = f"rollout-{job_id}"
+    world.cluster.patch("Deployment", name, {"spec": {"replicas": 7}})
+    until_true(
+        lambda: world.cluster.get("Deployment", name)["spec"]["replicas"] == 1, "stays at seven"
+    )
+    (event,) = until_true(lambda: world.cluster.events("Scaled")[-1:], "no event")
+    assert event["regarding"]["kind"] in {"Job", "Deployment"}
+
+
+def test_a_changed_template_replaces_rollouts_and_leaves_the_trainer(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    world.start()
+    job_id = world.services.submit(tiny_job(name="updated"))
+    world.running(job_id)
+    trainer = world.cluster.get("Job", f"trainer-{job_id}-1")["metadata"]
+    for name in ("trainer", "rollout-default"):
+        path = world.folder / "templates" / f"{name}.yaml"
+        template = yaml.safe_load(path.read_text())
+        template["spec"]["containers"][0]["image"] = "paceline/worker:2"
+        path.write_text(yaml.safe_dump(template))
+
+    def image() -> str:
+        body = world.cluster.get("Deployment", f"rollout-{job_id}")
+        return body["spec"]["template"]["spec"]["containers"][0]["image"]
+
+    until_true(lambda: image() == "paceline/worker:2", "rollouts stay as they were")
+    after = world.cluster.get("Job", f"trainer-{job_id}-1")["metadata"]
+    assert after["uid"] == trainer["uid"]
+    assert after["generation"] == trainer["generation"]
+
+
+def test_what_keeps_pods_from_starting_is_told_and_patience_ends(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    unscheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes have a GPU",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    world.nodes.says["trainer"] = {"phase": "Pending", "conditions": [unscheduled]}
+    world.start(kubernetes={"patience_s": 6.0}, give_up_after=2, restart_most_s=0.5)
+    world.apply("waits", tiny_job(name="waits"))
+    until_true(lambda: "0/3 nodes have a GPU" in world.status("waits").get("reason", ""), "silent")
+    assert world.status("waits")["state"] == "starting"
+    until_true(lambda: world.status("waits").get("state") == "failed", "waits for ever")
+    assert "Unschedulable: 0/3 nodes have a GPU" in world.status("waits")["reason"]
+    until_true(lambda: told(world, "waits", "Waiting", "GaveUp"), "no events")
+    until_true(lambda: not world.made(), "something is left")
+
+
+def test_a_template_that_cannot_work_fails_the_job_with_its_reason(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    path = world.folder / "templates" / "trainer.yaml"
+    template = yaml.safe_load(path.read_text())
+    template["spec"]["containers"][0]["ports"] = [{"containerPort": "eight"}]
+    path.write_text(yaml.safe_dump(template))
+    world.start(give_up_after=2, restart_most_s=0.5)
+    world.apply("broken", tiny_job(name="broken"))
+    until_true(lambda: world.status("broken").get("state") == "failed", "goes on for ever")
+    assert "containerPort" in world.status("broken")["reason"]
+    until_true(lambda: not world.made(), "something is left")
+
+
+def test_a_trainer_as_a_jobset(world: Any, tiny_job: Job, until_true: Until) -> None:
+    world.install_jobsets()
+    world.start(kubernetes={"jobset": True})
+    job_id = world.services.submit(tiny_job(name="set", trainer={"world_size": 16}))
+    world.running(job_id)
+    assert world.cluster.list("Job") == []
+    world.nodes.fail(f"trainer-{job_id}-1-n-0-1")
+    until_true(lambda: world.cluster.get("JobSet", f"trainer-{job_id}-2"), "no second incarnation")
+    assert world.cluster.get("JobSet", f"trainer-{job_id}-1") is None
+    world.services.set_state(job_id, "succeeded")
+    until_true(lambda: not world.made(), "something is left")
+
+
+def test_without_the_kind_of_training_jobs_jobs_come_over_rest(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    definitions = world.cluster.of("CustomResourceDefinition")
+    definitions.delete(name="trainingjobs.paceline.dev")
+    world.start()
+    job_id = world.services.submit(tiny_job(name="alone"))
+    world.running(job_id)
+    (event,) = until_true(lambda: world.cluster.events("Started")[:1], "no event")
+    assert event["regarding"]["kind"] in {"Job", "Deployment"}

@@ -1,0 +1,152 @@
+"""Weights from a seed to workers, by the routes of a real service: real gRPC, real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from paceline.membership import Membership
+from paceline.rpc import call, stream
+from paceline.types import Worker, WorkerKind
+from paceline.v1 import roster_pb2
+from paceline.weights.manifest import Header, TensorEntry
+from paceline.weights.receiver import Receiver
+from paceline.weights.server import WeightServer
+from paceline.weights.staging import Staging
+from paceline.weights.wire import route_from
+from paceline_rollout.reports import Reports
+
+if TYPE_CHECKING:
+    from conftest import Client, Trainer
+
+NUM_BYTES = 8 << 20  # less than is announced, so that routes are as for more and the test is quick
+LIMIT_S = 60.0
+
+
+class Seed:
+    """What a trainer serves."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self.trainer: Trainer = client.trainer(job_id)
+        self.server = WeightServer(host="127.0.0.1")
+        self.endpoint = ""
+        self.job_id = job_id
+
+    async def publish(self, step: int, *, fill: int) -> Staging:
+        made = await self.trainer.seed(step, at=self.endpoint)
+        header = Header(
+            job_id=self.job_id,
+            version=made.version.version,
+            step=step,
+            parent_version=-1,
+            base_version=-1,
+            incarnation=self.trainer.incarnation,
+            num_bytes=NUM_BYTES,
+            chunk_bytes=made.chunk_bytes,
+            tensors=(TensorEntry("a", "uint8", (NUM_BYTES,), 0, NUM_BYTES),),
+        )
+        staging = self.server.stage(header, key=made.key, keep=-1)
+        await asyncio.to_thread(staging.fill, 0, bytes([fill]) * NUM_BYTES)
+        await asyncio.to_thread(staging.finish)
+        return staging
+
+
+class Follower:
+    """A rollout worker without an engine."""
+
+    def __init__(self, client: Client, job_id: str, name: str) -> None:
+        self.name = name
+        self.job_id = job_id
+        self.roots: dict[int, str] = {}
+        self.server = WeightServer(host="127.0.0.1")
+        self._client = client
+        self._endpoint = ""
+        self._reports = Reports(client.roster, job_id=job_id)
+        self._tasks: list[asyncio.Task[None]] = []
+        self.receiver = Receiver(
+            job_id=job_id,
+            worker_id=name,
+            server=self.server,
+            report=self._reports.add,
+            complete=self._complete,
+        )
+
+    async def start(self) -> None:
+        self._endpoint = await self.server.start()
+        member = Membership(
+            roster=self._client.roster,
+            report=self._report,
+            progress=self.receiver.progress,
+            period_s=0.2,
+        )
+        work = (member.run(), self.receiver.run(), self._reports.run(), self._watch())
+        self._tasks = [asyncio.create_task(each) for each in work]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.server.close()
+
+    async def _watch(self) -> None:
+        request = roster_pb2.WatchRouteRequest(job_id=self.job_id, worker_id=self.name)
+        async for route in stream(self._client.roster.WatchRoute, request, timeout_s=LIMIT_S):
+            self.receiver.route(route_from(route))
+
+    def _complete(self, staging: Staging) -> None:
+        self.roots[staging.header.version] = staging.root
+
+    def _report(self) -> Worker:
+        return Worker(
+            worker_id=self.name,
+            kind=WorkerKind.ROLLOUT,
+            endpoint="",
+            site="local",
+            job_id=self.job_id,
+            active_version=max(self.roots, default=-1),
+            weights_endpoint=self._endpoint,
+        )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_every_worker_ends_on_the_right_digest(client: Client) -> None:
+    job_id = (await client.submit(eval=None)).status.job_id
+    seed = Seed(client, job_id)
+    workers = [Follower(client, job_id, f"w{i}") for i in range(3)]
+    late = Follower(client, job_id, "w9")
+    async with AsyncExitStack() as stack:
+        seed.endpoint = await seed.server.start()
+        stack.push_async_callback(seed.server.close)
+        await seed.trainer.begin(0)
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        await until_members(client, job_id, 3)
+        first = await seed.publish(0, fill=1)
+        await until(lambda: all(0 in w.roots for w in workers))
+        await late.start()
+        stack.push_async_callback(late.stop)
+        await until(lambda: 0 in late.roots)
+        await seed.trainer.begin(0)  # the next incarnation publishes the same step anew
+        second = await seed.publish(0, fill=2)
+        await until(lambda: all(1 in w.roots for w in [*workers, late]))
+        reply = await call(client.jobs.ListWeights, roster_pb2.ListWeightsRequest(job_id=job_id))
+    for worker in [*workers, late]:
+        assert worker.roots == {0: first.root, 1: second.root}
+    assert [holder.worker_id for holder in reply.holders] == ["", "w0", "w1", "w2", "w9"]
+    fed = {source.endpoint for holder in reply.holders for source in holder.sources}
+    assert fed - {seed.endpoint}  # peers are asked too, not the trainer alone
+
+
+async def until_members(client: Client, job_id: str, count: int) -> None:
+    request = roster_pb2.ListWorkersRequest(job_id=job_id, kind="rollout")
+    async with asyncio.timeout(LIMIT_S):
+        while len((await call(client.roster.ListWorkers, request)).workers) < count:
+            await asyncio.sleep(0.02)

@@ -1,0 +1,71 @@
+"""Backup and restore of store and checkpoints under a running job, as docs/backup.md says."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from redis import Redis
+
+from paceline.client import Client
+from paceline.types import JobState
+
+
+def copy_store(run_dir: Path, to: Path) -> None:
+    """The append-only files of a store that goes on; no rewrite may replace them meanwhile."""
+    socket = json.loads((run_dir / "store.json").read_text())["socket"]
+    with Redis(unix_socket_path=socket) as store:
+        (before,) = store.config_get("auto-aof-rewrite-percentage").values()
+        assert before is not None
+        store.config_set("auto-aof-rewrite-percentage", 0)
+        assert store.info("persistence")["aof_rewrite_in_progress"] == 0
+        shutil.copytree(run_dir / "store" / "appendonlydir", to / "store" / "appendonlydir")
+        store.config_set("auto-aof-rewrite-percentage", before)
+
+
+def step_of(client: Client, job_id: str) -> int:
+    return client.get(job_id).status.step
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_from_a_backup_and_its_audit_is_clean(
+    tmp_path: Path,
+    start_platform: Callable[..., Any],
+    tiny_job: Callable[..., dict[str, Any]],
+    until: Callable[..., None],
+) -> None:
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    lost = start_platform(first)
+    trainer = {"optimizer": {"lr": 1e-4}, "checkpoint": {"every": 5, "keep": 3}}
+    with lost.client() as client:
+        job_id = client.submit(tiny_job(trainer=trainer, stop={"steps": 40})).status.job_id
+        until(lambda: step_of(client, job_id) >= 12, "step 12 was not reached")
+        copy_store(first, copy)
+        shutil.copytree(first / "jobs", copy / "jobs")
+        copied_at = step_of(client, job_id)
+    assert copied_at < 40, "the job was too quick for this test"
+    lose(lost)
+
+    restored = start_platform(copy)
+    with restored.client() as client:
+        assert client.get(job_id).status.state is JobState.RUNNING
+        status = client.wait(job_id, timeout_s=180).status
+        assert status.state is JobState.SUCCEEDED, f"{status.reason}\n{restored.logs()}"
+        assert status.step == 40
+    command = [sys.executable, "-m", "paceline.cli", "audit", job_id, "--run-dir", str(copy)]
+    audit = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+def lose(platform: Any) -> None:
+    """The machine is gone: nobody writes anything any more."""
+    heads = [psutil.Process(platform.pid_of(name)) for name in platform.names()]
+    family = [platform.up, *heads, *(child for head in heads for child in head.children(True))]
+    for process in family:
+        process.kill()
+    platform.up.wait(10)

@@ -1,0 +1,89 @@
+"""The chart as helm renders it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy" / "helm" / "paceline"
+RELEASE, NAMESPACE = "rel", "training"
+FETCH_S, HELM_S = 900.0, 60.0
+
+Object = dict[str, Any]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def chart() -> Path:
+    return CHART
+
+
+@pytest.fixture(scope="session")
+def tools() -> dict[str, str]:
+    """Paths of helm3, helm4 and kubectl; fetched once, by one test process at a time."""
+    command = [sys.executable, str(ROOT / "deploy" / "helm" / "tools.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
+    assert done.returncode == 0, f"helm cannot be fetched:\n{done.stdout}{done.stderr}"
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def helm(tools: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Run helm, by the name of the tool, away from the settings of whoever runs the tests."""
+    home = tmp_path_factory.mktemp("helm")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HELM_", "KUBE"))}
+    clean |= {"HOME": str(home), "HELM_CACHE_HOME": str(home), "HELM_CONFIG_HOME": str(home)}
+
+    def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [tools[tool], *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=HELM_S, env=clean)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Run) -> Callable[..., list[Object]]:
+    """Objects of the chart with a values file of `ci/` (its feature) and `--set` arguments."""
+    known: dict[tuple[str, ...], str] = {}
+
+    def rendered(feature: str = "default", *sets: str, tool: str = "helm4") -> list[Object]:
+        values = str(CHART / "ci" / f"{feature}-values.yaml")
+        arguments = ["template", RELEASE, str(CHART), "-n", NAMESPACE, "-f", values]
+        for one in sets:
+            arguments += ["--set", one]
+        key = (tool, *arguments)
+        if key not in known:
+            done = helm(tool, *arguments)
+            assert done.returncode == 0, f"{feature} {sets}: {done.stderr}"
+            documents = yaml.load_all(done.stdout, yaml.CSafeLoader)
+            known[key] = json.dumps([document for document in documents if document])
+        return json.loads(known[key])
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def pods() -> Callable[[list[Object]], dict[str, Object]]:
+    """Every pod template of a rendering, by kind and name of what holds it."""
+    return pod_templates
+
+
+def pod_templates(objects: list[Object]) -> dict[str, Object]:
+    found: dict[str, Object] = {}
+    for one in objects:
+        kind, name, spec = one["kind"], one["metadata"]["name"], one.get("spec", {})
+        if kind in {"Deployment", "StatefulSet", "Job"}:
+            found[f"{kind}/{name}"] = spec["template"]
+        elif kind == "CronJob":
+            found[f"{kind}/{name}"] = spec["jobTemplate"]["spec"]["template"]
+        elif kind == "ConfigMap" and name.endswith("-templates"):
+            for key, text in one["data"].items():
+                found[f"template/{key}"] = yaml.load(text, yaml.CSafeLoader)
+    return found

@@ -1,0 +1,284 @@
+"""What a pod is told to start with is what the services accept."""
+
+import base64
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.config import ServiceSettings
+from paceline.config.load import parse_arguments, validate
+from paceline.config.service import (
+    ControllerOptions,
+    EnvironmentOptions,
+    ExperienceOptions,
+    GatewayOptions,
+    RewardOptions,
+    RolloutOptions,
+    TrainerOptions,
+)
+from paceline.types import WorkerKind
+from paceline_controller.certificates.config import Issue
+
+FEATURES = sorted(
+    path.name.removesuffix("-values.yaml")
+    for path in (Path(__file__).resolve().parents[2] / "deploy/helm/paceline/ci").iterdir()
+)
+OPTIONS: dict[str, Any] = {
+    "gateway": GatewayOptions,
+    "controller": ControllerOptions,
+    "experience": ExperienceOptions,
+    "environment": EnvironmentOptions,
+    "reward": RewardOptions,
+    "rollout": RolloutOptions,
+    "trainer": TrainerOptions,
+}
+# What the kubelet and the controller add; names that YAML would take for numbers.
+ENVIRONMENT = {
+    "POD_NAME": "12e5",
+    "POD_IP": "10.1.2.3",
+    "NAMESPACE": "0123",
+    "JOB_ID": "42",
+    "POOL": "default",
+    "INCARNATION": "7",
+}
+# Where a pod of the user's own Secrets gets them from.
+OURS = {
+    "our-store": {"store.yaml": "store_url: redis://:secret@ours:6390/0"},
+    "our-token": {"token.yaml": "token: ours"},
+}
+
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def started(render: Render, pods: Any, tmp_path: Path) -> Callable[..., dict[str, ServiceSettings]]:
+    """Settings of each pod, read by the services' own reader from the files it would see."""
+
+    def settings(feature: str, *sets: str, **environment: str) -> dict[str, ServiceSettings]:
+        objects = render(feature, *sets)
+        contents = {(o["kind"], o["metadata"]["name"]): content(o) for o in objects}
+        contents |= {("Secret", name): data for name, data in OURS.items()}
+        found: dict[str, ServiceSettings] = {}
+        for name, template in pods(objects).items():
+            container = template["spec"]["containers"][0]
+            if "paceline_controller.certificates" in container["command"] or "store" in name:
+                continue
+            root = tmp_path / feature / name.replace("/", "-")
+            place_files(template["spec"], contents, root)
+            arguments = expanded(container, ENVIRONMENT | environment)
+            arguments = [str(root) + a if a.startswith("/") else a for a in arguments]
+            found[name] = parse_arguments(arguments, program="paceline")
+        return found
+
+    return settings
+
+
+def content(one: dict[str, Any]) -> dict[str, str]:
+    data = one.get("data", {})
+    if one["kind"] == "Secret":
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+    return data
+
+
+def place_files(spec: dict[str, Any], contents: Any, root: Path) -> None:
+    """The files of ConfigMaps and Secrets where the container sees them, below `root`."""
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    for mount in spec["containers"][0]["volumeMounts"]:
+        volume = volumes[mount["name"]]
+        folder = root / mount["mountPath"].lstrip("/")
+        if "configMap" in volume:
+            source = contents.get(("ConfigMap", volume["configMap"]["name"]), {})
+            items = {key: key for key in source}
+        elif "secret" in volume and mount["name"] != "tls":
+            source = contents["Secret", volume["secret"]["secretName"]]
+            items = {item["key"]: item["path"] for item in volume["secret"]["items"]}
+        else:
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        for key, path in items.items():
+            (folder / path).write_text(source[key])
+
+
+def expanded(container: dict[str, Any], environment: dict[str, str]) -> list[str]:
+    """Arguments with $(NAME) replaced, as the kubelet does."""
+    return [
+        re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], argument)
+        for argument in container["args"]
+    ]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_pod_can_read_its_settings(feature: str, started: Any) -> None:
+    found = started(feature)
+    assert len(found) >= 7
+    for name, settings in found.items():
+        options = validate(OPTIONS[settings.kind], settings.options)
+        assert settings.kind in name
+        assert (settings.port, settings.metrics_port) == (8400, 8401), name
+        assert settings.worker_id == "12e5"
+        assert (settings.store_url != "") == (settings.kind == "experience")
+        assert (settings.token != "") == (settings.kind in {"gateway", "controller"})
+        assert (settings.experience == "") == (settings.kind == "experience")
+        assert settings.job_id == ("42" if settings.kind in {"trainer", "rollout"} else "")
+        if isinstance(options, TrainerOptions):
+            assert (options.incarnation, options.weights_port) == (7, 8402)
+        if isinstance(options, ControllerOptions):
+            assert options.runtime == "kubernetes"
+            assert options.kubernetes.namespace == "0123"
+            assert options.kubernetes.identity == "12e5"
+
+
+def test_command_is_the_module_of_the_service(render: Render, pods: Any) -> None:
+    for name, template in pods(render()).items():
+        command = template["spec"]["containers"][0]["command"]
+        if command[0] == "python":
+            module = command[-1]
+            assert module.removeprefix("paceline_").partition(".")[0] in name or "certif" in name
+    trainer = pods(render())["template/trainer.yaml"]["spec"]["containers"][0]["command"]
+    assert trainer[2] == "torch.distributed.run"
+    pairs = dict(zip(trainer[3:-1:2], trainer[4:-1:2], strict=False))
+    assert pairs == {
+        "--nnodes": "$(NODES)",
+        "--node-rank": "$(NODE_RANK)",
+        "--nproc-per-node": "$(RANKS_PER_NODE)",
+        "--master-addr": "$(MASTER_ADDR)",
+        "--master-port": "8403",
+        "--max-restarts": "0",
+    }
+
+
+def test_tls_is_mutual_but_for_users(started: Any) -> None:
+    for settings in started("default").values():
+        assert settings.tls is not None
+        assert settings.tls.peer_name == "paceline.internal"
+        assert settings.tls.require_client == (settings.kind != "gateway")
+        assert str(settings.tls.certificate) == "/etc/paceline/tls/tls.crt"
+    assert all(settings.tls is None for settings in started("no-tls").values())
+
+
+def test_ipv6_addresses_are_in_brackets(started: Any) -> None:
+    for settings in started("ipv6", POD_IP="fd00::7").values():
+        assert settings.host == "::"
+        assert settings.advertise == "[fd00::7]:8400"
+
+
+def test_settings_of_the_values_go_on_top(started: Any) -> None:
+    found = started("private-registry")
+    reward = found["Deployment/rl-reward"]
+    assert validate(RewardOptions, reward.options).processes == 8
+    assert reward.logs.level == "DEBUG"
+    assert found["Deployment/rl-gateway"].logs.level == "INFO"
+
+
+def test_settings_of_the_values_may_be_false_and_zero(started: Any) -> None:
+    sets = (
+        "services.gateway.settings.tls.require_client=true",
+        "services.reward.settings.tls.require_client=false",
+        "controller.scaling.idle_s=0",
+    )
+    found = started("default", *sets)
+    assert found["Deployment/rel-paceline-gateway"].tls.require_client is True
+    assert found["Deployment/rel-paceline-reward"].tls.require_client is False
+    options = validate(ControllerOptions, found["Deployment/rel-paceline-controller"].options)
+    assert options.scaling.idle_s == 0
+
+
+def test_a_pool_has_settings_of_its_own(started: Any) -> None:
+    sets = (
+        "rollout.settings.site=here",
+        "rollout.settings.logs.level=DEBUG",
+        "rollout.pools.far.settings.site=there",
+        "rollout.pools.far.graceSeconds=9",
+    )
+    found = started("default", *sets)
+    far, near = found["template/rollout-far.yaml"], found["template/rollout-default.yaml"]
+    assert (far.site, near.site) == ("there", "here")
+    assert (far.grace_s, near.grace_s) == (9, 30)
+    assert far.logs.level == near.logs.level == "DEBUG"
+
+
+def test_the_trainer_is_told_where_checkpoints_go(started: Any) -> None:
+    for feature, url in (("object-storage", "s3://our-bucket/paceline"), ("default", "")):
+        for settings in started(feature).values():
+            assert settings.storage == (url if settings.kind == "trainer" else "")
+
+
+def options_of_the_controller(found: dict[str, ServiceSettings]) -> ControllerOptions:
+    (settings,) = (each for each in found.values() if each.kind == "controller")
+    return validate(ControllerOptions, settings.options)
+
+
+def test_controller_knows_the_names_of_the_release(started: Any, render: Render) -> None:
+    kubernetes = options_of_the_controller(started("default")).kubernetes
+    deployments = {o["metadata"]["name"] for o in render() if o["kind"] == "Deployment"}
+    services = {o["metadata"]["name"] for o in render() if o["kind"] == "Service"}
+    assert kubernetes.release == "rel"
+    assert kubernetes.owner in deployments
+    assert set(kubernetes.pools.values()) <= deployments
+    assert kubernetes.gateway.removesuffix(":8400") in services
+    assert kubernetes.training_jobs
+    assert not kubernetes.jobset
+
+
+def test_controller_knows_the_pools_of_rollout_workers(started: Any, render: Render) -> None:
+    pools = options_of_the_controller(started("gpu-pools")).pools
+    bounds = {name: (p.min_replicas, p.max_replicas) for name, p in pools.items()}
+    assert bounds == {"h100": (0, 16), "h100-spot": (0, 64), "l40s": (1, 32)}
+    assert {name: (p.cost, p.speed, p.spot) for name, p in pools.items()} == {
+        "h100": (4.0, 3.0, False),
+        "h100-spot": (1.6, 3.0, True),
+        "l40s": (1.0, 0.8, False),
+    }
+    (templates,) = (
+        o["data"] for o in render("gpu-pools") if o["metadata"]["name"] == "rel-paceline-templates"
+    )
+    assert set(templates) == {"trainer.yaml", *(f"rollout-{name}.yaml" for name in pools)}
+
+
+def test_controller_scales_only_what_is_left_to_it(started: Any) -> None:
+    options = options_of_the_controller(started("default"))
+    assert set(options.kubernetes.pools) == {"environment", "reward"}
+    assert options.scaling.environment is not None
+    assert options.scaling.reward is not None
+    for feature in ("external-scaling", "fixed"):
+        options = options_of_the_controller(started(feature))
+        assert options.kubernetes.pools == {}
+        assert (options.scaling.environment, options.scaling.reward) == (None, None)
+
+
+@pytest.mark.parametrize("feature", ["default", "private-registry"])
+def test_issuer_is_told_what_the_pods_mount(feature: str, render: Render, pods: Any) -> None:
+    objects = render(feature)
+    issues = [
+        validate(Issue, yaml.safe_load(o["data"]["issue.yaml"]))
+        for o in objects
+        if o["kind"] == "ConfigMap" and "issue.yaml" in o["data"]
+    ]
+    assert len(issues) == 2
+    assert issues[0] == issues[1]
+    issue = issues[0]
+    mounted = {
+        volume["secret"]["secretName"]
+        for template in pods(objects).values()
+        for volume in template["spec"]["volumes"]
+        if volume["name"] == "tls"
+    }
+    assert {leaf.secret for leaf in issue.services.values()} == mounted
+    for service in (o["metadata"]["name"] for o in objects if o["kind"] == "Service"):
+        component = service.rpartition("-")[2]
+        if component != "store":
+            assert {service, f"{service}.training.svc"} <= set(issue.names(component))
+
+
+def test_weights_may_be_kept_from_taking_a_whole_link(started: Any) -> None:
+    caps = ("trainer.weightsMbitPerSecond=400", "rollout.weightsMbitPerSecond=1500")
+    found = {s.kind: s.options for s in started("default", *caps).values()}
+    assert validate(TrainerOptions, found[WorkerKind.TRAINER]).weights_bytes_per_s == 50e6
+    assert found[WorkerKind.ROLLOUT]["weights_mbit_per_s"] == 1500
+    assert "weights_mbit_per_s" not in found[WorkerKind.EXPERIENCE]
+    free = {s.kind: s.options for s in started("minimal").values()}
+    assert validate(TrainerOptions, free[WorkerKind.TRAINER]).weights_bytes_per_s == 0.0

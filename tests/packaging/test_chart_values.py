@@ -1,0 +1,101 @@
+"""Wrong values are refused, by both helms, with the place and what is allowed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+HELMS = ("helm3", "helm4")
+# Values file -> for every helm, what the message says: the place, and what is wrong with it.
+WRONG: dict[str, tuple[str, ...]] = {
+    "servces: {}": ("servces", "not allowed"),
+    "services: {gateway: {replcas: 3}}": ("gateway", "replcas", "not allowed"),
+    "services: {gateway: {replicas: 0}}": ("gateway", "replicas", "1"),
+    "services: {experience: {replicas: 2}}": ("experience", "replicas", "1"),
+    "services: {experience: {scaling: hpa}}": ("experience", "scaling", "fixed"),
+    "services: {gateway: {scaling: controller}}": ("gateway", "scaling", "hpa", "external"),
+    "services: {database: {}}": ("database", "not allowed"),
+    "certificates: {issuer: letsencrypt}": ("issuer", "builtin", "cert-manager", "none"),
+    "certificates: {days: 90, authorityDays: 100}": ("authorityDays", "100", "twice", "90"),
+    "store: {url: 'http://redis:6379'}": ("url", "rediss?"),
+    "store: {url: 'redis://a', existingSecret: b}": ("store", "url", "existingSecret", "choose"),
+    "store: {embedded: {enabled: false}}": ("store", "url", "existingSecret", "enabled"),
+    "store: {embedded: {fsync: sometimes}}": ("fsync", "always", "everysec"),
+    "image: {tag: 1.2}": ("tag", "number", "string"),
+    "services: {reward: {image: {digest: abc}}}": ("digest", "sha256"),
+    "ingress: {enabled: true}": ("ingress", "hosts", "1|0"),
+    "rollout: {pools: {H100: {}}}": ("H100", "a-z0-9"),
+    "rollout: {pools: {h100: {cost: 0}}}": ("cost", "0"),
+    "rollout: {pools: {h100: {gpus: 8}}}": ("h100", "gpus", "not allowed"),
+    "rollout: {pools: {default: null}}": ("pools", "1"),
+    "trainer: {ranksPerPod: 0}": ("ranksPerPod", "1"),
+    "rollout: {weightsMbitPerSecond: -1}": ("weightsMbitPerSecond", "0"),
+    "trainer: {resources: {limits: {nvidia.com/gpu: eight}}}": ("limits", "nvidia.com"),
+    "storage: {volume: {accessModes: [RWX]}}": ("accessModes", "ReadWriteMany"),
+    "storage: {volume: {enabled: false}}": ("storage", "checkpoints", "storage.url"),
+    "networkPolicy: {extraEgress: {console: []}}": ("extraEgress", "console", "not allowed"),
+    "networkPolicy: {dns: {ports: [0]}}": ("dns", "ports", "1"),
+    "services: {environment: {scaling: hpa, hpa: {min: 9, max: 3}}}": ("hpa", "9", "above", "3"),
+    "services: {reward: {replicas: 20}}": ("reward", "20", "above", "16"),
+    "podSecurity: {runAsUser: 0}": ("runAsUser", "1"),
+    "defaults: {graceSeconds: long}": ("graceSeconds", "string", "integer"),
+    "priorityClasses: {high: {}}": ("high", "value", "required|missing"),
+    "fullnameOverride: This_One": ("fullnameOverride", "a-z0-9"),
+}
+
+
+@pytest.mark.parametrize("tool", HELMS)
+@pytest.mark.parametrize("values", WRONG)
+def test_is_refused(values: str, tool: str, helm: Any, chart: Path, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(values)
+    done = helm(tool, "template", "rel", str(chart), "-f", str(path))
+    assert done.returncode != 0
+    for word in WRONG[values]:
+        assert any(one in done.stderr for one in word.split("|")), done.stderr
+
+
+def test_every_key_of_the_values_is_in_the_schema_and_closed(chart: Path) -> None:
+    schema = yaml.safe_load((chart / "values.schema.json").read_text())
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}
+    open_ones = {
+        path for path, section in sections(schema) if "additionalProperties" not in section
+    }
+    # Free by nature: what Kubernetes or the services check themselves.
+    assert {path[-1] for path in open_ones} <= {
+        *("affinity", "settings", "scaling", "strategy", "global", "items"),
+        *("claims", "then", "if"),
+    }
+
+
+def sections(schema: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Every schema of an object, with its path."""
+    found = [(path, schema)] if path and schema.get("type") == "object" else []
+    for name in ("properties", "definitions"):
+        for key, below in schema.get(name, {}).items():
+            found += sections(below, (*path, key))
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            found += sections(schema[name], (*path, name))
+    return found
+
+
+def test_what_a_workload_says_goes_before_defaults(render: Callable[..., Any], pods: Any) -> None:
+    templates = pods(
+        render(
+            "default",
+            "defaults.nodeSelector.disk=ssd",
+            "services.reward.nodeSelector.disk=none",
+            "rollout.nodeSelector.gpu=any",
+            "rollout.pools.big.nodeSelector.gpu=h100",
+        )
+    )
+    where = {name: pod["spec"].get("nodeSelector") for name, pod in templates.items()}
+    assert where["Deployment/rel-paceline-gateway"] == {"disk": "ssd"}
+    assert where["Deployment/rel-paceline-reward"] == {"disk": "none"}
+    assert where["template/trainer.yaml"] == {"disk": "ssd"}
+    assert where["template/rollout-default.yaml"] == {"gpu": "any"}
+    assert where["template/rollout-big.yaml"] == {"gpu": "h100"}

@@ -1,0 +1,212 @@
+"""The recipes of the images and the one-machine composition; `make image-check` builds them."""
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline import __version__
+from paceline.config.load import load_settings, validate
+from paceline.config.service import ControllerOptions, ExperienceOptions, GatewayOptions
+from paceline.types import WorkerKind
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+BIN = Path(sys.executable).parent
+FILES = sorted(DOCKER.glob("*.Dockerfile"))
+LIGHT = {"gateway", "controller", "environment", "reward", "experience"}
+PORTS = {
+    "service": {"8300", "8400", "8401"},
+    "trainer": {"8400", "8401", "8402", "8403"},
+    "rollout": {"8400", "8401", "8402"},
+}
+OPTIONS = {
+    "experience": ExperienceOptions,
+    "gateway": GatewayOptions,
+    "controller": ControllerOptions,
+}
+SECRETS = {"STORE_PASSWORD": "0123abcd", "TOKEN": "4567cdef"}
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Keyword and the rest of every instruction, continuation lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    pairs = (line.split(None, 1) for line in lines if line.strip())
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def last_stage(path: Path) -> list[tuple[str, str]]:
+    """The instructions from the last FROM on."""
+    found = instructions(path)
+    start = max(i for i, (keyword, _) in enumerate(found) if keyword == "FROM")
+    return found[start:]
+
+
+def said(stage: list[tuple[str, str]], keyword: str) -> list[str]:
+    """Every instruction of this kind, without its keyword."""
+    return [rest for found, rest in stage if found == keyword]
+
+
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(".Dockerfile")
+
+
+def test_there_are_three_recipes() -> None:
+    assert {name_of(path) for path in FILES} == set(PORTS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_linter_finds_nothing(path: Path) -> None:
+    done = subprocess.run([BIN / "hadolint", path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_linter_would_find_something(tmp_path: Path) -> None:
+    bad = tmp_path / "Dockerfile"
+    bad.write_text("FROM python\nRUN cd /tmp && sudo pip install x\n")
+    done = subprocess.run([BIN / "hadolint", bad], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "DL3006" in done.stdout
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_bases_are_pinned_by_a_tag(path: Path) -> None:
+    found = instructions(path)
+    bases = [rest.partition("=")[2] for _, rest in found if re.match(r"(BUILD_)?BASE=", rest)]
+    assert bases
+    for base in bases:
+        assert re.search(r":v?\d+\.\d+", base), f"{base} is not pinned"
+    assert all(rest.startswith("${") for keyword, rest in found if keyword == "FROM")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_images_run_as_a_numeric_user_and_leave_probes_to_who_runs_them(path: Path) -> None:
+    stage = last_stage(path)
+    users = said(stage, "USER")
+    assert users
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1])
+    assert not said(stage, "HEALTHCHECK")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_ports_are_those_of_the_pods(path: Path) -> None:
+    (exposed,) = said(last_stage(path), "EXPOSE")
+    assert set(exposed.split()) == PORTS[name_of(path)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_images_say_what_is_in_them(path: Path) -> None:
+    labels = " ".join(said(last_stage(path), "LABEL"))
+    for label in ("title", "version", "revision", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in labels
+    assert "/opt/paceline/packages.json" in path.read_text()
+
+
+def test_the_last_step_of_the_light_images_refuses_torch() -> None:
+    keyword, rest = last_stage(DOCKER / "service.Dockerfile")[-1]
+    assert keyword == "RUN"
+    assert "find_spec('torch')" in rest
+    assert "sys.exit" in rest
+
+
+def test_versions_are_those_that_were_tested() -> None:
+    pinned = (DOCKER / "sglang-cpu.txt").read_text() + (ROOT / "constraints.txt").read_text()
+    sglang = re.search(r"^sglang==(.*)$", pinned, re.MULTILINE)
+    torch = re.search(r"^torch==(.*)$", pinned, re.MULTILINE)
+    assert sglang
+    assert torch
+    assert f"sglang:v{sglang[1]}\n" in (DOCKER / "rollout.Dockerfile").read_text()
+    assert f"pytorch:{torch[1]}-" in (DOCKER / "trainer.Dockerfile").read_text()
+
+
+def test_a_build_sees_the_sources_of_the_wheel_only() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert patterns[0] == "*"
+    allowed = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    assert allowed == {"pyproject.toml", "README.md", "LICENSE", "shared", "services"}
+
+
+@pytest.mark.parametrize("service", [*sorted(LIGHT), "trainer", "rollout", "local"])
+def test_make_builds_every_image_from_its_recipe(service: str) -> None:
+    command = ["make", "-n", f"image-{service}", "IMAGE_TOOL=docker", "IMAGE_PREFIX=r.example/p-"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    recipe = {"trainer": "trainer", "local": "trainer", "rollout": "rollout"}.get(
+        service, "service"
+    )
+    assert f"docker/{recipe}.Dockerfile" in done.stdout
+    assert f"--build-arg SERVICE={service} " in done.stdout
+    assert f"--tag r.example/p-{service}:{__version__} ." in done.stdout
+
+
+@cache
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_compositions_follow_their_schema(name: str) -> None:
+    command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", DOCKER / name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_composition_runs_images_that_make_builds() -> None:
+    ours = {name: entry for name, entry in compose()["services"].items() if name != "store"}
+    assert set(ours) == {"experience", "gateway", "controller"}
+    for name, entry in ours.items():
+        image = "local" if name == "controller" else name
+        assert (
+            entry["image"] == f"${{IMAGE_PREFIX:-paceline-}}{image}:${{IMAGE_TAG:-{__version__}}}"
+        )
+        assert entry["command"][0] == f"paceline_{name}"
+    assert re.search(r":\d+\.\d+$", compose()["services"]["store"]["image"])
+
+
+def test_the_composition_has_no_password_of_its_own() -> None:
+    text = (DOCKER / "compose.yaml").read_text()
+    for variable in SECRETS:
+        assert f"${{{variable}:?" in text
+        assert f"${{{variable}:-" not in text
+    assert "requirepass ${STORE_PASSWORD:?" in compose()["configs"]["valkey"]["content"]
+
+
+def test_the_composition_is_closed_and_ordered() -> None:
+    found = compose()
+    for name, entry in found["services"].items():
+        assert entry["read_only"], name
+        assert entry["cap_drop"] == ["ALL"], name
+        assert entry["healthcheck"]["test"], name
+        waits = entry.get("depends_on", {})
+        assert waits or name == "store"
+        assert all(on["condition"] == "service_healthy" for on in waits.values())
+        named = [volume.partition(":")[0] for volume in entry["volumes"]]
+        assert all(volume in found["volumes"] or volume.startswith("${") for volume in named)
+        assert all(port.startswith("127.0.0.1:") for port in entry.get("ports", ()))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_the_composition_starts_services_with_settings_that_they_take(
+    tmp_path: Path, name: str
+) -> None:
+    entry = compose()["services"][name]
+    files = {mount["target"]: mount["source"] for mount in entry["configs"]}
+    paths: list[Path] = []
+    for number, target in enumerate(entry["command"][1:]):
+        content = compose()["configs"][files[target]]["content"]
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: SECRETS[found[1]], content))
+        paths.append(path)
+    settings = load_settings(*paths)
+    validate(OPTIONS[name], settings.options)
+    assert settings.kind is WorkerKind(name)
+    assert (settings.port, settings.metrics_port) == (8400, 8401)
+    assert settings.store_url == ("redis://:0123abcd@store:6379/0" if name == "experience" else "")
+    assert settings.token == ("4567cdef" if name == "gateway" else "")

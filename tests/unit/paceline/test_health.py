@@ -1,0 +1,99 @@
+import asyncio
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from paceline.errors import UnavailableError
+from paceline.health import Health, Probes
+from paceline.metrics import Metrics
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_starting_takes_as_long_as_it_takes() -> None:
+    clock = Clock()
+    health = Health(stuck_s=60, clock=clock)
+    clock.now_s += 3600
+    health.tick()
+    clock.now_s += 3600
+    assert (health.why_dead(), health.why_unready()) == ("", "starting")
+
+
+def test_a_loop_that_does_not_turn_is_dead_and_not_ready() -> None:
+    clock = Clock()
+    health = Health(stuck_s=60, clock=clock)
+    health.serve()
+    assert (health.why_dead(), health.why_unready()) == ("", "")
+    clock.now_s += 61
+    reason = "the event loop has not turned for 61 s; at most 60 s"
+    assert (health.why_dead(), health.why_unready()) == (reason, reason)
+    health.tick()
+    assert (health.why_dead(), health.why_unready()) == ("", "")
+
+
+def test_draining_is_alive_and_not_ready_whatever_comes_after() -> None:
+    health = Health()
+    health.drain()
+    health.serve()
+    assert (health.why_dead(), health.why_unready()) == ("", "draining")
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health(stuck_s=1.5)
+
+
+@pytest.fixture
+def url(health: Health) -> Iterator[str]:
+    metrics = Metrics()
+    metrics.set("up", 1, kind="reward")
+    probes = Probes(host="127.0.0.1", port=0, health=health, metrics=metrics)
+    yield f"http://127.0.0.1:{probes.port}"
+    probes.close()
+
+
+def test_the_answers_over_http(health: Health, url: str) -> None:
+    starting = httpx.get(f"{url}/readyz")
+    assert (starting.status_code, starting.text) == (503, "starting\n")
+    assert httpx.get(f"{url}/livez").status_code == 200
+    health.serve()
+    assert (httpx.get(f"{url}/readyz").status_code, httpx.get(f"{url}/livez").text) == (200, "ok\n")
+    assert 'paceline_up{kind="reward"} 1.0' in httpx.get(f"{url}/metrics").text
+    assert httpx.get(f"{url}/").status_code == 404
+
+
+async def test_a_blocked_event_loop_shows(health: Health, url: str) -> None:
+    health.serve()
+    beat = asyncio.create_task(health.beat())
+    await asyncio.sleep(1.0)
+    assert httpx.get(f"{url}/livez").status_code == 200
+    time.sleep(2)
+    blocked = httpx.get(f"{url}/livez")
+    assert blocked.status_code == 503
+    assert re.match(r"the event loop has not turned for \d+ s; at most 1.5 s\n", blocked.text)
+    await asyncio.sleep(0.2)
+    assert httpx.get(f"{url}/livez").status_code == 200
+    beat.cancel()
+
+
+def test_a_silent_caller_holds_nobody_up(url: str) -> None:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))):
+        assert httpx.get(f"{url}/livez", timeout=2).status_code == 200
+
+
+def test_a_taken_port_is_named_and_a_closed_one_is_free() -> None:
+    first = Probes(host="127.0.0.1", port=0, health=Health(), metrics=Metrics())
+    with pytest.raises(UnavailableError, match=f"metrics_port {first.port} on 127"):
+        Probes(host="127.0.0.1", port=first.port, health=Health(), metrics=Metrics())
+    first.close()
+    Probes(host="127.0.0.1", port=first.port, health=Health(), metrics=Metrics()).close()

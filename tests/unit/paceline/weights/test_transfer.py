@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+import uvloop
+
+from paceline.errors import DeadlineError, IntegrityError, UnavailableError
+from paceline.weights import Header, Staging, WeightServer, plan, pull
+from paceline.weights.frames import Request, bitmap, parse_request, request_body
+
+CHUNK = 4096
+NUM_CHUNKS = 20
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def make_header(version: int = 1) -> Header:
+    entries, total = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
+    return Header("job", version, version, version - 1, -1, 1, total, CHUNK, entries)
+
+
+def chunk(index: int) -> bytes:
+    return bytes([index + 1]) * (CHUNK - 7 * (index == NUM_CHUNKS - 1))
+
+
+def fill(staging: Staging, start: int, end: int) -> None:
+    for index in range(start, end):
+        staging.fill(index * CHUNK, chunk(index))
+
+
+def whole(version: int = 1, *, key: bytes = b"") -> Staging:
+    staging = Staging(make_header(version), key=key)
+    fill(staging, 0, NUM_CHUNKS)
+    staging.finish()
+    return staging
+
+
+@asynccontextmanager
+async def serving(*stagings: Staging) -> AsyncGenerator[tuple[WeightServer, str]]:
+    server = WeightServer(host="127.0.0.1")
+    for staging in stagings:
+        server.offer(staging)
+    endpoint = await server.start()
+    try:
+        yield server, endpoint
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def tampering(staging: Staging, edit: Callable[[bytearray], None]) -> AsyncGenerator[str]:
+    """A peer whose response has been edited."""
+    body = bytearray(staging.header_frame())
+    for index in range(staging.header.num_chunks):
+        body += staging.chunk_frame(index) + bytes(staging.slot(index))
+    body += staging.trailer_frame()
+    edit(body)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def fetch(*endpoints: str, version: int = 1, timeout_s: float = 10.0) -> Staging:
+    return await pull(endpoints, job_id="job", version=version, into=Staging, timeout_s=timeout_s)
+
+
+async def reached(staging: Callable[[], Staging | None], count: int) -> Staging:
+    while True:
+        found = staging()
+        if found is not None and found.num_ready >= count:
+            return found
+        await asyncio.sleep(0.005)
+
+
+async def test_pull_gives_the_same_bytes() -> None:
+    source = whole()
+    async with serving(source) as (_, endpoint):
+        target = await fetch(endpoint)
+    assert target.complete
+    assert bytes(target.buffer()) == bytes(source.buffer())
+    assert target.root == source.root
+
+
+def test_pull_works_on_uvloop() -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test_pull_gives_the_same_bytes())
+
+
+async def test_a_snapshot_without_bytes_travels() -> None:
+    entries, total = plan([("empty", "float32", (0, 4))])
+    source = Staging(Header("job", 1, 1, 0, -1, 1, total, CHUNK, entries))
+    source.finish()
+    async with serving(source) as (_, endpoint):
+        target = await fetch(endpoint)
+    assert [(entry.name, bytes(data)) for entry, data in target.tensors()] == [("empty", b"")]
+
+
+async def test_any_http_client_can_read_it() -> None:
+    source = whole()
+    body = request_body(Request(wanted=bitmap([3, 19], NUM_CHUNKS)))
+    async with serving(source) as (_, endpoint), aiohttp.ClientSession() as http:
+        async with http.post(f"{endpoint}/weights/job/1", data=body) as response:
+            got = await response.read()
+        expected = source.header_frame()
+        for index in (3, 19):
+            expected += source.chunk_frame(index) + bytes(source.slot(index))
+        assert got == expected + source.trailer_frame()
+        for path, data, status in (
+            ("job/9", body, 404),
+            ("job/0", body, 410),
+            ("other/1", body, 404),
+            ("job/1", b"\xff\xff", 400),
+            ("job/1", request_body(Request(part=3, parts=2)), 400),
+        ):
+            async with http.post(f"{endpoint}/weights/{path}", data=data) as response:
+                assert response.status == status
+
+
+async def test_three_peers_cut_through() -> None:
+    source = Staging(make_header())
+    made: list[Staging] = []
+    async with serving(source) as (_, first), serving() as (b, second), serving() as (c, third):
+
+        def relay(server: WeightServer) -> Callable[[Header], Staging]:
+            def into(header: Header) -> Staging:
+                made.append(Staging(header))
+                server.offer(made[-1])
+                return made[-1]
+
+            return into
+
+        fill(source, 0, 1)
+        async with asyncio.TaskGroup() as tasks:
+            for endpoint, into in ((first, relay(b)), (second, relay(c)), (third, Staging)):
+                while c.versions() == [] and endpoint == third:
+                    await asyncio.sleep(0.005)
+                while b.versions() == [] and endpoint == second:
+                    await asyncio.sleep(0.005)
+                tasks.create_task(
+                    pull([endpoint], job_id="job", version=1, into=into, timeout_s=10)
+                )
+            await asyncio.wait_for(made[-1].wait(0), 10)
+            last = await reached(lambda: made[-1] if len(made) == 2 else None, 1)
+            assert not source.complete
+            assert bytes(last.slot(0)) == chunk(0)
+            fill(source, 1, NUM_CHUNKS)
+            source.finish()
+    assert {staging.root for staging in made} == {source.root}
+
+
+async def test_a_corrupt_byte_is_never_relayed() -> None:
+    made: list[Staging] = []
+
+    def into(header: Header) -> Staging:
+        made.append(Staging(header))
+        return made[-1]
+
+    def edit(body: bytearray) -> None:
+        body[body.index(chunk(3)) + 5] ^= 1
+
+    async with tampering(whole(), edit) as endpoint:
+        with pytest.raises(IntegrityError, match="chunk 3"):
+            await pull([endpoint], job_id="job", version=1, into=into, timeout_s=10)
+    assert list(made[0].ready_since(0)) == [0, 1, 2]
+    assert not made[0].complete
+
+
+async def test_after_a_corrupt_byte_another_peer_goes_on() -> None:
+    def edit(body: bytearray) -> None:
+        body[body.index(chunk(3)) + 5] ^= 1
+
+    async with tampering(whole(), edit) as bad, serving(whole()) as (_, good):
+        target = await fetch(bad, good)
+    assert bytes(target.buffer()) == bytes(whole().buffer())
+
+
+async def test_when_the_parent_dies_another_is_asked_for_what_is_missing() -> None:
+    half, made, asked = Staging(make_header()), list[Staging](), list[Request]()
+    fill(half, 0, 12)
+
+    def into(header: Header) -> Staging:
+        made.append(Staging(header))
+        return made[-1]
+
+    async with serving(half) as (dying, first), serving(whole()) as (_, second):
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = int(head.lower().partition("content-length: ")[2].split()[0])
+            body = await reader.readexactly(length)
+            asked.append(parse_request(body))
+            url = second + head.split()[1]
+            async with aiohttp.ClientSession() as http, http.post(url, data=body) as response:
+                writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + await response.read())
+            writer.close()
+
+        server = await asyncio.start_server(proxy, "127.0.0.1")
+        spare = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        pulling = asyncio.create_task(
+            pull([first, spare], job_id="job", version=1, into=into, timeout_s=10)
+        )
+        await reached(lambda: made[0] if made else None, 12)
+        await dying.close()
+        target = await pulling
+        server.close()
+    assert len(made) == 1
+    assert [request.indices(NUM_CHUNKS) for request in asked] == [list(range(12, NUM_CHUNKS))]
+    assert bytes(target.buffer()) == bytes(whole().buffer())
+
+
+async def test_an_abandoned_parent_cuts_its_children() -> None:
+    half = Staging(make_header())
+    fill(half, 0, 5)
+    async with serving(half) as (_, first), serving(whole()) as (_, second):
+        pulling = asyncio.create_task(fetch(first, second))
+        await asyncio.sleep(0.05)
+        half.abandon()
+        assert (await pulling).complete
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "error", "why"),
+    [
+        (b"a", b"b", UnavailableError, "another key"),
+        (b"", b"b", UnavailableError, "another key"),
+        (b"a", b"", IntegrityError, "not sealed with this job's key"),
+    ],
+)
+async def test_a_wrong_key_is_refused(
+    ours: bytes, theirs: bytes, error: type[Exception], why: str
+) -> None:
+    made: list[Header] = []
+
+    def into(header: Header) -> Staging:
+        made.append(header)
+        return Staging(header, key=ours)
+
+    async with serving(whole(key=theirs)) as (_, endpoint):
+        with pytest.raises(error, match=why):
+            await pull([endpoint], job_id="job", version=1, into=into, timeout_s=10, key=ours)
+    assert made == []
+
+
+async def test_the_right_key_is_accepted() -> None:
+    async with serving(whole(key=b"a")) as (_, endpoint):
+        target = await pull(
+            [endpoint],
+            job_id="job",
+            version=1,
+            into=lambda header: Staging(header, key=b"a"),
+            timeout_s=10,
+            key=b"a",
+        )
+    assert target.complete
+
+
+async def test_nobody_holds_it() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
+        async with serving(whole()) as (_, endpoint):
+            with pytest.raises(UnavailableError, match="does not hold"):
+                await fetch(dead, endpoint, version=2)
+
+
+async def test_the_deadline_holds_and_what_was_staged_is_abandoned() -> None:
+    half = Staging(make_header())
+    fill(half, 0, 5)
+    async with serving(half) as (_, endpoint):
+        with pytest.raises(DeadlineError, match="5 chunks"):
+            await fetch(endpoint, timeout_s=0.3)
+
+
+async def test_a_version_may_be_offered_late() -> None:
+    async with serving() as (server, endpoint):
+        pulling = asyncio.create_task(fetch(endpoint))
+        await asyncio.sleep(0.1)
+        server.offer(whole())
+        assert (await pulling).complete
+
+
+def test_two_newest_versions_are_kept() -> None:
+    server = WeightServer(host="127.0.0.1")
+    for version in (1, 2, 5, 3):
+        server.offer(Staging(make_header(version)))
+    assert server.versions() == [3, 5]
+
+
+def test_a_version_that_is_being_measured_is_kept_too() -> None:
+    server = WeightServer(host="127.0.0.1")
+    for version, keep in ((1, 1), (2, 1), (3, 1), (4, -1)):
+        server.offer(Staging(make_header(version)), keep=keep)
+        if version == 3:
+            assert server.versions() == [1, 2, 3]
+    assert server.versions() == [3, 4]

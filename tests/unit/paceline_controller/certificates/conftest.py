@@ -1,0 +1,34 @@
+"""A whole installation's certificates on a clock of our own."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from paceline_controller.certificates.config import Issue
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="session")
+def make_issue() -> Callable[..., Issue]:
+    """Two services; keyword arguments replace fields."""
+
+    def make(**fields: Any) -> Issue:
+        content: dict[str, Any] = {
+            "namespace": "training",
+            "authority": "p-authority",
+            "services": {
+                "gateway": {"secret": "p-tls-gateway", "names": ["p-gateway", "p-gateway.t.svc"]},
+                "experience": {"secret": "p-tls-experience", "names": ["p-experience"]},
+            },
+        }
+        return Issue.model_validate(content | fields)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def start() -> datetime:
+    return START

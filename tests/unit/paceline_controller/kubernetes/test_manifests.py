@@ -1,0 +1,162 @@
+"""Objects are valid for every supported Kubernetes, whatever the names."""
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted, rollout_name
+from paceline_controller.runtimes.kubernetes import names
+from paceline_controller.runtimes.kubernetes.manifests import (
+    Surroundings,
+    build,
+    digest,
+    nodes_of,
+    owner_reference,
+)
+from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS
+
+VERSIONS = ("1.31", "1.37")
+OWNER = owner_reference({"metadata": {"name": "ctl", "uid": "u-1"}}, DEPLOYMENTS)
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"app.kubernetes.io/name": "paceline", "own": "label"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "paceline",
+                "image": "paceline/trainer:1",
+                "command": ["python", "-m", "paceline_trainer"],
+                "args": ["--set", "job_id=$(JOB_ID)"],
+                "env": [{"name": "POD_NAME", "value": "x"}, {"name": "JOB_ID", "value": "none"}],
+            },
+            {"name": "beside", "image": "busybox"},
+        ],
+        "terminationGracePeriodSeconds": 30,
+    },
+}
+label = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?", fullmatch=True)
+suffix = st.text("0123456789abcdef", min_size=6, max_size=6)
+jobs = st.tuples(label, suffix).map("-".join)
+
+
+def trainer(job_id: str = "math-0a1b2c", world_size: int = 1) -> Wanted:
+    return Wanted(f"trainer-{job_id}", WorkerKind.TRAINER, job_id=job_id, world_size=world_size)
+
+
+def rollout(job_id: str = "math-0a1b2c", pool: str = "default", replicas: int = 2) -> Wanted:
+    name = rollout_name(job_id, pool)
+    return Wanted(name, WorkerKind.ROLLOUT, job_id=job_id, pool=pool, replicas=replicas)
+
+
+def around(*, jobset: bool = False, ranks_per_pod: int = 8) -> Surroundings:
+    return Surroundings("rel", owner=OWNER, ranks_per_pod=ranks_per_pod, jobset=jobset)
+
+
+def valid(body: dict[str, Any]) -> None:
+    for version in VERSIONS:
+        kubernetes_validate.validate(body, version, strict=True)
+
+
+def is_dns_label(name: str) -> bool:
+    return len(name) <= 63 and name[0].isalnum() and name[-1].isalnum() and name.lower() == name
+
+
+# Each example is checked against large schemas.
+@settings(max_examples=25, deadline=None)
+@given(jobs, label, st.integers(0, 64), st.integers(1, 512), st.integers(1, 9999999))
+def test_objects_are_valid_for_all_names(
+    job_id: str, pool: str, replicas: int, world_size: int, incarnation: int
+) -> None:
+    for wanted in (rollout(job_id, pool[:30].rstrip("-"), replicas), trainer(job_id, world_size)):
+        for body in build(wanted, TEMPLATE, incarnation=incarnation, around=around()):
+            kubernetes_validate.validate(body, "1.37", strict=True)
+            carried = body["metadata"]["labels"].values()
+            assert all(len(value) <= 63 for value in carried)
+            assert names.workload_of(body) == wanted.name
+            last = body["spec"].get("completions", 1) - 1
+            assert is_dns_label(f"{body['metadata']['name']}-{last}")
+
+
+@given(jobs, st.integers(1, 512), st.integers(1, 9999999))
+def test_names_of_pods_in_a_jobset_are_valid(job_id: str, world: int, incarnation: int) -> None:
+    wanted = trainer(job_id, world)
+    (body,) = build(wanted, TEMPLATE, incarnation=incarnation, around=around(jobset=True))
+    assert is_dns_label(f"{body['metadata']['name']}-n-0-{world - 1}")
+
+
+@given(st.lists(jobs, unique=True, max_size=20))
+def test_shortened_names_stay_apart(ids: list[str]) -> None:
+    made = [names.object_name(f"{kind}-{job}") for job in ids for kind in ("trainer", "rollout")]
+    assert len(set(made)) == len(made)
+
+
+def test_a_rollout_pool_is_a_deployment() -> None:
+    (body,) = build(rollout(pool="spot"), TEMPLATE, incarnation=0, around=around())
+    valid(body)
+    assert body["metadata"]["name"] == "rollout-math-0a1b2c-spot"
+    assert body["metadata"]["ownerReferences"] == [OWNER]
+    assert body["spec"]["replicas"] == 2
+    pod = body["spec"]["template"]
+    assert body["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert pod["metadata"]["labels"]["own"] == "label"
+    main, beside = pod["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in main["env"]}
+    assert env == {"JOB_ID": "math-0a1b2c", "POOL": "spot", "POD_NAME": "x"}
+    assert "env" not in beside
+    assert names.wanted_of(body) == rollout(pool="spot")
+
+
+def test_a_trainer_is_an_indexed_job_with_names_for_its_pods() -> None:
+    service, job = build(trainer(world_size=16), TEMPLATE, incarnation=3, around=around())
+    valid(service)
+    valid(job)
+    assert service["metadata"]["name"] == "trainer-math-0a1b2c"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    assert job["metadata"]["name"] == "trainer-math-0a1b2c-3"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == 2
+    assert job["spec"]["backoffLimit"] == 0
+    pod = job["spec"]["template"]
+    assert pod["spec"]["subdomain"] == "trainer-math-0a1b2c"
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    assert env["MASTER_ADDR"] == "trainer-math-0a1b2c-3-0.trainer-math-0a1b2c"
+    assert (env["NODES"], env["RANKS_PER_NODE"], env["INCARNATION"]) == ("2", "8", "3")
+
+
+def test_a_trainer_can_be_a_jobset() -> None:
+    (body,) = build(trainer(world_size=4), TEMPLATE, incarnation=1, around=around(jobset=True))
+    assert body["kind"] == "JobSet"
+    job = body["spec"]["replicatedJobs"][0]["template"]
+    # There is no schema of a JobSet here, but what it makes is a Job.
+    valid({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, **job})
+    env = job["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {
+        "name": "MASTER_ADDR",
+        "value": "trainer-math-0a1b2c-1-n-0-0.trainer-math-0a1b2c-1",
+    } in env
+
+
+@given(st.integers(1, 4096), st.integers(1, 16))
+def test_ranks_are_shared_out_evenly(world_size: int, ranks_per_pod: int) -> None:
+    nodes, ranks = nodes_of(world_size, ranks_per_pod)
+    assert nodes * ranks == world_size
+    assert ranks <= ranks_per_pod
+
+
+def test_the_template_itself_is_left_alone() -> None:
+    before = digest(TEMPLATE)
+    build(trainer(), TEMPLATE, incarnation=1, around=around())
+    assert digest(TEMPLATE) == before
+    assert digest({**TEMPLATE, "spec": {}}) != before
+
+
+def test_a_template_without_our_container_is_refused() -> None:
+    template = {"spec": {"containers": [{"name": "other"}]}}
+    with pytest.raises(ConfigError, match=r"named 'paceline'; has \['other'\]"):
+        build(rollout(), template, incarnation=0, around=around())

@@ -1,0 +1,46 @@
+"""Patience is over many lives, and ends."""
+
+from paceline.testing.runtime import FakeClock
+from paceline_controller.runtimes.kubernetes.patience import TOLD_AFTER_S, Patience
+
+
+def test_patience_ends_over_many_lives() -> None:
+    clock = FakeClock()
+    patience = Patience(3600.0, clock=clock)
+    patience.waits("a", "Unschedulable")
+    clock.pass_s(3000)
+    patience.waits("a", "")  # a new pod that has not said anything yet
+    assert not patience.over("a")
+    patience.waits("a", "Unschedulable")
+    clock.pass_s(601)
+    assert patience.over("a")
+    patience.waits("a", "")
+    assert not patience.over("a")
+    assert not patience.over("b")
+
+
+def test_patience_is_new_for_who_was_ready() -> None:
+    clock = FakeClock()
+    patience = Patience(10.0, clock=clock)
+    patience.waits("a", "Unschedulable")
+    clock.pass_s(11)
+    patience.forget("a")
+    assert not patience.over("a")
+    patience.waits("a", "Unschedulable")
+    assert not patience.over("a")
+
+
+def test_a_reason_is_news_once_when_it_has_lasted() -> None:
+    clock = FakeClock()
+    patience = Patience(3600.0, clock=clock)
+    patience.waits("a", "no pods are made")
+    assert not patience.news("a")
+    patience.waits("a", "Unschedulable")
+    clock.pass_s(TOLD_AFTER_S)
+    patience.waits("a", "Unschedulable")
+    assert patience.news("a") == "Unschedulable"
+    assert not patience.news("a")
+    patience.waits("a", "ImagePullBackOff")
+    clock.pass_s(TOLD_AFTER_S)
+    assert patience.news("a") == "ImagePullBackOff"
+    assert not patience.news("b")

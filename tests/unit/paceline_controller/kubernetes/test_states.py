@@ -1,0 +1,105 @@
+"""What pods and their owners say."""
+
+from typing import Any
+
+from paceline_controller.runtimes.kubernetes import states
+
+LABELS = {
+    "app.kubernetes.io/managed-by": "paceline-controller",
+    "paceline.dev/workload": "w",
+    "paceline.dev/job": "j",
+}
+
+
+def pod(name: str = "p", **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": LABELS}, "status": status}
+
+
+def holds(kind: str, value: str = "True", **more: str) -> dict[str, str]:
+    return {"type": kind, "status": value, **more}
+
+
+def deployment(replicas: int = 1) -> dict[str, Any]:
+    return {"metadata": {"name": "w", "labels": LABELS}, "spec": {"replicas": replicas}}
+
+
+def job(incarnation: int, *conditions: dict[str, str], completions: int = 1) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": f"w-{incarnation}",
+            "labels": LABELS,
+            "annotations": {"paceline.dev/incarnation": str(incarnation)},
+        },
+        "spec": {"completions": completions},
+        "status": {"conditions": list(conditions)},
+    }
+
+
+def of(incarnation: int, *conditions: dict[str, str]) -> dict[str, Any]:
+    made = pod(conditions=list(conditions))
+    made["metadata"]["annotations"] = {"paceline.dev/incarnation": str(incarnation)}
+    return made
+
+
+READY = holds("Ready")
+
+
+def test_a_deployment_lives_by_its_pods() -> None:
+    fresh = states.of_deployment(deployment(2), [])
+    assert (fresh.alive, fresh.pending, fresh.replicas, fresh.ready) == (True, True, 2, 0)
+    some = states.of_deployment(deployment(2), [pod(conditions=[READY]), pod()])
+    assert (some.alive, some.pending, some.ready) == (True, False, 1)
+    none = states.of_deployment(deployment(0), [])
+    assert (none.alive, none.pending) == (True, False)
+
+
+def crashing(restarts: int) -> dict[str, Any]:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    return pod(containerStatuses=[{"name": "paceline", "restartCount": restarts, "state": waiting}])
+
+
+def test_a_crash_loop_is_a_death_once_it_lasts() -> None:
+    assert states.of_deployment(deployment(), [crashing(1)]).alive
+    assert not states.of_deployment(deployment(), [crashing(states.MOST_RESTARTS)]).alive
+    one_is_well = [crashing(99), pod(conditions=[READY])]
+    assert states.of_deployment(deployment(2), one_is_well).alive
+
+
+def test_the_newest_incarnation_counts() -> None:
+    jobs = [job(2, completions=2), job(1, holds("Failed"))]
+    starting = states.of_trainer(jobs, [of(1, READY), of(2, READY), of(2)])
+    assert (starting.alive, starting.pending, starting.ready) == (True, True, 0)
+    running = states.of_trainer(jobs, [of(2, READY), of(2, READY)])
+    assert (running.alive, running.pending, running.ready) == (True, False, 1)
+    assert not states.of_trainer([job(1, holds("Failed"))], []).alive
+    assert not states.of_trainer([job(1, holds("Complete"))], []).alive
+
+
+def test_it_says_what_pods_wait_for() -> None:
+    unscheduled = holds(
+        "PodScheduled", "False", reason="Unschedulable", message="0/3 nodes are available"
+    )
+    pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    first = [pod("a", phase="Pending", conditions=[unscheduled])]
+    assert states.waits_for(first) == "a: Unschedulable: 0/3 nodes are available"
+    second = [pod("b", containerStatuses=[{"name": "paceline", "state": pulling}])]
+    assert states.waits_for(second) == "b: ImagePullBackOff: no such image"
+    assert not states.waits_for([pod("c", containerStatuses=[{"name": "x", "state": creating}])])
+    assert not states.waits_for([pod("d", phase="Failed", conditions=[unscheduled])])
+
+
+def test_it_says_how_pods_ended() -> None:
+    over = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01"}}
+    ended = pod(containerStatuses=[{"name": "paceline", "state": over}])
+    assert states.last_words(ended) == "paceline ended with 137 (OOMKilled)"
+    evicted = pod(phase="Failed", reason="Evicted", message="low on memory")
+    assert states.last_words(evicted) == "Evicted: low on memory"
+    assert sorted([pod(), ended], key=states.ended_at)[0] is ended
+    assert not states.last_words(pod(phase="Running"))
+
+
+def test_it_sees_preemption() -> None:
+    taken = pod(conditions=[holds("DisruptionTarget", reason="PreemptionByScheduler", message="m")])
+    assert states.preempted(taken) == "PreemptionByScheduler: m"
+    assert not states.preempted(pod())

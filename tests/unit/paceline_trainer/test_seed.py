@@ -1,0 +1,155 @@
+"""A trainer on several nodes: each node's uplink carries its part of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.rpc import connect
+from paceline.types import PolicyVersion
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.weights.manifest import plan
+from paceline.weights.route import Route, Source, TransferReport
+from paceline.weights.server import WeightServer
+from paceline.weights.staging import Staging
+from paceline.weights.transfer import Transfer
+from paceline_trainer.client import Ledger
+from paceline_trainer.publish import Gathering, Publisher, Snapshot
+from paceline_trainer.seed import Seed
+
+RANKS = Path(__file__).with_name("ranks.py")
+LIMIT_S = 90.0
+
+
+@asynccontextmanager
+async def two_nodes(folder: Path) -> AsyncGenerator[None]:
+    """Two ranks, each with a server of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = await asyncio.create_subprocess_exec(
+        *command, str(RANKS), "seed", str(folder), stderr=asyncio.subprocess.PIPE
+    )
+    ended = asyncio.create_task(process.communicate())
+    try:
+        yield
+    finally:
+        (folder / "end").touch()
+        _, errors = await asyncio.wait_for(ended, LIMIT_S)
+    assert process.returncode == 0, errors.decode()[-3000:]
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def receive(one_job: Any, sources: tuple[Source, ...]) -> tuple[Staging, Counter[str]]:
+    """Pull the first version from these; what came, and how many bytes from whom."""
+    came: Counter[str] = Counter()
+
+    def note(report: TransferReport) -> None:
+        came[report.endpoint] += report.num_bytes
+
+    transfer = Transfer(
+        Route(PolicyVersion(0, 0), sources, key=one_job.key),
+        job_id="j",
+        into=lambda header: Staging(header, key=one_job.key),
+        report=note,
+    )
+    return await asyncio.wait_for(transfer.run(), LIMIT_S), came
+
+
+@pytest.mark.parametrize("engine", ["float32", "bfloat16"])
+async def test_the_uplinks_of_two_nodes_add_up(
+    one_job: Any, llama: Path, tmp_path: Path, engine: str
+) -> None:
+    job = {"path": str(llama), "experience": one_job.address, "engine": engine}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    async with two_nodes(tmp_path):
+        await until(lambda: one_job.versions and one_job.seeds)
+        first, second = one_job.versions[0].weights_endpoint, one_job.seeds[0].weights_endpoint
+        assert (one_job.seeds[0].part, one_job.seeds[0].parts) == (1, 2)
+        both, came = await receive(one_job, (Source(first, 0, 2), Source(second, 1, 2)))
+        alone, _ = await receive(one_job, (Source(first),))
+    assert both.root == alone.root != ""
+    sizes = [end - start for start, end in map(both.header.chunk_range, range(both.num_ready))]
+    assert came == {first: sum(sizes[::2]), second: sum(sizes[1::2])}
+    dtype = getattr(torch, engine)
+    expected = AutoModelForCausalLM.from_pretrained(llama).state_dict()
+    for entry, data in both.tensors():
+        found = torch.frombuffer(data, dtype=dtype).view(entry.shape)
+        assert torch.equal(found, expected[entry.name].to(dtype)), entry.name
+
+
+def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> Snapshot:
+    entries, num_bytes = plan([("a", "float32", shape)])
+    tensors = Gathering()
+    tensors.put("a", torch.ones(shape))
+    tensors.end()
+    return Snapshot(step, entries, num_bytes, (), (), (), tensors)
+
+
+@pytest.fixture
+async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, Seed, WeightServer]]:
+    """Rank 0 and a further node in one process."""
+    channel = connect(one_job.address)
+    ledger = Ledger(
+        experience=ExperienceStub(channel),
+        roster=RosterStub(channel),
+        jobs=JobsStub(channel),
+        job_id="j",
+        incarnation=0,
+    )
+    servers = [WeightServer(host="127.0.0.1") for _ in range(2)]
+    ends = [await server.start() for server in servers]
+    yield (
+        Publisher(ledger=ledger, server=servers[0], endpoint=ends[0], incarnation=0, parts=2),
+        Seed(ledger=ledger, server=servers[1], endpoint=ends[1], part=1, parts=2),
+        servers[1],
+    )
+    for server in servers:
+        await server.close()
+    await channel.close()
+
+
+Nodes = tuple[Publisher, Seed, WeightServer]
+
+
+async def test_a_seed_waits_for_rank_0_and_answers_for_its_part(nodes: Nodes) -> None:
+    publisher, seed, server = nodes
+    joining = asyncio.create_task(seed.publish(snapshot(0), parent=-1))
+    await asyncio.sleep(0.1)
+    assert not joining.done()
+    await publisher.publish(snapshot(0), parent=-1)
+    await asyncio.wait_for(joining, LIMIT_S)
+    (held,) = server.progress()
+    assert (held.version, held.num_ready, held.num_chunks) == (0, 4, 8)
+
+
+async def test_a_seed_that_is_late_or_differs_only_stays_away(nodes: Nodes) -> None:
+    publisher, seed, server = nodes
+    await publisher.publish(snapshot(1), parent=-1)
+    await asyncio.wait_for(seed.publish(snapshot(0), parent=-1), LIMIT_S)
+    await asyncio.wait_for(seed.publish(snapshot(1, shape=(4, 2048)), parent=-1), LIMIT_S)
+    assert server.versions() == []
+
+
+async def test_at_most_two_snapshots_are_kept(nodes: Nodes) -> None:
+    publisher, seed, server = nodes
+    for step in range(4):
+        await publisher.publish(snapshot(step), parent=step - 1)
+        await asyncio.wait_for(seed.publish(snapshot(step), parent=-1), LIMIT_S)
+        assert len(server.versions()) <= 2
+    assert server.versions() == [2, 3]
