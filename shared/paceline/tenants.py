@@ -1,0 +1,65 @@
+"""Tenants: who they are, what they may use, what they use; and the same on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config.load import validate
+from paceline.config.quota import Quota
+from paceline.v1 import tenants_pb2 as pb
+
+LIMITS = ("submitted", "jobs", "rollout_workers", "episodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a tenant has at this moment, in the units of its quota."""
+
+    submitted: int = 0
+    jobs: int = 0
+    rollout_workers: int = 0
+    episodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant; `own` if its quota was set for it and is not the default of the installation."""
+
+    name: str
+    quota: Quota = Quota()
+    own: bool = False
+    use: Use = Use()
+
+
+def room(limit: int | None, used: int) -> int | None:
+    """How much more a limit allows; None: as much as one likes."""
+    return None if limit is None else max(0, limit - used)
+
+
+def quota_to(quota: Quota) -> pb.Quota:
+    """A message."""
+    limits = {name: getattr(quota, name) for name in LIMITS}
+    return pb.Quota(weight=quota.weight, **limits)
+
+
+def quota_from(message: pb.Quota) -> Quota:
+    """From a message; a weight of 0 is one that was not sent.
+
+    Raises:
+        ConfigError: a limit or the weight is out of bounds.
+    """
+    limits = {name: getattr(message, name) for name in LIMITS if message.HasField(name)}
+    return validate(Quota, {**limits, "weight": message.weight or 1.0})
+
+
+def tenant_to(tenant: Tenant) -> pb.Tenant:
+    """A message."""
+    use = pb.TenantUse(**{name: getattr(tenant.use, name) for name in LIMITS})
+    quota = quota_to(tenant.quota)
+    return pb.Tenant(name=tenant.name, quota=quota, own=tenant.own, use=use)
+
+
+def tenant_from(message: pb.Tenant) -> Tenant:
+    """From a message."""
+    use = Use(**{name: getattr(message.use, name) for name in LIMITS})
+    return Tenant(message.name, quota_from(message.quota), message.own, use)
