@@ -11,7 +11,7 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools check protos protos-check bench bench-engine clean
+.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check protos protos-check bench bench-engine clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -117,6 +117,10 @@ cluster-tools: ## Install what the tests' cluster needs (Debian, as root)
 	@for tool in $(CLUSTER_TOOLS); do command -v $$tool >/dev/null || missing=1; done; \
 	if [ -n "$$missing" ]; then apt-get -q update && \
 		apt-get -q install -y --no-install-recommends iproute2 iptables util-linux; fi
+
+monitoring-tools: ## Install Prometheus for the tests of metrics (Debian, as root)
+	@command -v prometheus promtool >/dev/null || { apt-get -q update && \
+		apt-get -q install -y --no-install-recommends prometheus; }
 
 clean: ## Remove build output, caches and runs (keeps .venv)
 	rm -rf build dist runs models .pytest_cache .ruff_cache .hypothesis .import_linter_cache

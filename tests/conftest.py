@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from paceline.client import Client
+from paceline.testing.prometheus import MISSING, Prometheus, installed
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow])
@@ -173,3 +174,20 @@ def until() -> Callable[..., None]:
             time.sleep(0.1)
 
     return wait
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
+    """Starts real Prometheus servers, which end with the test; skipped where there is none."""
+    if not installed():
+        pytest.skip(MISSING)
+    started: list[Prometheus] = []
+
+    def start(targets: Mapping[str, Iterable[str]] | None = None, **options: Any) -> Prometheus:
+        folder = options.pop("folder", tmp_path / f"prometheus-{len(started)}")
+        started.append(Prometheus(folder=folder, **options))
+        return started[-1].start(targets)
+
+    yield start
+    for server in started:
+        server.stop()
