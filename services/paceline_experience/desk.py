@@ -12,7 +12,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.errors import InvalidError
 from paceline.files import write_json
 from paceline.logs import Log
-from paceline.types import Job, JobState, JobStatus, check_job_step
+from paceline.types import Job, JobState, JobStatus, TrackerStatus, check_job_step
 from paceline_experience.artefacts import Artefacts
 from paceline_experience.export import Exporter
 from paceline_experience.history import History, Row, summarise
@@ -162,6 +162,18 @@ class Desk:
                 return
             await wait(changed, _WATCH_S)
             await asyncio.sleep(_LEAST_S)  # many changes make one event
+
+    async def note_tracker(self, job_id: str, tracker: TrackerStatus) -> None:
+        """Keep how far a tracker has come.
+
+        Raises:
+            InvalidError: the job has no tracker of this name.
+        """
+        spec = parse_job(json.loads((await self._jobs.get(job_id)).spec))
+        names = [each.label for each in spec.tracking]
+        if tracker.name not in names:
+            raise InvalidError(f"tracker.name: {tracker.name!r} is not tracked; allowed: {names}")
+        await self._jobs.note_tracker(job_id, tracker)
 
     async def rows(self, job_id: str, *, after: int, page_size: int) -> tuple[list[Row], int]:
         """Rows of the history from `after` on, and where to go on; 0: no more at the moment."""

@@ -114,6 +114,13 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         )
         return pb.CheckpointedReply()
 
+    async def ReportTracking(
+        self, request: pb.ReportTrackingRequest, context: Any
+    ) -> pb.ReportTrackingReply:
+        """How far a tracker of a job has come."""
+        await self._desk.note_tracker(request.job_id, wire.tracker_from(request.tracker))
+        return pb.ReportTrackingReply()
+
     async def GetArtefact(
         self, request: pb.GetArtefactRequest, context: Any
     ) -> AsyncIterator[pb.ArtefactChunk]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec
 from paceline.errors import ConflictError, InvalidError, NotFoundError, StateError
-from paceline.types import JOB_STEPS, Job, JobState, JobStatus
+from paceline.types import JOB_STEPS, Job, JobState, JobStatus, TrackerStatus
 from paceline_experience.store import Store, job_key, translated
 
 Value = str | int | float
@@ -19,6 +19,7 @@ _TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
 )
 _CHUNK = 200
 _KEY_BYTES = 32
+_TRACKING = "tracking:"
 _ALREADY = {
     JobState.SUCCEEDED: "has already succeeded",
     JobState.FAILED: "has already failed",
@@ -176,6 +177,10 @@ class JobStore:
         flat = [part for item in fields.items() for part in item]
         await self._store.command("HSET", await self._record(job_id), *flat)
 
+    async def note_tracker(self, job_id: str, tracker: TrackerStatus) -> None:
+        """Set how far a tracker has come."""
+        await self.note(job_id, **{_TRACKING + tracker.name: json.dumps(asdict(tracker))})
+
     async def noted(self, job_id: str, *names: str) -> list[str]:
         """Fields of a record; empty where nothing was noted."""
         found = await self._store.command("HMGET", await self._record(job_id), *names)
@@ -273,10 +278,16 @@ def _job(job_id: str, fields: Mapping[str, str], now: float) -> Job:
         eval_reward=float(reward) if reward else None,
         eval_step=int(step) if step else None,
         summary=json.loads(fields.get("summary", "{}")),
+        tracking=_trackers(fields),
         created_s=max(0.0, now - float(fields["created"])),
         running_s=max(0.0, end - float(fields["running"])) if "running" in fields else 0.0,
     )
     return Job(status=status, spec=fields["spec"], artefacts=json.loads(fields["artefacts"]))
+
+
+def _trackers(fields: Mapping[str, str]) -> tuple[TrackerStatus, ...]:
+    told = sorted(name for name in fields if name.startswith(_TRACKING))
+    return tuple(TrackerStatus(**json.loads(fields[name])) for name in told)
 
 
 def _state(name: str) -> JobState:

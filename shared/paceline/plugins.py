@@ -21,7 +21,7 @@ KINDS = (
     "advantages",
     "objectives",
     "engines",
-    "sinks",
+    "trackers",
 )
 
 

@@ -111,7 +111,7 @@ class DropReason(StrEnum):
 
 
 class WorkerKind(StrEnum):
-    """The seven kinds of process."""
+    """The kinds of process."""
 
     GATEWAY = "gateway"
     CONTROLLER = "controller"
@@ -120,6 +120,7 @@ class WorkerKind(StrEnum):
     REWARD = "reward"
     ROLLOUT = "rollout"
     TRAINER = "trainer"
+    TRACKING = "tracking"
 
 
 def check_job_step(now: JobState, to: JobState) -> None:
@@ -355,6 +356,18 @@ class PolicyVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class TrackerStatus:
+    """How far one experiment tracker of a job has come."""
+
+    name: str
+    kind: str
+    state: str  # following | retrying | done | failed
+    rows: int = 0  # rows of the job's history that it holds
+    url: str = ""  # where to look; empty: not known
+    detail: str = ""  # what is wrong
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """What a job is doing, as the ledger knows it."""
 
@@ -369,6 +382,7 @@ class JobStatus:
     eval_reward: float | None = None
     eval_step: int | None = None
     summary: dict[str, object] = field(default_factory=dict[str, object])
+    tracking: tuple[TrackerStatus, ...] = ()
     created_s: float = 0.0  # seconds since it was submitted
     running_s: float = 0.0
 

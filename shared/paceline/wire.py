@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from paceline import types as t
 from paceline.v1 import types_pb2 as pb
@@ -327,6 +328,7 @@ def status_to(noun: t.JobStatus) -> pb.JobStatus:
         summary_json=json.dumps(noun.summary) if noun.summary else "",
         created_s=noun.created_s,
         running_s=noun.running_s,
+        tracking=map(tracker_to, noun.tracking),
     )
 
 
@@ -346,6 +348,24 @@ def status_from(message: pb.JobStatus) -> t.JobStatus:
         summary=json.loads(message.summary_json or "{}"),
         created_s=message.created_s,
         running_s=message.running_s,
+        tracking=tuple(map(tracker_from, message.tracking)),
+    )
+
+
+def tracker_to(noun: t.TrackerStatus) -> pb.TrackerStatus:
+    """State of an experiment tracker as a message."""
+    return pb.TrackerStatus(**asdict(noun))
+
+
+def tracker_from(message: pb.TrackerStatus) -> t.TrackerStatus:
+    """State of an experiment tracker from a message."""
+    return t.TrackerStatus(
+        name=message.name,
+        kind=message.kind,
+        state=message.state,
+        rows=message.rows,
+        url=message.url,
+        detail=message.detail,
     )
 
 

@@ -6,11 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import Closed, Plugin
-
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?$")]
+from paceline.config.base import Closed, Name, Plugin, Positive, Seconds
+from paceline.config.tracking import TrackingSpec
 
 
 class ModelSpec(Closed):
@@ -210,6 +207,16 @@ class JobSpec(Closed):
     rollout: RolloutSpec = RolloutSpec()
     trainer: TrainerSpec = TrainerSpec()
     stop: StopSpec = StopSpec()
+    tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
+
+    @field_validator("tracking")
+    @classmethod
+    def _distinct_trackers(cls, value: tuple[TrackingSpec, ...]) -> tuple[TrackingSpec, ...]:
+        labels = [each.label for each in value]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two trackers are named {twice[0]!r}; give each a distinct `name`")
+        return value
 
     @field_validator("reward")
     @classmethod

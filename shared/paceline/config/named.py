@@ -21,6 +21,8 @@ def named(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     yield "experience.advantage.kind", "advantages", experience.advantage.kind
     yield "rollout.engine.kind", "engines", spec.rollout.engine.kind
     yield "trainer.objective.kind", "objectives", spec.trainer.objective.kind
+    for index, each in enumerate(spec.tracking):
+        yield f"tracking.{index}.kind", "trackers", each.kind
 
 
 def missing(spec: JobSpec) -> Iterator[str]:

@@ -264,6 +264,17 @@ class RewardOptions(Closed):
     """Children that run user code; a hung or crashed one is replaced."""
 
 
+class TrackingOptions(Closed):
+    """Section of the tracking service."""
+
+    poll_s: float = Field(default=2.0, gt=0)
+    """Between two looks at the jobs and at the history of each."""
+    retry_most_s: float = Field(default=60.0, gt=0)
+    """Longest pause before a tracker that failed is begun again."""
+    give_up_s: float = Field(default=86400.0, gt=0)
+    """How long a job that is over waits for a tracker that fails."""
+
+
 class WeightsOptions(Closed):
     """How a process takes part in the broadcast of weights."""
 

@@ -81,6 +81,11 @@ class ExperienceStub(object):
                 request_serializer=paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_experience__pb2.CheckpointedReply.FromString,
                 _registered_method=True)
+        self.ReportTracking = channel.unary_unary(
+                '/paceline.v1.Experience/ReportTracking',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingReply.FromString,
+                _registered_method=True)
         self.GetArtefact = channel.unary_stream(
                 '/paceline.v1.Experience/GetArtefact',
                 request_serializer=paceline_dot_v1_dot_experience__pb2.GetArtefactRequest.SerializeToString,
@@ -154,6 +159,14 @@ class ExperienceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportTracking(self, request, context):
+        """tracking ---------------------------------------------------------------------------------
+        Kept with the job and shown in its status; where the tracker goes on after a restart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetArtefact(self, request, context):
         """everyone ---------------------------------------------------------------------------------
         """
@@ -208,6 +221,11 @@ def add_ExperienceServicer_to_server(servicer, server):
                     servicer.Checkpointed,
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_experience__pb2.CheckpointedReply.SerializeToString,
+            ),
+            'ReportTracking': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportTracking,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingReply.SerializeToString,
             ),
             'GetArtefact': grpc.unary_stream_rpc_method_handler(
                     servicer.GetArtefact,
@@ -459,6 +477,33 @@ class Experience(object):
             '/paceline.v1.Experience/Checkpointed',
             paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.SerializeToString,
             paceline_dot_v1_dot_experience__pb2.CheckpointedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportTracking(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Experience/ReportTracking',
+            paceline_dot_v1_dot_experience__pb2.ReportTrackingRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.ReportTrackingReply.FromString,
             options,
             channel_credentials,
             insecure,

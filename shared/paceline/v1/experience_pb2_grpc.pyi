@@ -54,6 +54,10 @@ class ExperienceStub:
     """Blocks until the batch of `step` is there; the same answer to a retry."""
     CommitStep: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]
     Checkpointed: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CheckpointedRequest, _experience_pb2.CheckpointedReply]
+    ReportTracking: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]
+    """tracking ---------------------------------------------------------------------------------
+    Kept with the job and shown in its status; where the tracker goes on after a restart.
+    """
     GetArtefact: _grpc.UnaryStreamMultiCallable[_experience_pb2.GetArtefactRequest, _experience_pb2.ArtefactChunk]
     """everyone ---------------------------------------------------------------------------------"""
 
@@ -82,6 +86,10 @@ class ExperienceAsyncStub(ExperienceStub):
     """Blocks until the batch of `step` is there; the same answer to a retry."""
     CommitStep: _aio.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]  # type: ignore[assignment]
     Checkpointed: _aio.UnaryUnaryMultiCallable[_experience_pb2.CheckpointedRequest, _experience_pb2.CheckpointedReply]  # type: ignore[assignment]
+    ReportTracking: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]  # type: ignore[assignment]
+    """tracking ---------------------------------------------------------------------------------
+    Kept with the job and shown in its status; where the tracker goes on after a restart.
+    """
     GetArtefact: _aio.UnaryStreamMultiCallable[_experience_pb2.GetArtefactRequest, _experience_pb2.ArtefactChunk]  # type: ignore[assignment]
     """everyone ---------------------------------------------------------------------------------"""
 
@@ -161,6 +169,16 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         request: _experience_pb2.CheckpointedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.CheckpointedReply, _abc.Awaitable[_experience_pb2.CheckpointedReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReportTracking(
+        self,
+        request: _experience_pb2.ReportTrackingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experience_pb2.ReportTrackingReply, _abc.Awaitable[_experience_pb2.ReportTrackingReply]]:
+        """tracking ---------------------------------------------------------------------------------
+        Kept with the job and shown in its status; where the tracker goes on after a restart.
+        """
 
     @_abc_1.abstractmethod
     def GetArtefact(

@@ -621,6 +621,7 @@ class JobStatus(_message.Message):
     SUMMARY_JSON_FIELD_NUMBER: _builtins.int
     CREATED_S_FIELD_NUMBER: _builtins.int
     RUNNING_S_FIELD_NUMBER: _builtins.int
+    TRACKING_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
@@ -635,6 +636,8 @@ class JobStatus(_message.Message):
     created_s: _builtins.float
     """seconds since it was submitted"""
     running_s: _builtins.float
+    @_builtins.property
+    def tracking(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrackerStatus]: ...
     def __init__(
         self,
         *,
@@ -651,10 +654,11 @@ class JobStatus(_message.Message):
         summary_json: _builtins.str = ...,
         created_s: _builtins.float = ...,
         running_s: _builtins.float = ...,
+        tracking: _abc.Iterable[Global___TrackerStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "eval_reward", b"eval_reward", "eval_step", b"eval_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "created_s", b"created_s", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "running_s", b"running_s", "state", b"state", "step", b"step", "summary_json", b"summary_json", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "created_s", b"created_s", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "running_s", b"running_s", "state", b"state", "step", b"step", "summary_json", b"summary_json", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval_reward: _TypeAlias = _typing.Literal["eval_reward"]  # noqa: Y015
     _WhichOneofArgType__eval_reward: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward"]  # noqa: Y015
@@ -666,6 +670,46 @@ class JobStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_step) -> _WhichOneofReturnType__eval_step | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class TrackerStatus(_message.Message):
+    """How far one experiment tracker of a job has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    URL_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    state: _builtins.str
+    """following | retrying | done | failed"""
+    rows: _builtins.int
+    """rows of the job's history that it holds"""
+    url: _builtins.str
+    """where to look; empty: not known"""
+    detail: _builtins.str
+    """what is wrong"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        state: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        url: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "kind", b"kind", "name", b"name", "rows", b"rows", "state", b"state", "url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrackerStatus: _TypeAlias = TrackerStatus  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):

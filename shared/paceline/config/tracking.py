@@ -1,0 +1,76 @@
+"""Section `tracking` of the job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.config.base import Closed, Name, Plugin, Positive, Seconds
+
+# Fields that hold credentials, and credentials inside of a URL.
+_SECRET = re.compile(r"(?i)(^|[._-])(api_?)?(key|token|secret|password|passwd|credentials?)$")
+_IN_URL = re.compile(r"(?i)://[^/@\s]+@|[?&](api_?key|\w*token|secret|password)=")
+
+
+class TrackedSamples(Closed):
+    """Trajectories that trackers show as a table."""
+
+    every: Positive = 10
+    """In trainer steps."""
+    count: int = Field(default=4, ge=1, le=64)
+    """Trajectories of each of those steps, the newest."""
+
+
+class TrackingSpec(Plugin):
+    """One experiment tracker. Addresses and keys are no part of a job: see docs/tracking.md."""
+
+    name: Name | None = None
+    """Of this tracker in the job's status; `kind` if null."""
+    axis: Literal["step", "version"] = "step"
+    """What curves are drawn over: the trainer's step, which rewinds after a crash, or the version
+    of the weights, which only grows."""
+    system_s: Seconds | None = 15.0
+    """Between two samples of what the job's workers do; none if null."""
+    samples: TrackedSamples | None = TrackedSamples()
+    timeout_s: Seconds = 60.0
+    """A tracker that takes longer over anything is ended and begun again."""
+
+    @property
+    def label(self) -> str:
+        """Name of this tracker."""
+        return self.name or self.kind
+
+    @field_validator("kind")
+    @classmethod
+    def _is_installed_by_name(cls, value: str) -> str:
+        if ":" in value:
+            raise ValueError(
+                f"{value!r}: a tracker runs where its keys are, so only installed ones may be "
+                "named; give yours an entry point in paceline.trackers"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> TrackingSpec:
+        for field, value in _leaves(self.options):
+            if _SECRET.search(field) or (isinstance(value, str) and _IN_URL.search(value)):
+                raise ValueError(
+                    f"{field}: a job file must not hold secrets; put them into the environment of "
+                    "the tracking service (see docs/tracking.md)"
+                )
+        return self
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value inside of mappings and lists, with the dotted path to it."""
+    if isinstance(value, dict):
+        for key, inner in cast(dict[str, Any], value).items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast(list[Any], value)):
+            yield from _leaves(inner, f"{path}.{index}")
+    else:
+        yield path, value
