@@ -57,14 +57,13 @@ class Desk:
         self._tracker = tracker
         self._exporters: dict[str, Exporter] = {}
 
-    async def submit(self, text: str, *, request_id: str, files: Mapping[str, bytes]) -> Job:
+    async def submit(self, spec: JobSpec, *, request_id: str, files: Mapping[str, bytes]) -> Job:
         """A new job, or the one that the same request made before.
 
         Raises:
-            InvalidError: the spec is wrong, or it has no tasks.
+            InvalidError: the spec has no tasks.
             ConflictError: the request made a job from another spec.
         """
-        spec = parse_job(_decode(text))
         made = await self._jobs.find(spec.tenant, request_id)
         if made is not None:
             return await self._create(spec, request_id, made.artefacts)
@@ -182,8 +181,10 @@ class Desk:
         return found[:size], after + size if len(found) > size else 0
 
 
-def _decode(text: str) -> Any:
+def read_spec(text: str) -> JobSpec:
+    """The job in a JSON document; raises `InvalidError`."""
     try:
-        return json.loads(text)
+        raw = json.loads(text)
     except ValueError as error:
         raise InvalidError(f"spec_json: not JSON: {error}") from None
+    return parse_job(raw)

@@ -97,8 +97,19 @@ class JobStore:
         """
         (job,) = await self._read([job_id])
         if job is None:
-            raise _unknown(job_id)
+            raise unknown_job(job_id)
         return job
+
+    async def tenant_of(self, job_id: str) -> str:
+        """Whose job it is.
+
+        Raises:
+            NotFoundError: no job has this id.
+        """
+        await self._learn([job_id])
+        if job_id not in self._tenants:
+            raise unknown_job(job_id)
+        return self._tenants[job_id]
 
     async def list_page(
         self,
@@ -242,10 +253,7 @@ class JobStore:
         return [(name.decode(), int(score)) for name, score in flat]
 
     async def _record(self, job_id: str) -> str:
-        await self._learn([job_id])
-        if job_id not in self._tenants:
-            raise _unknown(job_id)
-        return self._key(self._tenants[job_id], job_id)
+        return self._key(await self.tenant_of(job_id), job_id)
 
     async def _unlist(self, job_id: str) -> None:
         await self._store.command("ZREM", _LIVE, job_id)
@@ -255,7 +263,8 @@ class JobStore:
         return job_key(tenant, job_id, "record")
 
 
-def _unknown(job_id: str) -> NotFoundError:
+def unknown_job(job_id: str) -> NotFoundError:
+    """No job has this id, or none that the caller may see: nobody can tell which."""
     return NotFoundError(f"job {job_id!r} is not known")
 
 

@@ -15,9 +15,16 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.types import Job, Worker, WorkerKind
+from paceline.v1.access_pb2_grpc import (
+    add_AccessServicer_to_server,
+    add_GatekeeperServicer_to_server,
+)
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
+from paceline_experience.access.audit_log import AuditLog
+from paceline_experience.access.servicer import AccessServicer, GatekeeperServicer
+from paceline_experience.access.tokens import Tokens
 from paceline_experience.artefacts import Artefacts
 from paceline_experience.desk import Desk
 from paceline_experience.dispatch import Dispatcher
@@ -47,6 +54,11 @@ class ExperienceService(Service):
         self._options = options
         self._store = store
         self._jobs = JobStore(store)
+        self._audit = AuditLog(
+            store,
+            path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
+            most=options.audit_entries,
+        )
         self._artefacts = Artefacts(store)
         self._history = History(store, self._settings.run_dir)
         self._roster = Roster(lease_s=options.member_lease_s)
@@ -103,6 +115,7 @@ class ExperienceService(Service):
         """Let go of ledgers and store."""
         await self._training.close()
         await self._ledgers.close()
+        self._audit.close()
         await self._store.close()
 
     async def _pass(self) -> None:
@@ -142,8 +155,13 @@ class ExperienceService(Service):
 
     def _add_servicers(self, chassis: Chassis) -> None:
         jobs = JobsServicer(
-            desk=self._desk, jobs=self._jobs, ledgers=self._ledgers, tracker=self._tracker
+            desk=self._desk,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            audit=self._audit,
         )
+        tokens = Tokens(self._store, self._audit)
         experience = ExperienceServicer(
             desk=self._desk,
             ledgers=self._ledgers,
@@ -160,6 +178,12 @@ class ExperienceService(Service):
         add_JobsServicer_to_server(jobs, chassis.server)
         add_ExperienceServicer_to_server(experience, chassis.server)
         add_RosterServicer_to_server(roster, chassis.server)
+        add_AccessServicer_to_server(
+            AccessServicer(tokens=tokens, audit=self._audit), chassis.server
+        )
+        add_GatekeeperServicer_to_server(
+            GatekeeperServicer(tokens=tokens, audit=self._audit), chassis.server
+        )
 
 
 def gauge(metrics: Metrics, job_id: str, live: dict[str, Any]) -> None:

@@ -124,6 +124,14 @@ class Store:
                     pipe.hgetall(key)
                 return await pipe.execute()
 
+    async def together(self, *commands: tuple[str | int, ...]) -> list[Any]:
+        """Several plain commands on keys of one slot, all or none; their answers in order."""
+        with translated():
+            async with self.redis.pipeline(transaction=True) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return await pipe.execute()
+
     async def now(self) -> float:
         """Ledger time: seconds by the clock of Redis."""
         with translated():

@@ -235,6 +235,8 @@ class ExperienceOptions(Closed):
     """A worker that does not beat for so long leaves the roster."""
     store_wait_s: float = Field(default=60.0, ge=0)
     """How long to wait at the start for a store that does not answer; then the process ends."""
+    audit_entries: int = Field(default=100_000, ge=1000)
+    """Of the audit log that the store keeps, about; files and logs have all of them."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
 

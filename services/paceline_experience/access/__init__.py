@@ -1,0 +1,1 @@
+"""Tokens of the API and the audit log."""

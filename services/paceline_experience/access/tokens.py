@@ -1,0 +1,212 @@
+"""Tokens in the store: who has one, what it may do, until when. Never the token itself."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.access import ALL_TENANTS, Principal, Role, digest_of, new_token
+from paceline.errors import (
+    AuthenticationError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+)
+from paceline_experience.access.audit_log import AuditLog, Command, fields_of
+from paceline_experience.store import Store
+
+# How long those that are over can still be seen.
+KEEP_S = 30 * 86_400
+MOST_PER_TENANT = 1000
+_INDEX = "{access}:tokens"
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@ -]{0,61}[A-Za-z0-9])?")
+_TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
+_LONGEST_S = 100 * 365 * 86_400.0
+# Compared with what is given for a token that does not exist, so that it takes as long.
+_NOBODY = bytes(32).hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What is kept of a token; times by the clock of the store."""
+
+    token_id: str
+    name: str
+    tenant: str
+    role: Role
+    age_s: float
+    expires_in_s: float | None
+    used_s: float | None
+    revoked: bool
+    created_by: str
+
+    @property
+    def over(self) -> bool:
+        """Whether it opens nothing any more."""
+        return self.revoked or (self.expires_in_s is not None and self.expires_in_s <= 0)
+
+
+class Tokens:
+    """Issues, finds and revokes tokens."""
+
+    def __init__(
+        self,
+        store: Store,
+        audit: AuditLog,
+        *,
+        fresh: Callable[[], tuple[str, str]] = new_token,
+    ) -> None:
+        self._store = store
+        self._audit = audit
+        self._fresh = fresh
+
+    async def create(
+        self,
+        who: Principal,
+        *,
+        name: str,
+        role: Role,
+        tenant: str = "",
+        expires_in_s: float | None = None,
+    ) -> tuple[Token, str]:
+        """A new token and its secret, which is told this once.
+
+        Raises:
+            InvalidError: the name, the tenant or the time is wrong.
+            PermissionDeniedError: the caller is of another tenant.
+            StateError: the tenant has too many.
+        """
+        tenant = tenant or who.tenant
+        async with self._audit.refusals(who, "token.create", tenant=tenant):
+            _check(name, tenant, expires_in_s)
+            who.check_role(Role.ADMIN)
+            who.check_tenant(tenant)
+            live = [each for each in await self.listed(tenant) if not each.over]
+            if sum(each.tenant == tenant for each in live) >= MOST_PER_TENANT:
+                raise StateError(
+                    f"tenant {tenant!r} has {MOST_PER_TENANT} tokens; revoke some of them first"
+                )
+        token_id, secret = self._fresh()
+        now = await self._store.now()
+        record: dict[str, str] = {
+            "name": name,
+            "tenant": tenant,
+            "role": role,
+            "digest": digest_of(secret).hex(),
+            "created": repr(now),
+            "created_by": who.name,
+        }
+        commands: list[Command] = [("ZADD", _INDEX, repr(now), token_id)]
+        if expires_in_s is not None:
+            record["expires"] = repr(now + expires_in_s)
+            commands.append(("EXPIRE", _key(token_id), int(expires_in_s) + KEEP_S))
+        flat = [part for item in record.items() for part in item]
+        commands.insert(0, ("HSET", _key(token_id), *flat))
+        await self._noted(who, "token.create", token_id, tenant, commands, detail=f"{role} {name}")
+        return _token(token_id, record, now), secret
+
+    async def listed(self, tenant: str = "") -> list[Token]:
+        """Tokens of a tenant (empty: of all), oldest first; those that are over for a month."""
+        ids = [each.decode() for each in await self._store.command("ZRANGE", _INDEX, 0, -1)]
+        now = await self._store.now()
+        records = await self._store.hashes(*map(_key, ids)) if ids else []
+        found = dict(zip(ids, map(_text, records), strict=True))
+        if gone := [token_id for token_id, record in found.items() if not record]:
+            await self._store.command("ZREM", _INDEX, *gone)
+        tokens = [_token(token_id, record, now) for token_id, record in found.items() if record]
+        return [token for token in tokens if tenant in ("", token.tenant)]
+
+    async def revoke(self, who: Principal, token_id: str) -> Token:
+        """From now on it opens nothing; again changes nothing.
+
+        Raises:
+            NotFoundError: there is none, or it is of a tenant that the caller does not see.
+        """
+        async with self._audit.refusals(who, "token.revoke", tenant=who.tenant, target=token_id):
+            who.check_role(Role.ADMIN)
+            record = await self._read(token_id)
+            if not record or not who.sees(record["tenant"]):
+                raise NotFoundError(f"token {token_id!r} is not known")
+        if "revoked" not in record:
+            record["revoked"] = repr(await self._store.now())
+            commands: list[Command] = [
+                ("HSET", _key(token_id), "revoked", record["revoked"]),
+                ("EXPIRE", _key(token_id), KEEP_S),
+            ]
+            await self._noted(
+                who, "token.revoke", token_id, record["tenant"], commands, detail=record["name"]
+            )
+        return _token(token_id, record, await self._store.now())
+
+    async def authenticate(self, token_id: str, digest: bytes) -> tuple[Principal, float | None]:
+        """Whose token this is, and how many seconds it has left; None: it does not expire.
+
+        Raises:
+            AuthenticationError: nobody's, or it is revoked or has expired; does not say which.
+        """
+        record = await self._read(token_id)
+        right = hmac.compare_digest(bytes.fromhex(record.get("digest", _NOBODY)), digest)
+        token = _token(token_id, record, await self._store.now()) if record else None
+        if token is None or not right or token.over:
+            raise AuthenticationError("the token is not valid")
+        await self._store.run("token_used", [_key(token_id)], repr(await self._store.now()))
+        who = Principal(token_id, token.name, token.tenant, token.role)
+        return who, token.expires_in_s
+
+    async def _noted(
+        self,
+        who: Principal,
+        action: str,
+        token_id: str,
+        tenant: str,
+        commands: list[Command],
+        *,
+        detail: str,
+    ) -> None:
+        """Make a change and note it, both or neither."""
+        fields = fields_of(who, action, tenant=tenant, target=token_id, detail=detail)
+        *_, entry_id = await self._store.together(*commands, self._audit.command(fields))
+        self._audit.export(entry_id, fields)
+
+    async def _read(self, token_id: str) -> dict[str, str]:
+        (record,) = await self._store.hashes(_key(token_id))
+        return _text(record)
+
+
+def _key(token_id: str) -> str:
+    return f"{{access}}:token:{token_id}"
+
+
+def _text(record: dict[bytes, bytes]) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in record.items()}
+
+
+def _token(token_id: str, record: dict[str, Any], now: float) -> Token:
+    expires, used = record.get("expires"), record.get("used")
+    return Token(
+        token_id=token_id,
+        name=record["name"],
+        tenant=record["tenant"],
+        role=Role(record["role"]),
+        age_s=max(0.0, now - float(record["created"])),
+        expires_in_s=float(expires) - now if expires else None,
+        used_s=max(0.0, now - float(used)) if used else None,
+        revoked="revoked" in record,
+        created_by=record["created_by"],
+    )
+
+
+def _check(name: str, tenant: str, expires_in_s: float | None) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidError(
+            f"name: {name!r} is not allowed; up to 63 letters, digits and any of . _ @ - and space"
+        )
+    if tenant != ALL_TENANTS and not _TENANT.fullmatch(tenant):
+        raise InvalidError(
+            f"tenant: {tenant!r} is not allowed; lower-case letters, digits and -, or * for all"
+        )
+    if expires_in_s is not None and not 0 < expires_in_s <= _LONGEST_S:
+        raise InvalidError(f"expires_in_s: {expires_in_s!r} is not allowed; a positive number")
