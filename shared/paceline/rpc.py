@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from paceline import errors
+from paceline.access import Principal, metadata_of
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
 from paceline.logs import Log
@@ -49,7 +50,7 @@ class Unary(Protocol[Request_contra, Reply_co]):
     """A unary method of a generated stub."""
 
     def __call__(
-        self, request: Request_contra, /, *, timeout: float | None = None
+        self, request: Request_contra, /, *, timeout: float | None = None, metadata: Any = None
     ) -> Awaitable[Reply_co]:
         """Send one message, get one."""
         ...
@@ -59,7 +60,7 @@ class ServerStream(Protocol[Request_contra, Reply_co]):
     """A server-streaming method of a generated stub."""
 
     def __call__(
-        self, request: Request_contra, /, *, timeout: float | None = None
+        self, request: Request_contra, /, *, timeout: float | None = None, metadata: Any = None
     ) -> AsyncIterable[Reply_co]:
         """Send one message, get many."""
         ...
@@ -104,8 +105,11 @@ async def call(
     *,
     timeout_s: float = 10.0,
     idempotent: bool = False,
+    on_behalf_of: Principal | None = None,
 ) -> Reply:
     """Call once, or (idempotent) again with back-off until the deadline.
+
+    `on_behalf_of` tells the service who asked for it; without, the caller speaks for itself.
 
     Raises:
         PacelineError: the class that the server raised, or the one of its status.
@@ -115,7 +119,7 @@ async def call(
     while True:
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            return await method(request, timeout=left)
+            return await method(request, timeout=left, **_behalf(on_behalf_of))
         except aio.AioRpcError as error:
             pause = backoff_s(attempt)
             if not idempotent or error.code() not in RETRIED or pause >= left:
@@ -125,12 +129,20 @@ async def call(
 
 
 async def stream(
-    method: ServerStream[Request, Reply], request: Request, *, timeout_s: float
+    method: ServerStream[Request, Reply],
+    request: Request,
+    *,
+    timeout_s: float,
+    on_behalf_of: Principal | None = None,
 ) -> AsyncIterator[Reply]:
-    """The replies of a server stream, errors translated."""
+    """The replies of a server stream, errors translated; `on_behalf_of` as with `call`."""
     with translated():
-        async for reply in method(request, timeout=timeout_s):
+        async for reply in method(request, timeout=timeout_s, **_behalf(on_behalf_of)):
             yield reply
+
+
+def _behalf(who: Principal | None) -> dict[str, Any]:
+    return {} if who is None else {"metadata": metadata_of(who)}
 
 
 async def exchange(

@@ -221,9 +221,8 @@ def _wanted(entry: Entry, *, tenant: str, action: str) -> bool:
 
 
 def _read(item: Any) -> Entry:
-    entry_id, flat = item
-    texts = [part.decode() for part in flat]
-    return _entry(entry_id.decode(), dict(zip(texts[::2], texts[1::2], strict=True)))
+    entry_id, fields = item
+    return _entry(entry_id.decode(), {key.decode(): text.decode() for key, text in fields.items()})
 
 
 def _entry(entry_id: str, fields: Mapping[str, str]) -> Entry:

@@ -30,6 +30,7 @@ from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
 from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
+from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -37,6 +38,7 @@ from paceline_experience.service import build
 from paceline_experience.store import Store
 
 if TYPE_CHECKING:
+    from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
@@ -53,6 +55,8 @@ class Client:
         self.jobs: JobsAsyncStub = JobsStub(channel)
         self.experience: ExperienceAsyncStub = ExperienceStub(channel)
         self.roster: RosterAsyncStub = RosterStub(channel)
+        self.access: AccessAsyncStub = AccessStub(channel)
+        self.gatekeeper: GatekeeperAsyncStub = GatekeeperStub(channel)
 
     async def submit(self, request_id: str = "", **changes: Any) -> types_pb2.Job:
         request = jobs_pb2.SubmitJobRequest(
