@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec, parse_job
+from paceline.config.quota import Quota
 from paceline.errors import InvalidError
 from paceline.files import write_json
 from paceline.logs import Log
@@ -49,7 +50,9 @@ class Desk:
         history: History,
         ledgers: Ledgers,
         tracker: Tracker,
+        quota: Callable[[str], Quota],
     ) -> None:
+        self._quota = quota
         self._jobs = jobs
         self._artefacts = artefacts
         self._history = history
@@ -63,10 +66,12 @@ class Desk:
         Raises:
             InvalidError: the spec has no tasks.
             ConflictError: the request made a job from another spec.
+            QuotaError: its tenant has as many jobs that are not over as it may.
         """
         made = await self._jobs.find(spec.tenant, request_id)
         if made is not None:
             return await self._create(spec, request_id, made.artefacts)
+        await self._jobs.check_room(spec.tenant, self._quota(spec.tenant).submitted)
         check_plugins(spec)
         sources = await asyncio.to_thread(task_sources, spec)
         job = await self._create(spec, request_id, await self._artefacts.put(files))
@@ -75,7 +80,8 @@ class Desk:
         return job
 
     async def _create(self, spec: JobSpec, request_id: str, artefacts: Mapping[str, str]) -> Job:
-        job = await self._jobs.create(spec, artefacts=artefacts, request_id=request_id)
+        most = self._quota(spec.tenant).submitted
+        job = await self._jobs.create(spec, artefacts=artefacts, request_id=request_id, most=most)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
 
@@ -93,13 +99,16 @@ class Desk:
         return job
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
-        """Move a job on; the same state again changes nothing.
+        """Move a job on; the same state again changes nothing, but why a queued one waits.
 
         Raises:
             TransitionError: the table of job states does not allow it.
         """
         now = (await self._jobs.get(job_id)).status.state
-        if now is not state:
+        if now is JobState.QUEUED is state:
+            await self._jobs.step(job_id, state, reason=reason)
+            self._history.changed(job_id).fire()
+        elif now is not state:
             check_job_step(now, state)
             if state.terminal:
                 ledger = await self._ledgers.get(job_id)

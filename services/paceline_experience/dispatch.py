@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from paceline.config.quota import Quota
+from paceline.tenants import room
 from paceline.types import Assignment, Progress, Purpose
 from paceline_experience.core import Signal
-from paceline_experience.ledger import EpisodeKey
+from paceline_experience.fair import Claim, Grant, Standing, allot
+from paceline_experience.flight import Flight, Promise
+from paceline_experience.ledger import Demand, EpisodeKey
 from paceline_experience.ledgers import Entry, Ledgers, runnable
+
+_LARGE = 4  # a group is large if so many of them do not fit into a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,36 @@ def job_of(group_id: str) -> str:
     return group_id.partition(".")[0]
 
 
-class Dispatcher:
-    """Serves lease streams; the jobs take turns."""
+class Limits(Protocol):
+    """Who knows what tenants may have."""
 
-    def __init__(self, ledgers: Ledgers) -> None:
+    def quota(self, tenant: str) -> Quota:
+        """What holds for a tenant."""
+        ...
+
+    def elsewhere(self, tenant: str) -> int:
+        """Episodes in flight that no ledger of this process counts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a worker is to get of a job."""
+
+    entry: Entry
+    evals: int
+    train: int
+    part: bool
+    promise: Promise
+
+
+class Dispatcher:
+    """Serves lease streams; `fair` says who gets a worker's free slots."""
+
+    def __init__(self, ledgers: Ledgers, *, flight: Flight, limits: Limits) -> None:
         self._ledgers = ledgers
-        self._turn = 0
+        self._flight = flight
+        self._limits = limits
 
     async def serve(self, messages: AsyncIterator[Told]) -> AsyncIterator[Handout]:
         """Hand out until the worker has closed its side.
@@ -79,13 +110,116 @@ class Dispatcher:
 
     async def _next(self, session: _Session) -> Handout | None:
         abort, session.abort = session.abort, []
-        entries = runnable(self._ledgers.active.values(), session.environments)
         assignments: list[Assignment] = []
-        if entries and session.has_room and not session.closed:
-            self._turn += 1
-            start = self._turn % len(entries)
-            assignments = await session.lease([*entries[start:], *entries[:start]])
+        content: set[str] = set()  # jobs that had less than it seemed
+        while session.has_room and not session.closed:
+            await self._flight.settle()
+            orders = self._orders(session, content)
+            if not orders:
+                break
+            assignments += await self._fill(session, orders, content)
         return Handout(assignments, abort) if assignments or abort else None
+
+    async def _fill(
+        self, session: _Session, orders: Sequence[_Order], content: set[str]
+    ) -> list[Assignment]:
+        found: list[Assignment] = []
+        try:
+            for order in orders:
+                with order.promise:
+                    got = await session.lease(order)
+                found += got
+                if sum(len(each.indices) for each in got) < order.evals + order.train:
+                    content.add(order.entry.job.status.job_id)
+        finally:
+            for order in orders:
+                order.promise.withdraw()
+        return found
+
+    def _orders(self, session: _Session, content: set[str]) -> list[_Order]:
+        """Looks and promises without a pause, so that it is true when it is done."""
+        wanted = runnable(self._ledgers.active.values(), session.environments)
+        entries = {e.job.status.job_id: e for e in wanted if e.job.status.job_id not in content}
+        bids = {job_id: self._bid(entry, session) for job_id, entry in entries.items()}
+        capacity = session.train + sum(bid.held for bid in bids.values())
+        evals = allot(session.evals, (bid.evals for bid in bids.values()), self._standings(bids))
+        train = allot(
+            session.train,
+            (bid.train(capacity) for bid in bids.values()),
+            self._standings(bids, evals),
+        )
+        none = Grant(0)
+        return [
+            self._order(entries[job_id], evals.get(job_id, none), train.get(job_id, none))
+            for job_id in dict.fromkeys([*evals, *train])
+        ]
+
+    def _order(self, entry: Entry, evals: Grant, train: Grant) -> _Order:
+        promise = self._flight.promise(entry.job.status.job_id, evals.slots + train.slots)
+        return _Order(entry, evals.slots, train.slots, train.part, promise)
+
+    def _bid(self, entry: Entry, session: _Session) -> _Bid:
+        return _Bid(
+            job_id=entry.job.status.job_id,
+            tenant=entry.job.status.tenant,
+            demand=entry.ledger.demand(),
+            promised=self._flight.promised(entry.job.status.job_id),
+            group=entry.spec.experience.group_size,
+            held=entry.ledger.held(session.worker_id),
+        )
+
+    def _standings(
+        self, bids: Mapping[str, _Bid], evals: Mapping[str, Grant] | None = None
+    ) -> dict[str, Standing]:
+        """For evaluations, or for training beside the evaluations that are granted already."""
+        flying = self._flight.by_tenant()
+        for job_id, grant in (evals or {}).items():
+            flying[bids[job_id].tenant] += grant.slots
+        found: dict[str, Standing] = {}
+        holds: Counter[str] = Counter()
+        for bid in bids.values():
+            holds[bid.tenant] += bid.evals.holds if evals is None else bid.holds
+        for tenant in holds:
+            quota = self._limits.quota(tenant)
+            used = flying[tenant] + self._limits.elsewhere(tenant)
+            found[tenant] = Standing(quota.weight, holds[tenant], room(quota.episodes, used))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Bid:
+    """What a job has, and could use of a worker that holds `held` of its episodes."""
+
+    job_id: str
+    tenant: str
+    demand: Demand
+    promised: int
+    group: int
+    held: int
+
+    @property
+    def holds(self) -> int:
+        """Slots for training, and those that are on their way."""
+        return self.demand.leased + self.promised
+
+    @property
+    def evals(self) -> Claim:
+        """Evaluations have slots of their own."""
+        return Claim(
+            self.job_id, self.tenant, holds=self.demand.eval_leased, queued=self.demand.eval_queued
+        )
+
+    def train(self, capacity: int) -> Claim:
+        """On a worker with so many slots in all; large groups cannot wait until it is empty."""
+        return Claim(
+            self.job_id,
+            self.tenant,
+            holds=self.holds,
+            queued=self.demand.queued,
+            new=self.demand.new,
+            group=self.group,
+            part=self.held == 0 or _LARGE * self.group > capacity,
+        )
 
 
 @dataclass(slots=True)
@@ -112,23 +246,10 @@ class _Session:
             self.closed = True
             self.news.fire()
 
-    async def lease(self, entries: Sequence[Entry]) -> list[Assignment]:
-        """Even shares first; then whoever has more may fill what is left."""
-        found: list[Assignment] = []
-        for left in range(len(entries), 0, -1):
-            entry = entries[-left]
-            size = entry.spec.experience.group_size
-            train = min(self.train, max(-(-self.train // left), size))
-            found += await self._lease(entry, train, -(-self.evals // left))
-        if len(entries) > 1:
-            for entry in entries:
-                found += await self._lease(entry, self.train, self.evals)
-        return found
-
-    async def _lease(self, entry: Entry, train: int, evals: int) -> list[Assignment]:
-        if train <= 0 and evals <= 0:
-            return []
-        got = await entry.ledger.lease(worker_id=self.worker_id, train=train, evals=evals)
+    async def lease(self, order: _Order) -> list[Assignment]:
+        got = await order.entry.ledger.lease(
+            worker_id=self.worker_id, train=order.train, evals=order.evals, part=order.part
+        )
         for assignment in got:
             if assignment.purpose is Purpose.EVAL:
                 self.evals -= len(assignment.indices)

@@ -9,8 +9,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec
-from paceline.errors import ConflictError, InvalidError, NotFoundError, StateError
+from paceline.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    QuotaError,
+    StateError,
+)
 from paceline.types import JOB_STEPS, Job, JobState, JobStatus, TrackerStatus
+from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store, job_key, translated
 
 Value = str | int | float
@@ -51,14 +58,20 @@ class JobStore:
         self._tenants: dict[str, str] = {}  # immutable once registered
 
     async def create(
-        self, spec: JobSpec, *, artefacts: Mapping[str, str], request_id: str = ""
+        self,
+        spec: JobSpec,
+        *,
+        artefacts: Mapping[str, str],
+        request_id: str = "",
+        most: int | None = None,
     ) -> Job:
-        """A new job, or the one that this request made before.
+        """A new job, or the one that this request made before; `most` live ones of its tenant.
 
         Raises:
             ConflictError: the request made a job with another spec.
+            QuotaError: the tenant has as many jobs as it may.
         """
-        job_id = await self._register(spec, request_id)
+        job_id = await self._register(spec, request_id, most)
         text = spec.model_dump_json()
         fields: dict[str, Value] = {
             "name": spec.name,
@@ -70,7 +83,9 @@ class JobStore:
         }
         flat = [part for item in fields.items() for part in item]
         # A crash between registration and this is mended by the caller's retry.
-        await self._store.run("job_write", [self._key(spec.tenant, job_id)], *flat)
+        wrote = await self._store.run("job_write", [self._key(spec.tenant, job_id)], *flat)
+        if wrote:
+            await self._list(job_id)
         job = await self.get(job_id)
         if job.spec != text:
             raise ConflictError(
@@ -153,6 +168,40 @@ class JobStore:
             if not token:
                 return jobs
 
+    async def states(self) -> list[tuple[str, str, JobState]]:
+        """Id, tenant and state of all jobs that are not over, the oldest first."""
+        found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
+        job_ids = [name.decode() for name in found]
+        await self._learn(job_ids)
+        with translated():
+            async with self._store.redis.pipeline(transaction=False) as pipe:
+                for job_id in job_ids:
+                    pipe.hget(self._key(self._tenants.get(job_id, ""), job_id), "state")
+                states = await pipe.execute()
+        told = [(n, JobState(s.decode())) for n, s in zip(job_ids, states, strict=True) if s]
+        return [(n, self._tenants[n], state) for n, state in told if not state.terminal]
+
+    async def check_room(self, tenant: str, most: int | None) -> None:
+        """Raise `QuotaError` if a tenant has as many jobs that are not over as it may."""
+        if most is not None:
+            used = sum(owner == tenant for _, owner, _ in await self.states())
+            if used >= most:
+                raise _full(tenant, used, most)
+
+    async def leased(self, tenant: str, job_id: str) -> int:
+        """Episodes that a job has out on lease, as Redis holds it."""
+        key = JobKeys(tenant, job_id).counts
+        found = await self._store.command("HMGET", key, "leased", "eval:leased")
+        return sum(int(number or 0) for number in found)
+
+    async def mend(self) -> None:
+        """Unlist what a crash left without a record, for no job can be submitted meanwhile."""
+        found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
+        job_ids = [name.decode() for name in found]
+        for job_id, job in zip(job_ids, await self._read(job_ids), strict=True):
+            if job is None or job.status.state.terminal:
+                await self._unlist(job_id)
+
     async def step(self, job_id: str, to: JobState, *, reason: str = "", **fields: Value) -> Job:
         """Move a job; nothing happens if it is in that state already.
 
@@ -217,11 +266,15 @@ class JobStore:
         key = job_key(job.status.tenant, job.status.job_id, "epoch")
         return int(await self._store.command("GET", key) or 0)
 
-    async def _register(self, spec: JobSpec, request_id: str) -> str:
+    async def _register(self, spec: JobSpec, request_id: str, most: int | None) -> str:
         keys = [_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE]
+        limit = -1 if most is None else most
         while True:
             wanted = f"{spec.name}-{self._suffix()}"
-            reply = await self._store.run("job_register", keys, wanted, spec.tenant, request_id)
+            arguments = (wanted, spec.tenant, request_id, limit)
+            reply = await self._store.run("job_register", keys, *arguments)
+            if isinstance(reply, int):
+                raise _full(spec.tenant, reply, limit)
             if reply:
                 return reply.decode()
 
@@ -255,12 +308,24 @@ class JobStore:
     async def _record(self, job_id: str) -> str:
         return self._key(await self.tenant_of(job_id), job_id)
 
+    async def _list(self, job_id: str) -> None:
+        """Among the live ones, which `mend` may have taken it from."""
+        number = await self._store.command("ZSCORE", _INDEX, job_id)
+        await self._store.command("ZADD", _LIVE, "NX", number, job_id)
+
     async def _unlist(self, job_id: str) -> None:
         await self._store.command("ZREM", _LIVE, job_id)
 
     @staticmethod
     def _key(tenant: str, job_id: str) -> str:
         return job_key(tenant, job_id, "record")
+
+
+def _full(tenant: str, used: int, most: int) -> QuotaError:
+    return QuotaError(
+        f"quota submitted: tenant {tenant!r} has {used} jobs that are not over, of {most} allowed; "
+        "wait for one to end, cancel one, or ask an admin for more"
+    )
 
 
 def unknown_job(job_id: str) -> NotFoundError:

@@ -32,6 +32,17 @@ class EpisodeKey:
 _VERDICTS = {"invalid": "invalid", "version_gone": "gone", "drain": "drain"}
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Episodes of a job that are out, and those that could be."""
+
+    leased: int
+    queued: int
+    new: int  # that would be admitted
+    eval_leased: int
+    eval_queued: int
+
+
 @dataclass(slots=True)
 class _Plan:
     lease: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
@@ -92,15 +103,32 @@ class Leases:
         book = self._core.book
         return 0 if book.stop or book.version < 0 else headroom(self.limits, self.load())
 
-    async def lease(self, *, worker_id: str, train: int, evals: int) -> list[Assignment]:
-        """Up to `train` and `evals` episodes; older groups first, then new ones."""
+    def demand(self) -> Demand:
+        """What is out, and what could be."""
+        book, counts = self._core.book, self._core.book.counts
+        new = 0 if self._core.feed.over else self.headroom() * self.limits.group_size
+        return Demand(
+            leased=counts["leased"],
+            queued=0 if book.stop else counts["queued"],
+            new=new,
+            eval_leased=counts["eval:leased"],
+            eval_queued=counts["eval:queued"],
+        )
+
+    async def lease(
+        self, *, worker_id: str, train: int, evals: int, part: bool = False
+    ) -> list[Assignment]:
+        """Up to `train` and `evals` episodes; older groups first, then new ones.
+
+        With `part` the last new group may begin with fewer episodes than it has.
+        """
         async with self._core.transaction() as book:
             plan = _Plan()
             if evals > 0:
                 self._plan_queued(plan, book, book.queued_evals, evals)
             if train > 0 and not book.stop:
                 left = self._plan_queued(plan, book, book.queued, train)
-                self._plan_new(plan, book, worker_id, left)
+                self._plan_new(plan, book, worker_id, left, part=part)
             if not plan.lease:
                 return []
             await self._core.change("lease", self._arguments(plan, worker_id))
@@ -115,19 +143,22 @@ class Leases:
             credits -= len(indices)
         return credits
 
-    def _plan_new(self, plan: _Plan, book: Book, worker_id: str, credits: int) -> None:
+    def _plan_new(
+        self, plan: _Plan, book: Book, worker_id: str, credits: int, *, part: bool
+    ) -> None:
         size = self.limits.group_size
-        room = self.headroom()
         # A worker with fewer slots than a group has gets a part of one, but only when idle:
         # otherwise single credits would tear every group apart.
         tiny = 0 < credits < size and not plan.lease and book.held[worker_id] == 0
-        for _ in range(min(room, 1 if tiny else credits // size)):
+        groups = -(-credits // size) if part or tiny else credits // size
+        for _ in range(min(self.headroom(), groups)):
             drawn = self._core.feed.draw()
             if drawn is None:
                 break
             name = f"{self._core.job_id}.{drawn.name}"
             plan.admit.append((name, drawn))
             plan.lease.append((name, list(range(min(size, credits)))))
+            credits -= size
 
     def _arguments(self, plan: _Plan, worker_id: str) -> str:
         size, book = self.limits.group_size, self._core.book

@@ -22,13 +22,13 @@ from paceline_experience.evals import Evals
 from paceline_experience.feed import Feed
 from paceline_experience.groups import Groups
 from paceline_experience.keys import JobKeys
-from paceline_experience.leases import EpisodeKey, Leases
+from paceline_experience.leases import Demand, EpisodeKey, Leases
 from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
 
 _TOKEN = re.compile(r"[0-9.e+]+")  # a place in a ring
-__all__ = ["AuditReport", "BatchShare", "EpisodeKey", "Hooks", "JobLedger"]
+__all__ = ["AuditReport", "BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger"]
 
 
 class JobLedger:
@@ -101,9 +101,27 @@ class JobLedger:
 
     # environment workers
 
-    async def lease(self, *, worker_id: str, train: int, evals: int) -> list[Assignment]:
-        """Up to so many episodes, admitted as needed; empty when nothing is due."""
-        return await self._leases.lease(worker_id=worker_id, train=train, evals=evals)
+    async def lease(
+        self, *, worker_id: str, train: int, evals: int, part: bool = False
+    ) -> list[Assignment]:
+        """Up to so many episodes, admitted as needed; empty when nothing is due.
+
+        With `part` the last new group may begin with fewer episodes than it has.
+        """
+        return await self._leases.lease(worker_id=worker_id, train=train, evals=evals, part=part)
+
+    def demand(self) -> Demand:
+        """Episodes that are out, and those that could be, as of the last change."""
+        return self._leases.demand()
+
+    def held(self, worker_id: str) -> int:
+        """Episodes that a worker has of this job."""
+        return self._core.book.held[worker_id]
+
+    async def refresh(self) -> None:
+        """Read again what Redis holds if it is unknown what was written last."""
+        async with self._core.transaction():
+            pass
 
     def serve(self, versions: Iterable[int]) -> None:
         """Rollout workers answer with these versions; admission waits for weights on their way."""
@@ -229,7 +247,8 @@ class JobLedger:
         await self._evals.sweep()
         await self._ending.check()
         await self._ending.advance()
-        if self._leases.headroom() > 0:  # room can also come from what told nobody
+        wants = self._leases.demand()
+        if wants.new or wants.queued or wants.eval_queued:  # room can come from what told nobody
             self._core.work.fire()
 
     async def audit(self) -> AuditReport:

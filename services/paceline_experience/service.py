@@ -22,6 +22,7 @@ from paceline.v1.access_pb2_grpc import (
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
+from paceline.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 from paceline_experience.access.audit_log import AuditLog
 from paceline_experience.access.servicer import AccessServicer, GatekeeperServicer
 from paceline_experience.access.tokens import Tokens
@@ -29,6 +30,7 @@ from paceline_experience.artefacts import Artefacts
 from paceline_experience.desk import Desk
 from paceline_experience.dispatch import Dispatcher
 from paceline_experience.experience_servicer import ExperienceServicer
+from paceline_experience.flight import Flight
 from paceline_experience.history import History
 from paceline_experience.hooks import JobHooks
 from paceline_experience.jobs import JobStore
@@ -39,6 +41,9 @@ from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
 from paceline_experience.routes import CALM_S, Tracker
 from paceline_experience.store import Store
+from paceline_experience.tenant_gauges import TenantGauges
+from paceline_experience.tenants import Tenants
+from paceline_experience.tenants_servicer import TenantsServicer
 from paceline_experience.training import Training
 
 log = Log("experience")
@@ -71,6 +76,16 @@ class ExperienceService(Service):
             options=options,
             owner=self._settings.worker_id,
         )
+        self._gauges = TenantGauges(self._metrics)
+        self._flight = Flight(self._ledgers)
+        self._tenants = Tenants(
+            store=store,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            roster=self._roster,
+            flight=self._flight,
+            default=options.quota,
+        )
         self._tracker = Tracker(self._roster)
         self._desk = Desk(
             jobs=self._jobs,
@@ -78,6 +93,7 @@ class ExperienceService(Service):
             history=self._history,
             ledgers=self._ledgers,
             tracker=self._tracker,
+            quota=self._tenants.quota,
         )
         self._training = Training(
             jobs=self._jobs,
@@ -89,7 +105,9 @@ class ExperienceService(Service):
 
     async def start(self) -> None:
         """Open the ledgers of all live jobs."""
+        await self._jobs.mend()
         await self._ledgers.open_all()
+        await self._tenants.look()
         log.info("open", jobs=len(self._ledgers.active))
 
     async def run(self) -> None:
@@ -128,12 +146,20 @@ class ExperienceService(Service):
         for entry in list(self._ledgers.active.values()):
             await sweep(entry)
         await self._look()
+        await self._look_at_tenants()
 
     async def _look(self) -> None:
         """Release rollout workers when an eval is over, and tell Prometheus."""
         for job_id, entry in list(self._ledgers.active.items()):
             self._tracker.hold(job_id, await entry.ledger.hold())
             gauge(self._metrics, job_id, await entry.ledger.live())
+
+    async def _look_at_tenants(self) -> None:
+        try:
+            await self._tenants.look()
+            self._gauges.show(await self._tenants.tenants())
+        except PacelineError as error:
+            log.warning("cannot look at tenants; quotas stay as they were", error=error)
 
     def _worker(self) -> Worker:
         return Worker(
@@ -165,7 +191,7 @@ class ExperienceService(Service):
         experience = ExperienceServicer(
             desk=self._desk,
             ledgers=self._ledgers,
-            dispatcher=Dispatcher(self._ledgers),
+            dispatcher=Dispatcher(self._ledgers, flight=self._flight, limits=self._tenants),
             training=self._training,
             artefacts=self._artefacts,
         )
@@ -183,6 +209,9 @@ class ExperienceService(Service):
         )
         add_GatekeeperServicer_to_server(
             GatekeeperServicer(tokens=tokens, audit=self._audit), chassis.server
+        )
+        add_TenantsServicer_to_server(
+            TenantsServicer(tenants=self._tenants, audit=self._audit), chassis.server
         )
 
 

@@ -10,6 +10,7 @@ PacelineError                INTERNAL             500
 │   ├── FencedError          FAILED_PRECONDITION  409   an older incarnation or epoch spoke
 │   └── VersionGoneError     FAILED_PRECONDITION  409   a pinned policy version is not served
 ├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
+│   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has all that it may have
 ├── UnavailableError         UNAVAILABLE          503   a peer cannot be reached: retry
 │   └── StoreError           UNAVAILABLE          503   the experience store cannot be reached
 ├── DeadlineError            DEADLINE_EXCEEDED    504
@@ -86,6 +87,10 @@ class BusyError(PacelineError):
 
     grpc = grpc.StatusCode.RESOURCE_EXHAUSTED
     http = 429
+
+
+class QuotaError(BusyError):
+    """A tenant has as much as its quota allows; the message names quota, use and limit."""
 
 
 class UnavailableError(PacelineError):

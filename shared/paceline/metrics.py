@@ -24,6 +24,9 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "version": ("paceline_version", ("job",)),
     "staleness": ("paceline_staleness_steps", ("job",)),
     "reward": ("paceline_reward", ("job", "purpose")),
+    # tenants: bounded by whom admins let in
+    "tenant_use": ("paceline_tenant_use", ("tenant", "of")),
+    "tenant_quota": ("paceline_tenant_quota", ("tenant", "of")),
     # environment, reward
     "open": ("paceline_open_episodes", ("job",)),
     "queued_tokens": ("paceline_queued_tokens", ("job",)),
@@ -57,6 +60,8 @@ _HELP = {
     "busy": "Seconds of work.",
     "wait": "Seconds of waiting, by what for.",
     "dropped": "Episodes dropped, by reason.",
+    "tenant_use": "What a tenant has: submitted jobs, jobs, rollout workers, episodes.",
+    "tenant_quota": "What a tenant may have at most; not there where nothing limits it.",
     "queued_tokens": "Tokens of turns that wait for room on a rollout worker.",
     "received_tokens": "Sampled tokens that arrived from rollout workers.",
     "resumed_tokens": "Sampled tokens gone on from elsewhere, by whose failure.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.config.load import validate
 from paceline.config.quota import Quota
@@ -26,7 +26,7 @@ class Tenant:
     """A tenant; `own` if its quota was set for it and is not the default of the installation."""
 
     name: str
-    quota: Quota = Quota()
+    quota: Quota = field(default_factory=Quota)
     own: bool = False
     use: Use = Use()
 

@@ -1,8 +1,18 @@
--- Gives a job id away once. KEYS: tenants, requests, index, live, sequence. ARGV: job id, tenant, request id
--- Answers the id that holds the request (the new one, or that of an earlier call); empty: the id is taken.
+-- Gives a job id away once. KEYS: tenants, requests, index, live, sequence.
+-- ARGV: job id, tenant, request id, most live jobs of the tenant (-1: any number)
+-- Answers the id that holds the request (the new one, or that of an earlier call); empty: the id is taken;
+-- a number: so many live jobs are as many as the tenant may have.
 if ARGV[3] ~= '' then
   local holder = redis.call('HGET', KEYS[2], ARGV[2] .. '/' .. ARGV[3])
   if holder then return holder end
+end
+local most = tonumber(ARGV[4])
+if most >= 0 then
+  local used = 0
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[4], 0, -1)) do
+    if redis.call('HGET', KEYS[1], id) == ARGV[2] then used = used + 1 end
+  end
+  if used >= most then return used end
 end
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then return '' end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], ARGV[2] .. '/' .. ARGV[3], ARGV[1]) end

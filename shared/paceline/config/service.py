@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from paceline.config.base import Closed
+from paceline.config.quota import Quota
 from paceline.types import WorkerKind
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -239,6 +240,8 @@ class ExperienceOptions(Closed):
     """Of the audit log that the store keeps, about; files and logs have all of them."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
+    quota: Quota = Quota()
+    """Of every tenant that an admin has given none of its own."""
 
 
 class EnvironmentOptions(Closed):

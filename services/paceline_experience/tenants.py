@@ -1,0 +1,114 @@
+"""Quotas of tenants, and what they use."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from paceline.config.base import Name
+from paceline.config.load import explain
+from paceline.config.quota import Quota
+from paceline.errors import InvalidError
+from paceline.logs import Log
+from paceline.tenants import Tenant, Use
+from paceline.types import JobState, WorkerKind
+from paceline_experience.flight import Flight
+from paceline_experience.jobs import JobStore
+from paceline_experience.ledgers import Ledgers
+from paceline_experience.roster import Query, Roster
+from paceline_experience.store import Store
+
+log = Log("tenants")
+_QUOTAS = "{registry}:quotas"  # hash: tenant -> its own quota (JSON)
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+
+
+class Tenants:
+    """Quotas are in Redis; use is counted from job records, ledgers and roster whenever asked."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        jobs: JobStore,
+        ledgers: Ledgers,
+        roster: Roster,
+        flight: Flight,
+        default: Quota,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._ledgers = ledgers
+        self._roster = roster
+        self._flight = flight
+        self._default = default
+        self._own: dict[str, Quota] = {}
+        self._elsewhere: Counter[str] = Counter()
+
+    def quota(self, tenant: str) -> Quota:
+        """What holds for a tenant."""
+        return self._own.get(tenant, self._default)
+
+    def elsewhere(self, tenant: str) -> int:
+        """Episodes in flight of jobs that this process does not own, as of the last look."""
+        return self._elsewhere[tenant]
+
+    async def look(self) -> None:
+        """Read quotas, and what jobs of other owners have in flight."""
+        found = await self._store.hashes(_QUOTAS)
+        self._own = {
+            name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
+        }
+        others = [
+            (job_id, tenant)
+            for job_id, tenant, state in await self._jobs.states()
+            if job_id not in self._ledgers.active and state is not JobState.QUEUED
+        ]
+        leased = [await self._jobs.leased(tenant, job_id) for job_id, tenant in others]
+        counts: Counter[str] = Counter()
+        for (job_id, tenant), number in zip(others, leased, strict=True):
+            if job_id not in self._ledgers.active:
+                counts[tenant] += number
+        self._elsewhere = counts
+
+    async def set(self, tenant: str, quota: Quota | None) -> Tenant:
+        """Give a tenant a quota of its own, or None: the default again. What runs goes on.
+
+        Raises:
+            InvalidError: no tenant can have this name.
+        """
+        try:
+            _NAME.validate_python(tenant)
+        except ValidationError as error:
+            raise InvalidError(f"tenant: {tenant!r}: {explain(error, BaseModel)}") from None
+        if quota is None:
+            await self._store.command("HDEL", _QUOTAS, tenant)
+            self._own.pop(tenant, None)
+        else:
+            await self._store.command("HSET", _QUOTAS, tenant, quota.model_dump_json())
+            self._own[tenant] = quota
+        log.info("quota set", tenant=tenant, quota=json.dumps(quota and quota.model_dump()))
+        self._ledgers.wake()
+        return (await self.tenants(tenant))[0]
+
+    async def tenants(self, only: str = "") -> list[Tenant]:
+        """All tenants with jobs that are not over or with a quota of their own, by name."""
+        states = await self._jobs.states()
+        submitted = Counter(tenant for _, tenant, _ in states)
+        running = Counter(tenant for _, tenant, state in states if state is not JobState.QUEUED)
+        owners = {job_id: tenant for job_id, tenant, _ in states}
+        rollouts = self._roster.workers(Query(kind=WorkerKind.ROLLOUT))
+        workers = Counter(owners[w.job_id] for w in rollouts if w.job_id in owners)
+        episodes = self._flight.by_tenant() + self._elsewhere
+        names = [only] if only else sorted({*submitted, *self._own})
+        return [
+            Tenant(
+                name=name,
+                quota=self.quota(name),
+                own=name in self._own,
+                use=Use(submitted[name], running[name], workers[name], episodes[name]),
+            )
+            for name in names
+        ]
