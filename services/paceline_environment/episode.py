@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from paceline.interfaces import Environment, Observation, StepResult
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tasks.digest import number
+from paceline.tracing import NOTHING, OFF, Span, Tracer
 from paceline.transcript import TranscriptBuilder
 from paceline.types import (
     Progress,
@@ -47,6 +49,7 @@ class Peers:
     stages: Stages
     metrics: Metrics
     clock: Callable[[], float] = time.monotonic
+    tracer: Tracer = OFF
 
 
 class ScoringFailedError(PacelineError):
@@ -57,7 +60,14 @@ class Episode:
     """One attempt at a task. `over` once nothing more is to be said."""
 
     def __init__(
-        self, *, group: Group, index: int, attempt: int, peers: Peers, progress: Progress | None
+        self,
+        *,
+        group: Group,
+        index: int,
+        attempt: int,
+        peers: Peers,
+        progress: Progress | None,
+        span: Span = NOTHING,
     ) -> None:
         assignment = group.assignment
         self.over = False
@@ -65,6 +75,7 @@ class Episode:
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
         self._progress = progress
+        self._span = span
         self._environment = self._job.make_environment(assignment.purpose)
         self._builder = TranscriptBuilder()
         self._sampling = sampling_of(group, index)
@@ -114,13 +125,14 @@ class Episode:
         self._shown.append(observation)
         if self._progress is not None and await self._resume(self._progress):
             return
-        self._builder = self._group.first(observation)
+        with self._span.child("render"):
+            self._builder = self._group.first(observation)
 
     async def act(self) -> str:
         """Let the policy speak; its words."""
         turn = self._begin_turn()
         started = self._peers.clock()
-        with self._peers.stages.wait("generate"):
+        with self._peers.stages.wait("generate"), self._generating(turn):
             reason = await self._peers.policy.generate(turn)
         self._generate_s += self._peers.clock() - started
         self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
@@ -160,6 +172,25 @@ class Episode:
             transcripts=(self.transcript(),),
             actions=tuple(self._actions),
         )
+
+    @contextmanager
+    def _generating(self, turn: Turn) -> Generator[None]:
+        """The turn's span, under the names of the conventions for generative AI."""
+        with self._span.child("generate", turn=len(self._actions)) as span:
+            turn.span = span
+            yield
+            if span:
+                span.set(
+                    versions=[run.version for run in turn.versions],
+                    **{
+                        "gen_ai.operation.name": "text_completion",
+                        "gen_ai.request.max_tokens": turn.sampling.max_tokens,
+                        "gen_ai.request.temperature": turn.sampling.temperature,
+                        "gen_ai.usage.input_tokens": len(turn.prefix),
+                        "gen_ai.usage.output_tokens": len(turn.tokens),
+                        "gen_ai.response.finish_reasons": [turn.finished() or "stop"],
+                    },
+                )
 
     def _begin_turn(self) -> Turn:
         assignment, spec = self._group.assignment, self._job.spec
@@ -254,7 +285,8 @@ class Episode:
         else:
             self._dialogue.turn(self._ends[-1])
         self._shown.append(observation)
-        rendered = self._dialogue.show(observation)
+        with self._span.child("render"):
+            rendered = self._dialogue.show(observation)
         if len(self._builder) + len(rendered.tokens) >= self._job.spec.sampling.max_context:
             self.over = self._truncated = True
             return
@@ -264,7 +296,7 @@ class Episode:
         limit_s = self._job.spec.tasks.step_timeout_s
         started = self._peers.clock()
         try:
-            with self._peers.stages.wait("step"):
+            with self._peers.stages.wait("step"), self._span.child(f"environment.{what}"):
                 async with asyncio.timeout(limit_s):
                     return await work
         except TimeoutError:
@@ -283,7 +315,8 @@ class Episode:
             environment_reward=self.environment_reward,
             truncated=self._truncated,
         )
-        with self._peers.stages.wait("score"):
+        with self._peers.stages.wait("score"), self._span.child("score", kind="client") as span:
+            item.trace = span.traceparent
             score = await self._peers.scoring.score(
                 job_id=self._job.job_id, rewards=self._job.rewards, item=item
             )
@@ -313,6 +346,7 @@ class Episode:
                 rollout_workers=tuple(self._workers),
                 engine=engine,
                 precision=precision,
+                trace=self._span.traceparent,
             ),
         )
 

@@ -42,10 +42,11 @@ class Link:
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
-    async def ask(self, turn: Turn, *, timeout_s: float) -> Ending:
+    async def ask(self, turn: Turn, *, timeout_s: float, trace: str = "") -> Ending:
         """Have the rest of a turn generated; the turn grows meanwhile."""
         turn.sends += 1
         request = _request(turn, timeout_s)
+        request.trace = trace
         turn.ending = asyncio.get_running_loop().create_future()
         self._turns[request.request_id] = turn
         self._outbox.append(request)

@@ -61,7 +61,8 @@ class Policy:
         avoid: set[str] = set()
         faults = attempt = 0
         while not (reason := turn.finished()):
-            seat = await self._places.take(turn, avoid=avoid, deadline=deadline)
+            with turn.span.child("room"):
+                seat = await self._places.take(turn, avoid=avoid, deadline=deadline)
             worker = seat.place.worker
             try:
                 ending = await self._ask(worker, turn, deadline)
@@ -98,7 +99,11 @@ class Policy:
         turn.last = worker.worker_id
         left, had = max(deadline - self._clock(), _LEAST_S), len(turn.tokens)
         try:
-            return await self._link(worker).ask(turn, timeout_s=left)
+            with turn.span.child("ask", kind="client", worker=worker.worker_id) as span:
+                ending = await self._link(worker).ask(turn, timeout_s=left, trace=span.traceparent)
+                span.set(tokens=len(turn.tokens) - had, finish_reason=ending.reason)
+                span.error = ending.code
+                return ending
         finally:
             self._metrics.add("received_tokens", len(turn.tokens) - had, job=turn.job_id)
 

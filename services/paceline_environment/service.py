@@ -71,7 +71,12 @@ class EnvironmentService(Service):
         self.worker = EpisodeWorker(
             jobs=Jobs(jobs=jobs, experience=experience),
             peers=Peers(
-                settings.worker_id, self._policy, self._scoring, self.stages, chassis.metrics
+                settings.worker_id,
+                self._policy,
+                self._scoring,
+                self.stages,
+                chassis.metrics,
+                tracer=chassis.tracer,
             ),
             submitter=self._submitter,
             limits=Limits(options.slots, options.eval_slots, options.flush_s, options.flush_tokens),

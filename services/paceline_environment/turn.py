@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.tracing import NOTHING, Span
 from paceline.types import Sampling, VersionRun
 
 
@@ -45,6 +46,7 @@ class Turn:
     workers: list[str] = field(default_factory=list[str])
     last: str = ""  # the newest of them
     sends: int = 0
+    span: Span = NOTHING
     ending: asyncio.Future[Ending] | None = None
 
     @property

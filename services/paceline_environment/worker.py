@@ -10,6 +10,7 @@ from paceline import wire
 from paceline.errors import InvalidError, PacelineError, VersionGoneError
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.tracing import NOTHING, Span, parse
 from paceline.types import Assignment, Progress, Purpose
 from paceline_environment.episode import Episode, Peers
 from paceline_environment.jobs import Group, JobContext, Jobs
@@ -35,6 +36,7 @@ class Open:
     task: asyncio.Task[None] | None = None
     flushed_tokens: int = 0
     scored: bool = False
+    span: Span = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,9 @@ class EpisodeWorker:
             self._close(older)
         now = self._peers.clock()
         held = Open(key, assignment.purpose, assignment.lease_s, now, renewed=now, flushed=now)
+        if assignment.traces:
+            lease = self._peers.tracer.below(parse(assignment.traces[at]))
+            held.span = lease.child("attempt", attempt=attempt, worker=self._peers.worker_id)
         self._open[key[:3]] = held
         self._held[assignment.purpose] += 1
         return held
@@ -199,17 +204,8 @@ class EpisodeWorker:
         """The boundary of one episode: whatever happens, its lease is settled."""
         key = held.key
         try:
-            held.episode = Episode(
-                group=group,
-                index=key.sibling,
-                attempt=key.attempt,
-                peers=self._peers,
-                progress=progress,
-            )
-            trajectory = await held.episode.run()
-            held.scored = True
-            with self._peers.stages.wait("submit"):
-                await self._submitter.submit(key.job_id, trajectory)
+            with held.span:
+                await self._attempt(held, group, progress)
             self._peers.stages.finished += 1
             self._close(held)
         except VersionGoneError as error:
@@ -221,6 +217,21 @@ class EpisodeWorker:
         except Exception as error:  # a plug-in may raise anything
             log.exception("episode failed", job=key.job_id, group=key.group_id, index=key.sibling)
             self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
+
+    async def _attempt(self, held: Open, group: Group, progress: Progress | None) -> None:
+        held.span.past("prepare", held.span.start_ns)
+        held.episode = Episode(
+            group=group,
+            index=held.key.sibling,
+            attempt=held.key.attempt,
+            peers=self._peers,
+            progress=progress,
+            span=held.span,
+        )
+        trajectory = await held.episode.run()
+        held.scored = True
+        with self._peers.stages.wait("submit"), held.span.child("submit", kind="client"):
+            await self._submitter.submit(held.key.job_id, trajectory)
 
     def _give_back(self, held: Open, reason: str, detail: str) -> None:
         if self._open.get(held.key[:3]) is not held:
@@ -246,6 +257,7 @@ class EpisodeWorker:
         if self._open.get(held.key[:3]) is not held:
             return
         del self._open[held.key[:3]]
+        held.span.end(error="given up")  # unless it has ended
         self._held[held.purpose] -= 1
         if held.task is not None and held.task is not asyncio.current_task():
             held.task.cancel()

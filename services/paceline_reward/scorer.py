@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.interfaces import RewardInput
 from paceline.logs import Log
+from paceline.tracing import Span
 from paceline.types import Score, VerifierStatus
 from paceline_reward.parts import Part, read_parts
 from paceline_reward.pool import Pool
@@ -41,8 +42,10 @@ class Scorer:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def score(self, rewards_json: str, items: Sequence[RewardInput]) -> list[Score]:
-        """One score for each item, in order.
+    async def score(
+        self, rewards_json: str, items: Sequence[RewardInput], spans: Sequence[Span] = ()
+    ) -> list[Score]:
+        """One score for each item, in order; `spans` of items, if any, end with it.
 
         Raises:
             InvalidError: the section names a reward or an option that does not exist.
@@ -50,17 +53,27 @@ class Scorer:
         parts = self._parts_of(rewards_json)
         self._enter(len(items))
         try:
-            columns = [inline(part, items) if part.inline else None for part in parts]
+            columns = [_inline(part, items, spans) if part.inline else None for part in parts]
             waiting = [
-                self._pool.run(part, items)
+                self._pooled(part, items, spans)
                 for part, column in zip(parts, columns, strict=True)
                 if column is None
             ]
             pooled = iter(await _all(waiting) if waiting else [])
             whole = [column if column is not None else next(pooled) for column in columns]
-            return [combine(parts, row) for row in zip(*whole, strict=True)]
+            scores = [combine(parts, row) for row in zip(*whole, strict=True)]
+            _end(spans, scores)
+            return scores
         finally:
             self._leave(len(items))
+
+    async def _pooled(
+        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span]
+    ) -> list[Score]:
+        below = _begin(part, spans)
+        scores = await self._pool.run(part, items)
+        _end(below, scores)
+        return scores
 
     def load(self) -> dict[str, float]:
         """Items being scored, items scored, and seconds with at least one call under way."""
@@ -103,6 +116,23 @@ async def _all(waiting: Sequence[Any]) -> list[list[Score]]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(each) for each in waiting]
     return [task.result() for task in tasks]
+
+
+def _inline(part: Part, items: Sequence[RewardInput], spans: Sequence[Span]) -> list[Score]:
+    below = _begin(part, spans)
+    scores = inline(part, items)
+    _end(below, scores)
+    return scores
+
+
+def _begin(part: Part, spans: Sequence[Span]) -> list[Span]:
+    return [span.child("reward.part", **{"gen_ai.evaluation.name": part.name}) for span in spans]
+
+
+def _end(spans: Sequence[Span], scores: Sequence[Score]) -> None:
+    for span, score in zip(spans, scores, strict=bool(spans)):
+        span.set(status=score.status, **{"gen_ai.evaluation.score.value": score.reward})
+        span.end()
 
 
 def inline(part: Part, items: Sequence[RewardInput]) -> list[Score]:

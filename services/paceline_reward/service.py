@@ -44,7 +44,9 @@ class RewardService(Service):
 
     async def start(self) -> None:
         """Register the servicer and prepare the way to the roster."""
-        servicer = RewardServicer(scorer=self._scorer, metrics=self._chassis.metrics)
+        servicer = RewardServicer(
+            scorer=self._scorer, metrics=self._chassis.metrics, tracer=self._chassis.tracer
+        )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._chassis.server)
         settings = self._chassis.settings
         if settings.experience:

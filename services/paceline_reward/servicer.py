@@ -8,6 +8,7 @@ from typing import Any
 from paceline import wire
 from paceline.interfaces import RewardInput
 from paceline.metrics import Metrics
+from paceline.tracing import OFF, Span, Tracer, parse
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc
 from paceline_reward.scorer import Scorer
@@ -16,17 +17,22 @@ from paceline_reward.scorer import Scorer
 class RewardServicer(reward_pb2_grpc.RewardServicer):
     """Maps messages to `RewardInput` and `Score`."""
 
-    def __init__(self, *, scorer: Scorer, metrics: Metrics) -> None:
+    def __init__(self, *, scorer: Scorer, metrics: Metrics, tracer: Tracer = OFF) -> None:
         self._scorer = scorer
+        self._tracer = tracer
         self._metrics = metrics
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
         """Score all items with the parts of the job."""
         items = [_item(message) for message in request.items]
-        scores = await self._scorer.score(request.rewards_json, items)
+        spans = [self._span(message.trace) for message in request.items]
+        scores = await self._scorer.score(request.rewards_json, items, spans)
         for status, count in Counter(score.status for score in scores).items():
             self._metrics.add("scored", count, job=request.job_id, status=status)
         return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
+
+    def _span(self, trace: str) -> Span:
+        return self._tracer.below(parse(trace)).child("reward", kind="server")
 
 
 def _item(message: pb.ScoreItem) -> RewardInput:

@@ -28,9 +28,12 @@ from paceline.metrics import Metrics
 from paceline.orphans import Orphans
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.tls import renewed, server_credentials
+from paceline.tracing import OFF, Tracer
+from paceline.tracing import start as start_tracing
 
 CANCEL_S = 5.0
 LATE_S = 1.5
+LAST_SPANS_S = 1.0  # less than `LATE_S`: an end by force would lose them
 End = Callable[[int], object]
 log = Log("chassis")
 
@@ -44,6 +47,7 @@ class Chassis:
     metrics: Metrics
     address: str  # host:port under which others reach it
     health: Health = field(default_factory=Health)
+    tracer: Tracer = OFF
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     limit: threading.Timer | None = None
     failed: bool = False
@@ -126,11 +130,19 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     probes = Probes(host=settings.host, port=settings.metrics_port, health=health, metrics=metrics)
     try:
         chassis = Chassis(
-            settings=settings, server=server, metrics=metrics, address=address, health=health
+            settings=settings,
+            server=server,
+            metrics=metrics,
+            address=address,
+            health=health,
+            tracer=start_tracing(settings, metrics),
         )
         if end is not None:
             chassis.limit = _limit(chassis, end)
-        return await _live(chassis, build)
+        try:
+            return await _live(chassis, build)
+        finally:
+            chassis.tracer.close(LAST_SPANS_S)
     finally:
         probes.close()
 

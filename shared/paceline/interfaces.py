@@ -136,6 +136,9 @@ class Emission:
     matched_stop: str = ""
     error_code: str = ""
     error: str = ""
+    # With the end, of engines that know: seconds until the prompt was begun, then until decoding.
+    queue_s: float = -1.0
+    prefill_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)

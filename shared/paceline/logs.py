@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
 from logging.handlers import RotatingFileHandler
 from typing import Any
 
 from paceline.config.service import LogSettings
+
+trace: ContextVar[str] = ContextVar("trace", default="")
+"""Trace id of what is being worked on; events of that time carry it."""
 
 
 class EventFormatter(logging.Formatter):
@@ -20,6 +24,8 @@ class EventFormatter(logging.Formatter):
         """One event on one line, a traceback below it."""
         head = f"{self.formatTime(record)} {record.levelname} {record.name} {record.getMessage()}"
         pairs: dict[str, Any] = getattr(record, "event", {})
+        if trace_id := trace.get():
+            pairs = {**pairs, "trace": trace_id}
         line = " ".join([head, *(f"{key}={_quote(value)}" for key, value in pairs.items())])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

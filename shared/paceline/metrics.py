@@ -18,6 +18,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dropped": ("paceline_dropped", ("job", "reason")),
     "rpc": ("paceline_rpc_seconds", ("method", "code")),
     "up": ("paceline_up", ("kind",)),
+    "spans": ("paceline_spans", ("outcome",)),
     # ledger
     "episodes": ("paceline_episodes", ("job", "state")),
     "step": ("paceline_step", ("job",)),
@@ -62,6 +63,7 @@ _HELP = {
     "dropped": "Episodes dropped, by reason.",
     "tenant_use": "What a tenant has: submitted jobs, jobs, rollout workers, episodes.",
     "tenant_quota": "What a tenant may have at most; not there where nothing limits it.",
+    "spans": "Spans of traces: sent, not taken, or dropped from a full queue.",
     "queued_tokens": "Tokens of turns that wait for room on a rollout worker.",
     "received_tokens": "Sampled tokens that arrived from rollout workers.",
     "resumed_tokens": "Sampled tokens gone on from elsewhere, by whose failure.",

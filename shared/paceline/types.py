@@ -249,7 +249,7 @@ class Provenance:
     weight_digest: str = ""  # not filled: `versions.json` has the digest of each version
     prompt_variant: str = ""
     variant_meta: str = ""  # JSON
-    trace: str = ""
+    trace: str = ""  # W3C traceparent of the attempt; empty if its trace is not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +325,7 @@ class Assignment:
     pinned_version: int = -1  # eval: the version that must answer
     min_version: int = -1  # what older weights sample is too old to be trained
     progress: tuple[Progress, ...] = ()
+    traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is kept
 
 
 @dataclass(frozen=True, slots=True)

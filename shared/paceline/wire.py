@@ -236,6 +236,7 @@ def assignment_to(noun: t.Assignment) -> pb.Assignment:
         pinned_version=noun.pinned_version,
         min_version=noun.min_version,
         progress=[progress_to(p) for p in noun.progress],
+        traces=noun.traces,
     )
 
 
@@ -253,6 +254,7 @@ def assignment_from(message: pb.Assignment) -> t.Assignment:
         pinned_version=message.pinned_version,
         min_version=message.min_version,
         progress=tuple(progress_from(p) for p in message.progress),
+        traces=tuple(message.traces),
     )
 
 

@@ -39,6 +39,26 @@ class LogSettings(Closed):
     backups: int = 3
 
 
+class TracingSettings(Closed):
+    """Where traces go; see docs/tracing.md."""
+
+    endpoint: str = Field(pattern=r"^https?://[^/\s]+$")
+    """OTLP over gRPC, e.g. `http://collector:4317`; https: TLS."""
+    sample: float = Field(default=0.01, ge=0, le=1)
+    """Share of groups of episodes whose traces are kept; the same for all services."""
+    authority: Path | None = None
+    """Whose certificates are trusted of the endpoint; those that the system trusts if null."""
+    headers_file: Path | None = None
+    """Lines `name: value` that are sent along, such as an API key."""
+    queue: int = Field(default=8192, ge=1)
+    """Spans that wait to be sent; what comes beyond is counted and lost."""
+    batch: int = Field(default=512, ge=1)
+    """Spans in a message."""
+    every_s: float = Field(default=1.0, gt=0)
+    timeout_s: float = Field(default=5.0, gt=0)
+    """Of sending a message, repetitions included."""
+
+
 class HeartbeatSettings(Closed):
     """The file that a supervisor touches; a child whose supervisor stays away ends itself."""
 
@@ -83,6 +103,8 @@ class ServiceSettings(Closed):
     tls: TlsSettings | None = None
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
+    tracing: TracingSettings | None = None
+    """Off if null."""
     supervisor: HeartbeatSettings | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     """Section of the kind: one of the `...Options` below, validated by the service itself."""

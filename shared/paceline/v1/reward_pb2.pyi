@@ -55,11 +55,14 @@ class ScoreItem(_message.Message):
     RESPONSE_TEXT_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_REWARD_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     response_text: _builtins.str
     """policy tokens of the last turn, decoded"""
     environment_reward: _builtins.float
     truncated: _builtins.bool
+    trace: _builtins.str
+    """W3C traceparent; empty: its trace is not kept"""
     @_builtins.property
     def task(self) -> _types_pb2.Task: ...
     def __init__(
@@ -70,10 +73,11 @@ class ScoreItem(_message.Message):
         response_text: _builtins.str = ...,
         environment_reward: _builtins.float = ...,
         truncated: _builtins.bool = ...,
+        trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "response_text", b"response_text", "task", b"task", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "response_text", b"response_text", "task", b"task", "trace", b"trace", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,7 @@ class GenerateRequest(_message.Message):
     PINNED_VERSION_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     SAMPLED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     pinned_version: _builtins.int
@@ -62,6 +63,8 @@ class GenerateRequest(_message.Message):
     min_version: _builtins.int
     """refuse if the active version is older; -1: any"""
     timeout_s: _builtins.float
+    trace: _builtins.str
+    """W3C traceparent; empty: its trace is not kept"""
     sampled: _builtins.int
     """how many of the last tokens this turn has sampled already, elsewhere"""
     @_builtins.property
@@ -79,11 +82,12 @@ class GenerateRequest(_message.Message):
         pinned_version: _builtins.int = ...,
         min_version: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
+        trace: _builtins.str = ...,
         sampled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_version", b"min_version", "pinned_version", b"pinned_version", "request_id", b"request_id", "sampled", b"sampled", "sampling", b"sampling", "timeout_s", b"timeout_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_version", b"min_version", "pinned_version", b"pinned_version", "request_id", b"request_id", "sampled", b"sampled", "sampling", b"sampling", "timeout_s", b"timeout_s", "tokens", b"tokens", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

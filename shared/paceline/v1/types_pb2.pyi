@@ -326,6 +326,7 @@ class Provenance(_message.Message):
     prompt_variant: _builtins.str
     variant_meta: _builtins.str
     trace: _builtins.str
+    """W3C traceparent of the attempt; empty: its trace is not kept"""
     @_builtins.property
     def rollout_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -462,6 +463,7 @@ class Assignment(_message.Message):
     PINNED_VERSION_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
     purpose: _builtins.str
@@ -479,6 +481,10 @@ class Assignment(_message.Message):
     def task(self) -> Global___Task: ...
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """W3C traceparent of each lease, in the order of `indices`; empty: no trace of them is kept."""
+
     def __init__(
         self,
         *,
@@ -493,10 +499,11 @@ class Assignment(_message.Message):
         pinned_version: _builtins.int = ...,
         progress: _abc.Iterable[Global___Progress] | None = ...,
         min_version: _builtins.int = ...,
+        traces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "task", b"task", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
