@@ -203,20 +203,22 @@ class EpisodeWorker:
     async def _run(self, held: Open, group: Group, progress: Progress | None) -> None:
         """The boundary of one episode: whatever happens, its lease is settled."""
         key = held.key
-        try:
-            with held.span:
+        with held.span:
+            try:
                 await self._attempt(held, group, progress)
-            self._peers.stages.finished += 1
-            self._close(held)
-        except VersionGoneError as error:
-            self._give_back(held, "version_gone", str(error))
-        except InvalidError as error:
-            self._give_back(held, "invalid", str(error))
-        except PacelineError as error:
-            self._give_back(held, "infra_error", str(error))
-        except Exception as error:  # a plug-in may raise anything
-            log.exception("episode failed", job=key.job_id, group=key.group_id, index=key.sibling)
-            self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
+                self._peers.stages.finished += 1
+                self._close(held)
+            except VersionGoneError as error:
+                self._give_back(held, "version_gone", str(error))
+            except InvalidError as error:
+                self._give_back(held, "invalid", str(error))
+            except PacelineError as error:
+                self._give_back(held, "infra_error", str(error))
+            except Exception as error:  # a plug-in may raise anything
+                log.exception(
+                    "episode failed", job=key.job_id, group=key.group_id, index=key.sibling
+                )
+                self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
 
     async def _attempt(self, held: Open, group: Group, progress: Progress | None) -> None:
         held.span.past("prepare", held.span.start_ns)
@@ -236,6 +238,7 @@ class EpisodeWorker:
     def _give_back(self, held: Open, reason: str, detail: str) -> None:
         if self._open.get(held.key[:3]) is not held:
             return
+        held.span.end(error=f"{reason}: {detail}")
         if reason != "drain":
             log.warning(
                 "gives back",
@@ -257,9 +260,10 @@ class EpisodeWorker:
         if self._open.get(held.key[:3]) is not held:
             return
         del self._open[held.key[:3]]
-        held.span.end(error="given up")  # unless it has ended
         self._held[held.purpose] -= 1
-        if held.task is not None and held.task is not asyncio.current_task():
+        if held.task is None:
+            held.span.end(error="given up")
+        elif held.task is not asyncio.current_task():
             held.task.cancel()
         train, evals = self._free()
         if self._leases is not None and (train or evals):
