@@ -126,7 +126,7 @@ def _inline(part: Part, items: Sequence[RewardInput], spans: Sequence[Span]) -> 
 
 
 def _begin(part: Part, spans: Sequence[Span]) -> list[Span]:
-    return [span.child("reward.part", **{"gen_ai.evaluation.name": part.name}) for span in spans]
+    return [span.child("reward.part", {"gen_ai.evaluation.name": part.name}) for span in spans]
 
 
 def _end(spans: Sequence[Span], scores: Sequence[Score]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from typing import Any, Self
 
@@ -70,13 +70,14 @@ class Span:
     def child(
         self,
         name: str,
+        given: Mapping[str, Value] | None = None,
         *,
         context: Context | None = None,
         start_ns: int = 0,
         links: Sequence[Context] = (),
         **attributes: Value,
     ) -> Span:
-        """A span below this one, from now or from `start_ns`."""
+        """A span below this one, from now or from `start_ns`; `given` are more attributes."""
         tracer = self._tracer
         return Span(
             name,
@@ -85,7 +86,7 @@ class Span:
             tracer=tracer,
             start_ns=start_ns or tracer.now(),
             links=links,
-            attributes=attributes,
+            attributes={**(given or {}), **attributes},
         )
 
     def past(self, name: str, start_ns: int, end_ns: int = 0, **attributes: Value) -> None:
@@ -138,7 +139,7 @@ class _Nothing(Span):
     def traceparent(self) -> str:
         return ""
 
-    def child(self, name: str, **_: Any) -> Span:
+    def child(self, name: str, given: Mapping[str, Value] | None = None, **_: Any) -> Span:
         return self
 
     def past(self, name: str, start_ns: int, end_ns: int = 0, **attributes: Value) -> None:
