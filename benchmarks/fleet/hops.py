@@ -30,7 +30,10 @@ PIECE_BYTES = 1 << 20
 
 
 def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """All rows: plain and over TLS; the first version of a process (cold) and later ones (warm)."""
+    """All rows: plain and over TLS; the first version of a process (cold) and later ones (warm).
+
+    From the third version on a peer receives into memory that it has used before.
+    """
     raw = raw_tcp(num_bytes, rounds)
     yield {"scenario": "loopback-raw-tcp", "bytes": num_bytes, "workers": 1, **raw}
     with TemporaryDirectory() as folder:
@@ -62,9 +65,9 @@ async def chain(
     data = os.urandom(num_bytes)
     taken: list[tuple[float, float]] = []
     for version in range(1, rounds + 2):
-        staging = Staging(header_of(num_bytes, version=version, peers=peers), key=KEY)
+        staging = server.stage(header_of(num_bytes, version=version, peers=peers), key=KEY)
         fill(staging, data)
-        server.offer(staging)
+        del staging  # its memory is used again once the server drops it
         start_s, cpu_s = time.monotonic(), time.process_time()
         for pipe in pipes:
             pipe.send(version)
@@ -110,9 +113,7 @@ async def relay(pipe: Connection, parent: str, versions: int, tls: TlsSettings |
     pipe.send(await server.start())
 
     def into(header: Header) -> Staging:
-        staging = Staging(header, key=KEY)
-        server.offer(staging)
-        return staging
+        return server.stage(header, key=KEY)
 
     for version in range(1, versions + 1):
         await asyncio.to_thread(pipe.recv)

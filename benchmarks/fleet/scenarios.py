@@ -14,11 +14,10 @@ from typing import Any
 from paceline.testing.fleet import Fleet, Program
 from paceline.testing.network import Host, Network
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 WAIT_S = 600.0
 SLOW_MBIT = 20.0
 FROZEN_S = 3.0
-WARM_BYTES = 16 * MIB
 SETTLE_S = 1.0  # for reports and beats of the version before
 PROGRAMS = Path(__file__).parent
 
@@ -142,24 +141,22 @@ def _measure(scenario: Scenario, rounds: int) -> list[dict[str, Any]]:
     ):
         for host in network.hosts[: scenario.seeds] if scenario.seed_mbit else []:
             host.set_rate(scenario.seed_mbit, down_mbit=scenario.mbit)
-        # Links are measured, and there is a base for differences if these are wanted.
-        size = scenario.num_bytes if scenario.change else WARM_BYTES
-        first = fleet.publish(size, seed=0, change=scenario.change)
+        # Links are measured, memory has been used, and there is a base for differences.
+        first = fleet.publish(scenario.num_bytes, seed=0, change=scenario.change)
         fleet.arrivals(first["version"], timeout_s=WAIT_S)
-        found = [_broadcast(fleet, scenario, number) for number in range(rounds)]
+        found = [_broadcast(fleet, scenario, 1 + number) for number in range(rounds)]
         if scenario.fans_out:
             fanout_s = _fan_out(fleet, scenario)
             found = [{**each, "fanout_seconds": fanout_s} for each in found]
     return found
 
 
-def _broadcast(fleet: Fleet, scenario: Scenario, number: int) -> dict[str, Any]:
+def _broadcast(fleet: Fleet, scenario: Scenario, seed: int) -> dict[str, Any]:
     time.sleep(SETTLE_S)
-    # A KiB more each time: versions of unequal size are no base for each other.
-    size = scenario.num_bytes + (0 if scenario.change else number * KIB)
+    size = scenario.num_bytes
     hosts, workers = fleet.network.hosts, list(fleet.workers.values())
     counted, cpu_s = _counters(fleet), sum(fleet.cpu_s().values())
-    published = fleet.publish(size, seed=1 + number, change=scenario.change)
+    published = fleet.publish(size, seed=seed, change=scenario.change)
     late = hosts[len(hosts) - scenario.late :] if scenario.late else []
     run = Run(scenario, fleet, published["version"], published, workers, late)
     if scenario.disturb is not None:

@@ -115,7 +115,9 @@ class Process:
         return {"job_id": job_id, "version": 1, "key": KEY.hex(), "endpoint": self._endpoint}
 
     def _header(self, job_id: str, version: int, chunk_bytes: int) -> Header:
-        entries, total = plan(shapes(len(self._data)))
+        # Unrelated bytes are of another model each time: no version is a base for the next.
+        model = "model" if self._weights is not None else f"model{self._step}"
+        entries, total = plan(shapes(len(self._data), model))
         return Header(
             job_id=job_id,
             version=version,

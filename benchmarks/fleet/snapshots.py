@@ -13,11 +13,11 @@ ROW = 512  # elements
 _SPREAD = 0.02  # of the weights of trained transformers
 
 
-def shapes(num_bytes: int) -> Tensors:
+def shapes(num_bytes: int, model: str = "model") -> Tensors:
     """Tensors of a decoder in bfloat16 with this many bytes together, a multiple of 1 KiB."""
     left = num_bytes // (2 * ROW)
     made: Tensors = []
-    for name, rows in _rows():
+    for name, rows in _rows(model):
         if not left:
             break
         taken = min(rows, left)
@@ -51,10 +51,10 @@ class Weights:
         return nearest.astype(np.uint16).data.cast("B")
 
 
-def _rows() -> Iterator[tuple[str, int]]:
-    yield "model.embed_tokens.weight", 8192
+def _rows(model: str) -> Iterator[tuple[str, int]]:
+    yield f"{model}.embed_tokens.weight", 8192
     for layer in itertools.count():
-        prefix = f"model.layers.{layer}"
+        prefix = f"{model}.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", 1
         for name in "qkvo":
             yield f"{prefix}.self_attn.{name}_proj.weight", ROW

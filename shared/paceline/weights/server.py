@@ -262,15 +262,15 @@ class WeightServer:
         """For a base that is held and laid out in the same way."""
         if base_version is None:
             return None
+        if (staging, base_version) in self._encoders:
+            return self._encoders[staging, base_version]
         job_id = staging.header.job_id
         base = self._held.get((job_id, base_version))
         if base is None or not base.complete or not base.header.same_layout(staging.header):
             return None
-        if (staging, base_version) not in self._encoders:
-            self._encoders[staging, base_version] = Encoder(
-                staging, base, observe=lambda took_s: self._encoded(job_id, took_s)
-            )
-        return self._encoders[staging, base_version]
+        encoder = Encoder(staging, base, observe=lambda took_s: self._encoded(job_id, took_s))
+        self._encoders[staging, base_version] = encoder
+        return encoder
 
     def _encoded(self, job_id: str, took_s: float) -> None:
         if self._metrics is not None:
