@@ -67,6 +67,23 @@ class _Open:
     end: tuple[str, str] | None = None  # error code and text that its abort stands for
 
 
+class _Occupancy:
+    """Requests that are open, and for how long they all have been, added up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 0
+        self._request_s = 0.0
+        self._since = 0.0
+
+    def note(self, count: int) -> float:
+        """So many are open from now on; seconds of all so far."""
+        now = self._clock()
+        self._request_s += self._count * (now - self._since)
+        self._count, self._since = count, now
+        return self._request_s
+
+
 class Hub:
     """Sends each emission of the engine to the stream that asked."""
 
@@ -74,6 +91,7 @@ class Hub:
         self._engine = engine
         self._clock: Clock = clock or (lambda: asyncio.get_running_loop().time())
         self._open: dict[str, _Open] = {}
+        self._occupancy = _Occupancy(self._clock)
         self._num_streams = 0
         self._streams: set[Stream] = set()
         self._deadlines: list[tuple[float, str]] = []
@@ -100,6 +118,7 @@ class Hub:
         for name in names:
             self._open.pop(name, None)
         if names:
+            self._occupancy.note(len(self._open))
             self._engine.abort(names)
 
     def submit(self, stream: Stream, asks: Sequence[Ask]) -> None:
@@ -113,6 +132,7 @@ class Hub:
             else:
                 going.append(self._admit(stream, ask))
         if going:
+            self._occupancy.note(len(self._open))
             self._engine.submit(going)
 
     def abort(self, stream: Stream, names: Sequence[str]) -> None:
@@ -144,9 +164,10 @@ class Hub:
             await asyncio.sleep(0.01)
 
     def load(self) -> dict[str, float]:
-        """What callers that share this worker need to know of each other.
+        """What callers that share this worker need to know of each other, and scaling of them.
 
         `open` leaves out requests for a version to come: they take no place in the engine yet.
+        `request_s` is how long all requests so far have been open, added up.
         """
         version = self._engine.status().version
         now = [one for one in self._open.values() if one.pinned_version <= version]
@@ -154,6 +175,7 @@ class Hub:
             "open": float(len(now)),
             "open_tokens": float(sum(one.weight for one in now)),
             "callers": float(sum(bool(stream.open) for stream in self._streams)),
+            "request_s": self._occupancy.note(len(self._open)),
         }
 
     async def run(self) -> None:
@@ -212,6 +234,7 @@ class Hub:
         reason, code, error = emission.finish_reason, emission.error_code, emission.error
         if reason:
             del self._open[emission.request_id]
+            self._occupancy.note(len(self._open))
             one.stream.open.discard(one.name)
             if reason == "abort" and one.end is not None:
                 reason, (code, error) = "error", one.end

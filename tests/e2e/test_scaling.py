@@ -20,9 +20,9 @@ SCALING = {
     "warm_s": 0.0,
     "smooth_s": 2.0,
     "up_s": 0.0,
-    "down_s": 30.0,
+    "down_s": 10.0,
     "most_down": 0.1,
-    "sync_wait": 0.98,
+    "sync_wait": 0.995,
 }
 Until = Callable[..., None]
 
@@ -49,9 +49,21 @@ def job_of(tiny_job: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
             sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
             reward=[{"kind": "regex", "pattern": "^[^7]{0,12}$"}],
-            experience={"batch_groups": GROUPS, "group_size": SIZE, "max_staleness": 0},
+            # What is learned soon has no variance left; steps are to go on at the same pace.
+            experience={
+                "batch_groups": GROUPS,
+                "group_size": SIZE,
+                "max_staleness": 0,
+                "filters": [],
+            },
             rollout={"activation": "at_boundary", **rollout},
-            trainer={"optimizer": {"lr": 3e-3}, "checkpoint": {"every": 2}},
+            # Workers are given up while they have nothing to do, so training takes a while too:
+            # a sequence at a time.
+            trainer={
+                "optimizer": {"lr": 3e-4},
+                "checkpoint": {"every": 1},
+                "tokens_per_micro_batch": 56,
+            },
             stop={"steps": steps},
         )
 
@@ -93,8 +105,8 @@ def test_learning_does_not_change_while_it_scales(
         # One request at a time, so that a step takes a while.
         job = job_of("scaled", steps=500, scaling=bounds, max_concurrent=1)
         job_id = client.submit(job).status.job_id
-        until(lambda: len(rollouts(site, job_id)) == 3, "never three workers", 90)
-        until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", 120)
+        until(lambda: len(rollouts(site, job_id)) == 3, "never three workers", 120)
+        until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", 240)
         step = client.get(job_id).status.step
         until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker")
         client.cancel(job_id)
@@ -108,7 +120,7 @@ def test_learning_does_not_change_while_it_scales(
         alone_id = client.submit(
             job_of("alone", steps=len(scaled) // (GROUPS * SIZE))
         ).status.job_id
-        status = client.wait(alone_id, timeout_s=150).status
+        status = client.wait(alone_id, timeout_s=400).status
         assert status.state == "succeeded", status.reason
     alone = trained(site, alone_id)
     assert len(makers(alone)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -52,7 +53,6 @@ class Collector:
         self._options = options
         self._counters = Counters()
         self._since: dict[tuple[str, int], float] = {}
-        self._running: dict[str, float] = {}  # at the last look
         self._looked_s: float | None = None
 
     def look(
@@ -83,7 +83,6 @@ class Collector:
             reward=self._reward(workers),
         )
         self._counters.turn()
-        self._running = {w.worker_id: w.load["running"] for w in workers if "running" in w.load}
         return found
 
     def _note_ready(self, workers: Iterable[Worker], now_s: float) -> None:
@@ -139,22 +138,23 @@ class Collector:
             for w in ready
             if now_s - self._since[w.worker_id, w.pid] >= self._options.scaling.warm_s
         ]
-        running = [self._mean_running(worker) for worker in warm]
         waiting = sum(w.load.get("running", 0.0) + w.load.get("waiting", 0.0) for w in ready)
+        busy_s = self._sum(warm, "busy_s")
         return PoolSignals(
             ready=len(ready),
             open_requests=waiting,
             warm=len(warm),
-            requests=sum(running) / len(warm) if warm else 0.0,
+            requests=self._requests(warm, busy_s),
             tokens=self._sum(warm, "tokens_generated"),
-            busy_s=self._sum(warm, "busy_s"),
+            busy_s=busy_s,
             idle_s=self._sum(warm, "idle_s"),
         )
 
-    def _mean_running(self, worker: Worker) -> float:
-        """Requests at once since the last look, about: the mean of then and now."""
-        now = worker.load.get("running", 0.0)
-        return (self._running.get(worker.worker_id, now) + now) / 2
+    def _requests(self, workers: Sequence[Worker], busy_s: float) -> float:
+        """Requests at once in a worker while it works: how many there are now says little of it."""
+        request_s = self._sum(workers, "request_s")
+        most = max((w.load.get("max_running", math.inf) for w in workers), default=0.0)
+        return min(max(1.0, request_s / busy_s), most) if busy_s > 0 and request_s > 0 else 0.0
 
     def _sum(self, workers: Iterable[Worker], name: str) -> float:
         return sum(

@@ -15,7 +15,7 @@ class PoolSignals:
     ready: int = 0  # answer, with weights
     open_requests: float = 0.0  # running or waiting in all of them
     warm: int = 0
-    requests: float = 0.0  # running at once in a warm one
+    requests: float = 0.0  # at once in a warm one while it works
     tokens: float = 0.0
     busy_s: float = 0.0
     idle_s: float = 0.0

@@ -45,6 +45,7 @@ class Pod:
     tokens: float = 0.0
     busy_s: float = 0.0
     idle_s: float = 0.0
+    request_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -151,6 +152,8 @@ class World:
                 "tokens_generated": pod.tokens,
                 "busy_s": pod.busy_s,
                 "idle_s": pod.idle_s,
+                "request_s": pod.request_s,
+                "max_running": float(self.law.max_concurrent),
             },
         )
 
@@ -198,6 +201,7 @@ class World:
             pod.tokens += rate
             pod.busy_s += 1.0 if each else 0.0
             pod.idle_s += 0.0 if each else 1.0
+            pod.request_s += each
             if self._working:
                 self._clock += rate / self._episodes()
         while self._working and self._working[0][0] <= self._clock:

@@ -101,19 +101,32 @@ def test_versions_are_not_counted_again_after_a_trainer_was_away(look: Looks) ->
 
 
 def test_only_warm_workers_tell_their_speed(look: Looks) -> None:
-    look(rollout("r-0", running=10, tokens_generated=100, busy_s=5))
-    new = rollout("r-1", running=40, tokens_generated=7, busy_s=1)
-    pool = look(rollout("r-0", running=20, tokens_generated=1100, busy_s=25), new).jobs[0].pools
-    seen = pool["default"]
+    look(rollout("r-0", running=10, tokens_generated=100, busy_s=5, request_s=50))
+    new = rollout("r-1", running=40, tokens_generated=7, busy_s=1, request_s=9)
+    old = rollout("r-0", running=20, tokens_generated=1100, busy_s=25, request_s=300)
+    seen = look(old, new).jobs[0].pools["default"]
     assert (seen.ready, seen.warm, seen.open_requests) == (2, 1, 60)
     # What it counted while it warmed up is left out.
-    assert (seen.requests, seen.tokens, seen.busy_s) == (15, 0, 0)
+    assert (seen.requests, seen.tokens, seen.busy_s) == (0, 0, 0)
     later = look(
-        rollout("r-0", running=20, tokens_generated=2100, busy_s=45),
-        rollout("r-1", running=20, tokens_generated=900, busy_s=19),
+        rollout("r-0", running=20, tokens_generated=2100, busy_s=45, request_s=800),
+        rollout("r-1", running=20, tokens_generated=900, busy_s=19, request_s=400),
     )
     seen = later.jobs[0].pools["default"]
     assert (seen.warm, seen.requests, seen.tokens, seen.busy_s) == (2, 25, 1000, 20)
+
+
+def test_requests_at_once_are_those_of_the_time_in_which_it_works(look: Looks) -> None:
+    """However rarely that is, and whatever it does at the moment of its report."""
+
+    def seen(busy_s: float, request_s: float) -> float:
+        one = rollout("r-0", running=0, max_running=4, busy_s=busy_s, request_s=request_s)
+        return look(one).jobs[0].pools["default"].requests
+
+    assert [seen(0.0, 0.0), seen(0.0, 0.0)] == [0, 0]
+    assert seen(1.0, 3.0) == 3
+    assert seen(1.5, 3.2) == 1, "a worker that works has one at least"
+    assert seen(2.0, 103.2) == 4, "most of them wait for a place"
 
 
 def test_a_worker_that_was_replaced_warms_up_again(look: Looks) -> None:

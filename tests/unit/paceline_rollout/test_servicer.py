@@ -236,7 +236,10 @@ async def test_a_drained_worker_has_sent_all_that_it_sampled():
         caller.send(*(request(name, sampling={"max_tokens": 50}) for name in "ab"))
         reading = asyncio.create_task(caller.ends(2))
         await asyncio.sleep(0.2)
-        assert service.hub.load() == {"open": 2, "open_tokens": 104, "callers": 1}
+        load = service.hub.load()
+        waited_s = load.pop("request_s")
+        assert load == {"open": 2, "open_tokens": 104, "callers": 1}
+        assert waited_s > 2 * 0.15
         async with asyncio.timeout(5):
             await service.hub.hand_back("draining")
             ends = await reading
@@ -245,7 +248,10 @@ async def test_a_drained_worker_has_sent_all_that_it_sampled():
         assert all(len(e.tokens) > 5 for e in ends.values())
         sampled = service.engine.status().tokens_generated
         assert sum(len(e.tokens) for e in caller.events) == sampled
-        assert service.hub.load() == {"open": 0, "open_tokens": 0, "callers": 0}
+        load = service.hub.load()
+        assert load.pop("request_s") > waited_s
+        assert load == {"open": 0, "open_tokens": 0, "callers": 0}
+        assert service.hub.load()["request_s"] == service.hub.load()["request_s"]
 
 
 async def test_callers_of_an_engine_that_stops_go_elsewhere():

@@ -127,15 +127,15 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     assert [v.step for v in one_job.versions] == [0, 1, 2, 3, 4]
     assert [v.parent for v in one_job.versions] == [-1, 0, 1, 2, 3]
     assert one_job.checkpoints == [2, 4]
-    metrics = one_job.commits[-1][2]
+    metrics = [told for _, _, told in one_job.commits]
     for name in ("loss", "grad_norm", "lr", "wait_s", "step_s", "publish_s", "checkpoint_s"):
-        assert name in metrics
+        assert name in metrics[-1]
     sampled, checked = (
-        sum(m[name] for _, _, m in one_job.commits)
-        for name in ("versions_sampled", "versions_checked")
+        sum(told[name] for told in metrics) for name in ("versions_sampled", "versions_checked")
     )
     assert sampled == checked >= 2
-    assert metrics["mismatch_tokens"] > 0
+    # A batch may come before the trainer has heard which version its publication got.
+    assert all(told["mismatch_tokens"] > 0 for told in metrics if told["versions_checked"])
 
 
 @pytest.mark.parametrize("told", [4096, 0])
