@@ -14,7 +14,7 @@ from paceline.errors import FencedError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
-from paceline.types import JobState
+from paceline.types import JobState, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
@@ -58,7 +58,11 @@ class ClusterService(Service):
             connection, identity=options.kubernetes.identity, regarding=self._regarding
         )
         self._channel = connect_as(settings, settings.experience)
-        self._gateway = connect_as(settings, options.kubernetes.gateway or settings.experience)
+        self._gateway = (
+            connect_as(settings, options.kubernetes.gateway, WorkerKind.GATEWAY)
+            if options.kubernetes.gateway
+            else connect_as(settings, settings.experience)
+        )
         self._membership = Membership(
             roster=RosterStub(self._channel), report=partial(worker_of, chassis)
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING
-
-from grpc import aio
 
 from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
@@ -60,12 +59,14 @@ class EnvironmentService(Service):
         )
         self._policy = Policy(
             places=self._places,
-            connect=self._connect,
+            connect=partial(connect_as, settings, kind=WorkerKind.ROLLOUT),
             stages=self.stages,
             metrics=chassis.metrics,
         )
         self._scoring = Scoring(
-            workers=self._rewards, connect=self._connect, timeout_s=options.score_timeout_s
+            workers=self._rewards,
+            connect=partial(connect_as, settings, kind=WorkerKind.REWARD),
+            timeout_s=options.score_timeout_s,
         )
         self._submitter = Submitter(experience=experience)
         self.worker = EpisodeWorker(
@@ -158,9 +159,6 @@ class EnvironmentService(Service):
             job_id=settings.job_id,
             load=load,
         )
-
-    def _connect(self, address: str) -> aio.Channel:
-        return connect_as(self._chassis.settings, address)
 
 
 async def build(chassis: Chassis) -> EnvironmentService:

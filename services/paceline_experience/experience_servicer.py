@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from paceline import wire
+from paceline.callers import may_speak_for
 from paceline.errors import InvalidError
-from paceline.types import JobState
+from paceline.types import JobState, WorkerKind
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import experience_pb2_grpc, types_pb2
 from paceline_experience.artefacts import Artefacts
@@ -64,6 +65,8 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
     async def SetJobState(self, request: pb.SetJobStateRequest, context: Any) -> types_pb2.Job:
         """Move a job on."""
         state = state_from(request.state)
+        if state is not JobState.FAILED:
+            may_speak_for(WorkerKind.CONTROLLER)
         job = await self._desk.set_state(request.job_id, state, reason=request.reason)
         return wire.job_to(job)
 

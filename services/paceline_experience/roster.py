@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import NotFoundError
 from paceline.logs import Log
-from paceline.types import Worker
+from paceline.types import Worker, WorkerKind
 from paceline.weights.route import TransferProgress
 from paceline_experience.core import Signal
 
@@ -100,6 +100,11 @@ class Roster:
         if moved or before.held != member.held:
             self.changed.fire()
         return member
+
+    def kind_of(self, worker_id: str) -> WorkerKind | None:
+        """Of a member; None if there is none of this name."""
+        member = self._members.get(worker_id)
+        return None if member is None else member.worker.kind
 
     def leave(self, worker_id: str) -> None:
         """Go; unknown workers are ignored."""

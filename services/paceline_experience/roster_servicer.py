@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from paceline import wire
+from paceline.callers import may_speak_for
 from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1 import roster_pb2_grpc
@@ -34,11 +35,15 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         """Enter the roster."""
-        self._roster.join(wire.worker_from(request.worker))
+        worker = wire.worker_from(request.worker)
+        may_speak_for(worker.kind)
+        self._check(worker.worker_id)
+        self._roster.join(worker)
         return pb.JoinReply(lease_s=self._roster.lease_s)
 
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
         """Stay in the roster."""
+        self._check(request.worker_id)
         member = self._roster.beat(
             request.worker_id,
             active_version=request.active_version,
@@ -50,6 +55,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         """Leave the roster."""
+        self._check(request.worker_id)
         self._roster.leave(request.worker_id)
         return pb.LeaveReply()
 
@@ -103,6 +109,12 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
         """How a transfer goes."""
         self._tracker.report(request.job_id, report_from(request))
         return pb.ReportTransferReply()
+
+    def _check(self, worker_id: str) -> None:
+        """Nobody takes over the place of a worker of another kind."""
+        kind = self._roster.kind_of(worker_id)
+        if kind is not None:
+            may_speak_for(kind)
 
 
 def _query(request: pb.ListWorkersRequest) -> Query:

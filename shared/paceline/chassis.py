@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from paceline import logs
+from paceline.callers import Guard, Refusals
 from paceline.config import ServiceSettings, parse_arguments
 from paceline.errors import PacelineError, UnavailableError
 from paceline.health import Health, Probes
@@ -120,9 +121,8 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     """
     metrics = Metrics()
     tokens = [settings.token] if settings.token else []
-    server = aio.server(
-        interceptors=[ErrorInterceptor(metrics=metrics, tokens=tokens)], options=SERVER_OPTIONS
-    )
+    errors = ErrorInterceptor(metrics=metrics, tokens=tokens, guard=_guard(settings, metrics))
+    server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
     port = bind(server, settings)
     address = address_of(settings, port)
     health = Health(stuck_s=settings.probes.stuck_s)
@@ -145,6 +145,12 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             chassis.tracer.close(LAST_SPANS_S)
     finally:
         probes.close()
+
+
+def _guard(settings: ServiceSettings, metrics: Metrics) -> Guard | None:
+    if settings.tls is None:
+        return None
+    return Guard(kind=settings.kind, domain=settings.tls.peer_name, refusals=Refusals(metrics))
 
 
 async def _live(chassis: Chassis, build: Build) -> int:

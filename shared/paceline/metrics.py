@@ -19,6 +19,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rpc": ("paceline_rpc_seconds", ("method", "code")),
     "up": ("paceline_up", ("kind",)),
     "spans": ("paceline_spans", ("outcome",)),
+    "refused_calls": ("paceline_refused_calls", ("caller",)),
     # ledger
     "episodes": ("paceline_episodes", ("job", "state")),
     "step": ("paceline_step", ("job",)),
@@ -58,6 +59,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 _HELP = {
+    "refused_calls": "Calls refused by the caller's certificate, by its kind.",
     "busy": "Seconds of work.",
     "wait": "Seconds of waiting, by what for.",
     "dropped": "Episodes dropped, by reason.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import inspect
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
@@ -16,11 +17,13 @@ from grpc import aio
 
 from paceline import errors
 from paceline.access import Principal, metadata_of
+from paceline.callers import Guard
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tls import channel_credentials
+from paceline.types import WorkerKind
 
 # The largest message: a submit with a tokenizer of a large vocabulary (17 MiB and more).
 MAX_MESSAGE_BYTES = 48 << 20
@@ -76,8 +79,16 @@ class BidiStream(Protocol[Request_contra, Reply_co]):
         ...
 
 
-def connect(address: str, *, tls: TlsSettings | None = None, token: str = "") -> aio.Channel:
+def connect(
+    address: str,
+    *,
+    tls: TlsSettings | None = None,
+    kind: WorkerKind = WorkerKind.EXPERIENCE,
+    token: str = "",
+) -> aio.Channel:
     """A channel to `host:port`; the token goes along with every call.
+
+    With `tls` the server's certificate must be that of a service of this `kind`.
 
     Raises:
         ConfigError: a file of `tls` is missing or wrong.
@@ -85,18 +96,20 @@ def connect(address: str, *, tls: TlsSettings | None = None, token: str = "") ->
     interceptors = _token_interceptors(token) if token else []
     if tls is None:
         return aio.insecure_channel(address, options=OPTIONS, interceptors=interceptors)
-    named = [("grpc.ssl_target_name_override", tls.peer_name)] if tls.peer_name else []
+    name = f"{kind}.{tls.peer_name}"
     return aio.secure_channel(
         address,
         channel_credentials(tls),
-        options=[*OPTIONS, *named],
+        options=[*OPTIONS, ("grpc.ssl_target_name_override", name)],
         interceptors=interceptors,
     )
 
 
-def connect_as(settings: ServiceSettings, address: str) -> aio.Channel:
-    """A channel with the credentials of this process."""
-    return connect(address, tls=settings.tls, token=settings.token)
+def connect_as(
+    settings: ServiceSettings, address: str, kind: WorkerKind = WorkerKind.EXPERIENCE
+) -> aio.Channel:
+    """A channel to a service of this kind, with the credentials of this process."""
+    return connect(address, tls=settings.tls, kind=kind, token=settings.token)
 
 
 async def call(
@@ -226,10 +239,16 @@ def _token_interceptors(token: str) -> list[Any]:
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """Statuses from the error tree; what is not in the tree is logged and becomes INTERNAL."""
+    """Statuses from the error tree; what is not in the tree is logged and becomes INTERNAL.
 
-    def __init__(self, *, metrics: Metrics, tokens: Iterable[str] = ()) -> None:
+    With a `guard` the caller's certificate decides first.
+    """
+
+    def __init__(
+        self, *, metrics: Metrics, tokens: Iterable[str] = (), guard: Guard | None = None
+    ) -> None:
         self._metrics = metrics
+        self._guard = guard
         self._expected = [f"Bearer {token}".encode() for token in tokens]
 
     async def intercept_service(
@@ -256,7 +275,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, response_serializer=handler.response_serializer)
 
-    def _check(self, metadata: dict[str, Any] | None) -> None:
+    def _check(self, metadata: dict[str, Any] | None, method: str, context: Any) -> None:
+        if self._guard is not None:
+            self._guard.check(method, context)
         if not self._expected or metadata is None:
             return
         given = str(metadata.get("authorization", "")).encode()
@@ -270,7 +291,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
             started = time.perf_counter()
             code = "OK"
             try:
-                self._check(metadata)
+                self._check(metadata, method, context)
                 return await inner(request, context)
             except Exception as error:  # the boundary of one call
                 code = await _abort(error, context, method)
@@ -285,8 +306,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
     ) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._check(metadata)
-                async for reply in inner(request, context):
+                self._check(metadata, method, context)
+                replies = inner(request, context)
+                if inspect.isawaitable(replies):  # it writes to the context itself
+                    await replies
+                    return
+                async for reply in replies:
                     yield reply
             except Exception as error:  # the boundary of one call
                 await _abort(error, context, method)

@@ -6,15 +6,17 @@ import asyncio
 import hashlib
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from paceline.callers import roles_of
 from paceline.config.service import TlsSettings
 from paceline.errors import ConfigError
 from paceline.logs import Log
+from paceline.types import WorkerKind
 
 POLL_S = 10.0
 log = Log("tls")
@@ -70,6 +72,13 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
     """For HTTP calls; verifies the name that the caller gives. Raises `ConfigError`."""
     return _context(tls, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def peer_kinds(transport: asyncio.BaseTransport, domain: str) -> Set[WorkerKind]:
+    """What the certificate at the other end of a TLS connection speaks for."""
+    certificate = transport.get_extra_info("peercert") or {}
+    names = (name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
+    return roles_of(names, domain)
 
 
 async def renewed(

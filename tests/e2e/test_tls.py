@@ -28,6 +28,7 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 
 pytestmark = pytest.mark.slow
 TOKEN = "a token of a user"
+SERVERS = {WorkerKind.GATEWAY, WorkerKind.EXPERIENCE}
 
 
 class Secured:
@@ -57,11 +58,11 @@ class Secured:
 
     def workers(self) -> list[Any]:
         """The roster, asked for with a certificate."""
-        tls = self.authority.issue("asker")
+        tls = self.authority.issue("asker", kinds=[WorkerKind.CONTROLLER])
         credentials = grpc.ssl_channel_credentials(
             tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
         )
-        name = [("grpc.ssl_target_name_override", tls.peer_name)]
+        name = [("grpc.ssl_target_name_override", f"experience.{tls.peer_name}")]
         with grpc.secure_channel(self.experience, credentials, options=name) as channel:
             reply: Any = RosterStub(channel).ListWorkers(
                 roster_pb2.ListWorkersRequest(), timeout=10
@@ -82,7 +83,8 @@ class Secured:
 
     def _start(self, kind: str) -> subprocess.Popen[bytes]:
         gateway = kind == "gateway"
-        names = ["paceline.internal", f"{kind}.paceline.internal", "localhost"]
+        # The controller's is also that of all it starts, none of which is a gateway or experience.
+        own = {WorkerKind(kind)} if kind != "controller" else {*WorkerKind} - SERVERS
         port = int(self.experience.rpartition(":")[2])
         run_dir = self.folder / "run"
         settings = ServiceSettings(
@@ -93,7 +95,9 @@ class Secured:
             experience="" if kind == "experience" else self.experience,
             store_url=self._store_url if kind == "experience" else "",
             token=TOKEN if gateway else "",
-            tls=self.authority.issue(kind, names=names, require_client=not gateway),
+            tls=self.authority.issue(
+                kind, kinds=own, names=["localhost"], require_client=not gateway
+            ),
             logs=LogSettings(path=run_dir / "logs" / f"{kind}.log"),
             options={"http_port": self._ports.take("http"), "https": True} if gateway else {},
         )

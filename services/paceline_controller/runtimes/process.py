@@ -74,7 +74,8 @@ class ProcessRuntime:
         record = self._processes.find(name)
         if record is None:
             return False
-        async with connect_as(self._settings, record.labels["address"]) as channel:
+        kind = WorkerKind(record.labels.get("kind", WorkerKind.EXPERIENCE))
+        async with connect_as(self._settings, record.labels["address"], kind) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             check: Any = stub.Check  # pyright: ignore[reportAttributeAccessIssue]
             request = health_pb2.HealthCheckRequest()
@@ -105,6 +106,7 @@ class ProcessRuntime:
         write_settings(path, settings)
         labels = {
             "job": wanted.job_id,
+            "kind": wanted.kind,
             "address": f"{settings.host}:{settings.port}",
             "experience": settings.experience,
         }
@@ -133,6 +135,7 @@ class ProcessRuntime:
             job_id=wanted.job_id,
             grace_s=self._child_grace_s,
             token=mine.token,
+            # One certificate for all kinds: what runs as one user could read the others' keys.
             tls=mine.tls,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
             supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),

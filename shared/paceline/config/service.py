@@ -21,10 +21,12 @@ class TlsSettings(Closed):
     key: Path
     authority: Path
     """Whose certificates are trusted: of servers, and of clients if `require_client`."""
-    peer_name: str = "paceline.internal"
-    """The name that every server's certificate must carry; the host called if empty."""
+    peer_name: str = Field(default="paceline.internal", pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    """The name in every certificate; that of a kind of service is `KIND.` before it. A server must
+    carry the one of the kind that is called, and a caller one that `paceline.callers` allows."""
     require_client: bool = True
-    """Callers need a certificate of the authority too; off where a token is enough."""
+    """Callers need a certificate of the authority too; off where a token is enough (the gateway):
+    everything else refuses them then."""
     reload_within_s: float = Field(default=3600.0, ge=0)
     """A process whose certificates change drains and ends within this time, to start with them."""
 

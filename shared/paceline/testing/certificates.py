@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paceline.config.service import TlsSettings
+from paceline.types import WorkerKind
 
 LIFE = timedelta(hours=1)
 SLACK = timedelta(minutes=5)
@@ -51,9 +52,20 @@ class Authority:
         self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(
-        self, name: str, *, names: Sequence[str] = ("paceline.internal",), **changes: Any
+        self,
+        name: str,
+        *,
+        kinds: Iterable[WorkerKind] = WorkerKind,
+        domain: str = "paceline.internal",
+        names: Sequence[str] = (),
+        since: timedelta = -SLACK,
+        **changes: Any,
     ) -> TlsSettings:
-        """A certificate for these DNS names and its key; again under one name: new contents."""
+        """A certificate of these kinds of service, with more DNS names, and its key.
+
+        Again under one name: new contents. It is good from `since` from now, for `LIFE`.
+        """
+        every = [domain, *(f"{kind}.{domain}" for kind in kinds), *names]
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         both = x509.ExtendedKeyUsage(
@@ -61,8 +73,8 @@ class Authority:
         )
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         unsigned = (
-            self._unsigned(subject, key.public_key())
-            .add_extension(x509.SubjectAlternativeName([*map(x509.DNSName, names)]), critical=False)
+            self._unsigned(subject, key.public_key(), since)
+            .add_extension(x509.SubjectAlternativeName([*map(x509.DNSName, every)]), critical=False)
             .add_extension(both, critical=False)
             .add_extension(issuer, critical=False)
         )
@@ -75,14 +87,16 @@ class Authority:
         )
         return TlsSettings(**paths, authority=self.path, **changes)
 
-    def _unsigned(self, subject: x509.Name, public: Any) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
+    def _unsigned(
+        self, subject: x509.Name, public: Any, since: timedelta = -SLACK
+    ) -> x509.CertificateBuilder:
+        start = datetime.now(UTC) + since
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - SLACK)
-            .not_valid_after(now + LIFE)
+            .not_valid_before(start)
+            .not_valid_after(start + SLACK + LIFE)
         )

@@ -9,11 +9,12 @@ from collections import defaultdict
 
 from aiohttp import web
 
+from paceline.callers import WEIGHTS, Refusals
 from paceline.config.service import TlsSettings
 from paceline.errors import IntegrityError, StateError, UnavailableError
 from paceline.logs import Log
 from paceline.metrics import Metrics
-from paceline.tls import server_context
+from paceline.tls import peer_kinds, server_context
 from paceline.weights import frames
 from paceline.weights.encoder import Encoder
 from paceline.weights.manifest import Header
@@ -53,6 +54,7 @@ class WeightServer:
         self._advertise = advertise_host or host
         self._metrics = metrics
         self._tls = tls
+        self._refusals = Refusals(metrics)
         self._pool = Pool()
         self._pace = Pace(bytes_per_s, clock=time.monotonic)
         self._encoders: dict[tuple[Staging, int], Encoder] = {}
@@ -176,6 +178,7 @@ class WeightServer:
                     transport.abort()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        self._check_peer(request)
         job_id, version = request.match_info["job_id"], int(request.match_info["version"])
         await self._find(job_id, version)
         self._check_token(request, job_id, version)
@@ -210,6 +213,16 @@ class WeightServer:
                     await self._news.wait()
             except TimeoutError:
                 raise web.HTTPNotFound(text=f"version {version} is not held") from None
+
+    def _check_peer(self, request: web.Request) -> None:
+        transport, tls = request.transport, self._tls
+        if tls is None or transport is None:
+            return
+        kinds = peer_kinds(transport, tls.peer_name)
+        if not WEIGHTS.isdisjoint(kinds):
+            return
+        self._refusals.add("weights", kinds)
+        raise web.HTTPForbidden(text="weights are for trainers and rollout workers")
 
     def _check_token(self, request: web.Request, job_id: str, version: int) -> None:
         held = self._held.get((job_id, version))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
+from paceline.callers import WEIGHTS
 from paceline.config.service import TlsSettings
 from paceline.errors import (
     NotFoundError,
@@ -17,7 +18,7 @@ from paceline.errors import (
     UnavailableError,
     VersionGoneError,
 )
-from paceline.tls import client_context
+from paceline.tls import client_context, peer_kinds
 
 _SPILL_BYTES = 4096
 _MAX_HEAD_BYTES = 16384
@@ -195,10 +196,17 @@ class Response(asyncio.BufferedProtocol):
 
 @dataclass(frozen=True, slots=True)
 class Secure:
-    """How peers are verified; the host called is verified if there is no name."""
+    """How peers are verified: by the common name, and by that of a kind that gives weights."""
 
     context: ssl.SSLContext
     name: str
+
+    def check(self, transport: asyncio.BaseTransport, endpoint: str) -> None:
+        """Raise `UnavailableError` if the other end is no trainer and no rollout worker."""
+        if WEIGHTS.isdisjoint(peer_kinds(transport, self.name)):
+            raise UnavailableError(
+                f"weights: {endpoint}: its certificate is neither a trainer's nor a rollout's"
+            )
 
 
 def secure(tls: TlsSettings | None) -> Secure | None:
@@ -220,16 +228,18 @@ async def post(
         raise UnavailableError(f"weights: {endpoint!r} is not {scheme}://host:port")
     loop = asyncio.get_running_loop()
     try:
-        _, response = await loop.create_connection(
+        transport, response = await loop.create_connection(
             Response,
             parts.hostname,
             parts.port,
             ssl=None if peer is None else peer.context,
-            server_hostname=None if peer is None else peer.name or parts.hostname,
+            server_hostname=None if peer is None else peer.name,
         )
     except OSError as error:
         raise UnavailableError(f"weights: {endpoint}: {error}") from error
     try:
+        if peer is not None:
+            peer.check(transport, endpoint)
         lines = [f"POST {path} HTTP/1.0", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
         if token:
             lines.append(f"Authorization: Bearer {token}")
@@ -247,6 +257,6 @@ def _check(status: int, endpoint: str, path: str) -> None:
     if status == 410:
         raise VersionGoneError(f"weights: {endpoint} does not hold {path} any more")
     if status == 403:
-        raise PermissionDeniedError(f"weights: {endpoint} has another key for {path}")
+        raise PermissionDeniedError(f"weights: {endpoint} does not give {path} to this process")
     if status != 200:
         raise UnavailableError(f"weights: {endpoint} answered {status}")

@@ -77,19 +77,17 @@ async def test_a_server_of_another_authority_is_refused(ours: Authority, theirs:
 
 
 async def test_a_server_with_another_name_is_refused(ours: Authority) -> None:
-    async with served(ours.issue("server", names=["elsewhere"])) as address:
+    async with served(ours.issue("server", domain="elsewhere")) as address:
         with pytest.raises(UnavailableError, match="Hostname Verification"):
             await answers(address, ours.issue("client"))
         assert await answers(address, ours.issue("client", peer_name="elsewhere"))
 
 
-async def test_without_a_peer_name_the_host_counts(ours: Authority) -> None:
-    async with served(ours.issue("server", names=["localhost"])) as address:
-        port = address.rpartition(":")[2]
-        client = ours.issue("client", peer_name="")
-        assert await answers(f"localhost:{port}", client)
-        with pytest.raises(UnavailableError):
-            await answers(address, client)
+async def test_a_server_of_another_kind_is_refused(ours: Authority) -> None:
+    """A rollout worker cannot pose as experience."""
+    async with served(ours.issue("server", kinds=[WorkerKind.ROLLOUT])) as address:
+        with pytest.raises(UnavailableError, match="Hostname Verification"):
+            await answers(address, ours.issue("client"))
 
 
 async def test_a_server_may_do_without_certificates_of_callers(

@@ -30,7 +30,7 @@ from paceline_gateway.service import build
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
-NAMES = ("paceline.internal", "localhost")
+NAMES = ("localhost",)
 ASK = pb.ListJobsRequest()
 
 

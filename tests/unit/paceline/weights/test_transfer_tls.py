@@ -7,13 +7,16 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
+from paceline.callers import WEIGHTS
 from paceline.config.service import TlsSettings
 from paceline.errors import ConfigError, UnavailableError
 from paceline.testing.certificates import Authority
+from paceline.types import WorkerKind
 from paceline.weights import Header, Staging, WeightServer, plan, pull
 
 CHUNK = 1 << 20
@@ -106,13 +109,15 @@ def test_strangers_are_refused(
 
 async def test_a_server_is_verified(ours: Authority, theirs: Authority) -> None:
     client = ours.issue("client")
+    elsewhere: dict[str, Any] = {"domain": "elsewhere", "peer_name": "elsewhere"}
     async with serving(snapshot(), theirs.issue("trainer")) as endpoint:
         with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
             await fetch(endpoint, client)
-    async with serving(snapshot(), ours.issue("trainer", names=["elsewhere"])) as endpoint:
+    async with serving(snapshot(), ours.issue("trainer", **elsewhere)) as endpoint:
         with pytest.raises(UnavailableError, match=r"not valid for 'paceline\.internal'"):
             await fetch(endpoint, client)
-        assert (await fetch(endpoint, ours.issue("client", peer_name="elsewhere"))).complete
+        client = ours.issue("client", **elsewhere)
+        assert (await fetch(endpoint, client)).complete
 
 
 async def test_a_plain_server_is_never_asked(ours: Authority) -> None:
@@ -136,3 +141,27 @@ async def test_wrong_files_are_named(ours: Authority) -> None:
         await WeightServer(host="127.0.0.1", tls=tls).start()
     with pytest.raises(ConfigError, match="are not a PEM certificate and its unencrypted key"):
         await fetch("https://127.0.0.1:1", tls)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_only_trainers_and_rollout_workers_give_and_get(
+    ours: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    def of(kind: WorkerKind) -> TlsSettings:
+        return ours.issue(kind, kinds=[kind])
+
+    async def tried() -> None:
+        trainer, rollout = of(WorkerKind.TRAINER), of(WorkerKind.ROLLOUT)
+        for server, client in ((trainer, rollout), (rollout, rollout), (trainer, trainer)):
+            async with serving(snapshot(), server) as endpoint:
+                assert (await fetch(endpoint, client)).complete
+        async with serving(snapshot(), trainer) as endpoint:
+            for kind in set(WorkerKind) - WEIGHTS:
+                with pytest.raises(UnavailableError, match="does not give"):
+                    await fetch(endpoint, of(kind))
+        async with serving(snapshot(), of(WorkerKind.REWARD)) as endpoint:
+            with pytest.raises(UnavailableError, match="neither a trainer's nor a rollout's"):
+                await fetch(endpoint, rollout)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(tried())

@@ -1,0 +1,264 @@
+"""Every RPC of every service over real gRPC, with certificates of every kind and with none.
+
+The servers are the chassis with methods that are not implemented: a call that passes the check
+fails in the method, with INTERNAL, and one that does not is refused before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode, aio
+from grpc_health.v1 import health_pb2
+
+from paceline.callers import ALL, CALLERS, NOBODY, callers_of
+from paceline.chassis import Chassis, Service, serve
+from paceline.config.service import ServiceSettings, TlsSettings
+from paceline.testing.certificates import LIFE, Authority
+from paceline.types import WorkerKind
+
+ROOT = Path(__file__).resolve().parents[3]
+PROTOS = ROOT / "protos" / "paceline" / "v1"
+TOKEN = "a token that is in no message"
+HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+REFUSED = {StatusCode.UNAVAILABLE, StatusCode.PERMISSION_DENIED, StatusCode.UNAUTHENTICATED}
+PAST = StatusCode.INTERNAL
+
+
+def module_of(service: str) -> Any:
+    """The generated code that has a service."""
+    for path in PROTOS.glob("*.proto"):
+        module = import_module(f"paceline.v1.{path.stem}_pb2")
+        if service in module.DESCRIPTOR.services_by_name:
+            return import_module(f"paceline.v1.{path.stem}_pb2_grpc")
+    raise AssertionError(f"{service}: in no file of {PROTOS}")
+
+
+def services() -> dict[str, Any]:
+    """Descriptors of all services that there are."""
+    files = [import_module(f"paceline.v1.{path.stem}_pb2") for path in PROTOS.glob("*.proto")]
+    found = {name: s for f in files for name, s in f.DESCRIPTOR.services_by_name.items()}
+    return {**found, "Health": HEALTH}
+
+
+def methods(server: WorkerKind) -> Iterator[MethodDescriptor]:
+    for service in CALLERS[server]:
+        yield from services()[service].methods
+
+
+def path_of(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+# the table -----------------------------------------------------------------------------------
+
+
+def test_every_rpc_has_its_row() -> None:
+    served = {service for rows in CALLERS.values() for service in rows}
+    assert served == set(services())
+    for server, rows in CALLERS.items():
+        for service, row in rows.items():
+            names = {method.name for method in services()[service].methods}
+            assert set(row) == names, f"{service} of {server}: paceline.callers has other methods"
+
+
+@pytest.mark.parametrize("server", WorkerKind)
+def test_the_table_knows_what_each_service_serves(server: WorkerKind) -> None:
+    sources = (ROOT / "services" / f"paceline_{server}").rglob("*.py")
+    code = "\n".join(path.read_text() for path in sources)
+    served = set(re.findall(r"add_(\w+)Servicer_to_server\(", code))
+    assert served <= set(CALLERS[server])
+
+
+@pytest.mark.parametrize("server", WorkerKind)
+def test_what_has_no_row_is_for_nobody(server: WorkerKind) -> None:
+    for method in ("/paceline.v1.Jobs/Newest", "/other.Jobs/GetJob", "/paceline.v1.Health/Check"):
+        assert callers_of(server, method) == NOBODY
+    for odd in ("", "/", "//", "GetJob", "/paceline.v1.Jobs", "/paceline.v1.Jobs/GetJob/"):
+        assert callers_of(server, odd) == NOBODY
+
+
+# the sweep -----------------------------------------------------------------------------------
+
+
+class Unfinished(Service):
+    """Serves what the table says, with nothing behind it."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        for service in set(CALLERS[chassis.settings.kind]) - {"Health"}:
+            module = module_of(service)
+            add = getattr(module, f"add_{service}Servicer_to_server")
+            add(getattr(module, f"{service}Servicer")(), chassis.server)
+
+
+@asynccontextmanager
+async def served(kind: WorkerKind, tls: TlsSettings) -> AsyncGenerator[Chassis]:
+    made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
+
+    async def build(chassis: Chassis) -> Service:
+        made.set_result(chassis)
+        return Unfinished(chassis)
+
+    token = TOKEN if kind is WorkerKind.GATEWAY else ""
+    settings = ServiceSettings(kind=kind, worker_id=f"{kind}-0", tls=tls, token=token)
+    running = asyncio.create_task(serve(settings, build))
+    await asyncio.wait({made, running}, return_when=asyncio.FIRST_COMPLETED)
+    chassis = made.result()
+    while chassis.health.why_unready():
+        assert not running.done(), running.exception()
+        await asyncio.sleep(0.01)
+    try:
+        yield chassis
+    finally:
+        chassis.stop()
+        await running
+
+
+class Caller:
+    """Somebody with a certificate (or none) who connects to a service of this kind."""
+
+    def __init__(self, chassis: Chassis, credentials: grpc.ChannelCredentials | None) -> None:
+        name = f"{chassis.settings.kind}.paceline.internal"
+        options = [("grpc.ssl_target_name_override", name)]
+        self.channel = (
+            aio.insecure_channel(chassis.address)
+            if credentials is None
+            else aio.secure_channel(chassis.address, credentials, options=options)
+        )
+
+    async def call(self, method: MethodDescriptor) -> tuple[StatusCode, str, dict[str, Any]]:
+        """Status, text and trailing metadata of one call."""
+        kind = f"{_shape(method.client_streaming)}_{_shape(method.server_streaming)}"
+        made = getattr(self.channel, kind)(
+            path_of(method),
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        request: Any = GetMessageClass(method.input_type)()
+        given = iter([request]) if method.client_streaming else request
+        answer = made(given, timeout=20)
+        try:
+            if method.server_streaming:
+                async for _ in answer:
+                    answer.cancel()
+                    return StatusCode.OK, "", {}
+            else:
+                await answer
+        except aio.AioRpcError as error:
+            return error.code(), error.details() or "", dict(error.trailing_metadata() or ())
+        return StatusCode.OK, "", {}
+
+
+def _shape(streams: bool) -> str:
+    return "stream" if streams else "unary"
+
+
+def credentials_of(tls: TlsSettings, trust: TlsSettings) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        trust.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
+    )
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, name="ours")
+
+
+@pytest.mark.parametrize("server", WorkerKind)
+async def test_only_the_kinds_of_the_table_get_past(server: WorkerKind, ours: Authority) -> None:
+    everybody = server is WorkerKind.GATEWAY
+    tls = ours.issue("server", kinds=[server], require_client=not everybody)
+    async with served(server, tls) as chassis:
+        for kind in WorkerKind:
+            caller = Caller(chassis, credentials_of(ours.issue(kind, kinds=[kind]), tls))
+            for method in methods(server):
+                allowed = callers_of(server, path_of(method))
+                code, text, metadata = await caller.call(method)
+                if allowed is None:
+                    good = method.containing_service is HEALTH
+                    assert code is (StatusCode.OK if good else StatusCode.UNAUTHENTICATED)
+                elif kind in allowed:
+                    past = StatusCode.OK if method.containing_service is HEALTH else PAST
+                    assert code is past, f"{kind} {path_of(method)}: {text}"
+                else:
+                    says = f"a certificate of {kind} may not call {path_of(method)}"
+                    assert (code, text) == (StatusCode.PERMISSION_DENIED, says)
+                    assert metadata == {"paceline-error": "PermissionDeniedError"}
+                assert TOKEN not in text
+            await caller.channel.close()
+        assert not everybody or refusals(chassis) == 0
+        expected = len(ALL) * sum(1 for _ in methods(server)) - allowed_calls(server)
+        assert everybody or refusals(chassis) == expected
+
+
+def allowed_calls(server: WorkerKind) -> int:
+    return sum(len(callers_of(server, path_of(method)) or ()) for method in methods(server))
+
+
+def refusals(chassis: Chassis) -> float:
+    name = "paceline_refused_calls_total"
+    registry = chassis.metrics.registry
+    return sum(registry.get_sample_value(name, {"caller": kind}) or 0.0 for kind in WorkerKind)
+
+
+@pytest.mark.parametrize("server", WorkerKind)
+async def test_strangers_get_nowhere(server: WorkerKind, ours: Authority, tmp_path: Path) -> None:
+    """Of a foreign authority, expired, not yet good, none at all, no TLS at all."""
+    theirs = Authority(tmp_path, name="theirs")
+    everybody = server is WorkerKind.GATEWAY
+    tls = ours.issue("server", kinds=[server], require_client=not everybody)
+    strangers = {
+        "foreign": credentials_of(theirs.issue("all"), tls),
+        "expired": credentials_of(ours.issue("old", since=-2 * LIFE), tls),
+        "early": credentials_of(ours.issue("early", since=timedelta(hours=1)), tls),
+        "none": grpc.ssl_channel_credentials(tls.authority.read_bytes()),
+        "plain": None,
+    }
+    async with served(server, tls) as chassis:
+        for name, credentials in strangers.items():
+            caller = Caller(chassis, credentials)
+            for method in methods(server):
+                code, text, _ = await caller.call(method)
+                open_to_all = everybody and name != "plain" and method.containing_service is HEALTH
+                assert open_to_all or code in REFUSED, f"{name} {path_of(method)}"
+                assert not re.search(rf"{TOKEN}|{tmp_path}|BEGIN", text), text
+            await caller.channel.close()
+
+
+@pytest.mark.parametrize("server", set(WorkerKind) - {WorkerKind.GATEWAY})
+async def test_without_certificates_of_callers_nothing_but_the_gateway_answers(
+    server: WorkerKind, ours: Authority
+) -> None:
+    tls = ours.issue("server", kinds=[server], require_client=False)
+    async with served(server, tls) as chassis:
+        caller = Caller(chassis, grpc.ssl_channel_credentials(tls.authority.read_bytes()))
+        for method in methods(server):
+            code, text, _ = await caller.call(method)
+            says = f"a caller without a service's certificate may not call {path_of(method)}"
+            assert (code, text) == (StatusCode.PERMISSION_DENIED, says)
+        await caller.channel.close()
+
+
+async def test_a_certificate_may_speak_for_several_kinds_and_a_wildcard_for_none(
+    ours: Authority,
+) -> None:
+    tls = ours.issue("server", kinds=[WorkerKind.REWARD])
+    both = ours.issue("both", kinds=[WorkerKind.TRAINER, WorkerKind.ENVIRONMENT])
+    other = ours.issue("other", kinds=[], names=["*.paceline.internal"])
+    score = services()["Reward"].methods_by_name["Score"]
+    async with served(WorkerKind.REWARD, tls) as chassis:
+        for own, code in ((both, StatusCode.INTERNAL), (other, StatusCode.PERMISSION_DENIED)):
+            caller = Caller(chassis, credentials_of(own, tls))
+            assert (await caller.call(score))[0] is code
+            await caller.channel.close()
