@@ -11,7 +11,7 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check protos protos-check bench bench-engine clean
+.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check dashboards cluster-tools monitoring-tools check protos protos-check bench bench-engine clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -106,6 +106,9 @@ image-%: ## Build the image of a service, or image-local with all of them
 
 image-check: ## Build and measure the five light images (minutes; docker, or buildah as root)
 	IMAGE_TOOL=$(IMAGE_TOOL) IMAGE_TAG=$(IMAGE_TAG) IMAGE_PREFIX=$(IMAGE_PREFIX) IMAGE_FLAGS="$(IMAGE_FLAGS)" docker/image-check.sh
+
+dashboards: $(STAMP) ## Write Grafana's dashboards, and the chart's copies of them and of the rules
+	$(BIN)/python deploy/monitoring/write.py
 
 chart-check: $(STAMP) ## Lint, render and check the Helm chart with Helm 3 and 4, and all that goes by it
 	$(BIN)/python deploy/helm/tools.py

@@ -91,7 +91,7 @@ def _sections() -> Schema:
         "ingress": _ingress(),
         "networkPolicy": _network_policy(),
         "priorityClasses": _priority_classes(),
-        "monitoring": _closed(podMonitor=_closed(enabled=FLAG, labels=TEXTS, interval=TEXT)),
+        "monitoring": _monitoring(),
     }
 
 
@@ -254,6 +254,16 @@ def _network_policy() -> Schema:
         storage=_closed(to=FREE_LIST, ports=PORTS),
         extraEgress=by_component,
         extraIngress=by_component,
+    )
+
+
+def _monitoring() -> Schema:
+    kind = _enum("PrometheusRule", "ConfigMap")
+    return _closed(
+        podMonitor=_closed(enabled=FLAG, labels=TEXTS, interval=TEXT),
+        scrapeAnnotations=FLAG,
+        dashboards=_closed(enabled=FLAG, labels=TEXTS, annotations=TEXTS, namespace=TEXT),
+        rules=_closed(enabled=FLAG, kind=kind, labels=TEXTS, runbooks=TEXT),
     )
 
 

@@ -127,7 +127,8 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     address = address_of(settings, port)
     health = Health(stuck_s=settings.probes.stuck_s)
     metrics.set("up", 1, kind=settings.kind)
-    probes = Probes(host=settings.host, port=settings.metrics_port, health=health, metrics=metrics)
+    host, port = settings.metrics_host or settings.host, settings.metrics_port
+    probes = Probes(host=host, port=port, health=health, metrics=metrics)
     try:
         chassis = Chassis(
             settings=settings,

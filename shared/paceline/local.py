@@ -21,6 +21,7 @@ from paceline.embedded_store import EmbeddedStore, check_url
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, write_settings
 from paceline.logs import Log
+from paceline.monitoring import lay_out, targets_of
 from paceline.ports import PortSlots, is_free
 from paceline.processes import Processes, Restarts
 from paceline.types import WorkerKind
@@ -86,6 +87,7 @@ class Local:
         self._lock = lock_for_life(self.run_dir / "up.lock", what="a supervisor")
         try:
             self._check_http_port()
+            lay_out(self.run_dir / "monitoring")
             self._start_store()
             self._beat()
             for kind in KINDS:
@@ -123,7 +125,8 @@ class Local:
 
     def _processes_of(self, owner: str) -> Processes:
         folder, logs = self.run_dir / "processes", self.run_dir / "logs"
-        return Processes(folder=folder, logs=logs, owner=owner)
+        targets = targets_of(self.run_dir)
+        return Processes(folder=folder, logs=logs, owner=owner, targets=targets)
 
     def _check_http_port(self) -> None:
         ours = self._processes.find(WorkerKind.GATEWAY)
@@ -214,7 +217,11 @@ class Local:
 
     def _launch(self, kind: WorkerKind, service: _Supervised) -> None:
         command = [sys.executable, "-m", f"paceline_{kind}", str(service.path)]
-        labels = {"http_port": str(self._http_port)}
+        labels = {
+            "http_port": str(self._http_port),
+            "service": str(kind),
+            "metrics": f"{HOST}:{service.settings.metrics_port}",
+        }
         self._processes.start(kind, command, mark=str(service.path), labels=labels)
         service.running = True
         service.began_s = time.monotonic()

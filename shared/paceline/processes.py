@@ -20,6 +20,7 @@ import psutil
 
 from paceline.files import read_json, tail, write_json
 from paceline.logs import Log
+from paceline.monitoring import Targets
 
 log = Log("processes")
 
@@ -71,10 +72,13 @@ class Processes:
     Several supervisors may share the folder of state files; names are unique in it.
     """
 
-    def __init__(self, *, folder: Path, logs: Path, owner: str = "") -> None:
+    def __init__(
+        self, *, folder: Path, logs: Path, owner: str = "", targets: Targets | None = None
+    ) -> None:
         self._folder = folder
         self._owner = owner
         self._logs = logs
+        self._targets = targets
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
@@ -115,6 +119,7 @@ class Processes:
         self._children[name] = child
         self._records[name] = record
         self._write(record)
+        self._tell(record)
         log.info("started", process=name, pid=child.pid)
         return record
 
@@ -169,6 +174,8 @@ class Processes:
         self._records.pop(name, None)
         self._children.pop(name, None)
         (self._folder / f"{name}.json").unlink(missing_ok=True)
+        if self._targets is not None:
+            self._targets.forget(name)
 
     def last_words(self, name: str, *, lines: int = 20) -> str:
         """The newest of its output and its log, the error first."""
@@ -181,6 +188,12 @@ class Processes:
 
     def _write(self, record: Record) -> None:
         write_json(self._folder / f"{record.name}.json", asdict(record))
+
+    def _tell(self, record: Record) -> None:
+        address = record.labels.get("metrics")
+        if self._targets is not None and address:
+            shown = {key: record.labels.get(key, "") for key in ("service", "job")}
+            self._targets.tell(record.name, address=address, labels=shown)
 
     def _wait(self, name: str, *, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -19,7 +19,7 @@ FEATURES = sorted(
 HELMS = ("helm3", "helm4")
 OLDEST, NEWEST = "1.29", "1.37"
 # Not part of Kubernetes: what the chart may set in them is checked below.
-CUSTOM = {"Certificate", "Issuer", "PodMonitor"}
+CUSTOM = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule"}
 FIELDS = {
     "Certificate": {
         *("secretName", "duration", "renewBefore", "privateKey", "usages", "dnsNames"),
@@ -27,6 +27,7 @@ FIELDS = {
     },
     "Issuer": {"selfSigned", "ca"},
     "PodMonitor": {"selector", "podTargetLabels", "podMetricsEndpoints"},
+    "PrometheusRule": {"groups"},
 }
 
 Render = Callable[..., list[dict[str, Any]]]

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.config.service import HeartbeatSettings, LogSettings, ServiceSettings
 from paceline.errors import InvalidError, PacelineError
 from paceline.files import write_settings
+from paceline.monitoring import targets_of
 from paceline.ports import PortSlots
 from paceline.processes import Processes, Record
 from paceline.rpc import call, connect_as
@@ -46,7 +47,12 @@ class ProcessRuntime:
         self._child_grace_s = child_grace_s
         self._stale_s = stale_s
         self._command = command or self.command_of
-        self._processes = Processes(folder=self._run_dir / "processes", logs=self._run_dir / "logs")
+        self._processes = Processes(
+            folder=self._run_dir / "processes",
+            logs=self._run_dir / "logs",
+            owner=str(settings.kind),
+            targets=targets_of(self._run_dir),
+        )
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Every replica is a process with a name of its own."""
@@ -109,6 +115,8 @@ class ProcessRuntime:
             "kind": wanted.kind,
             "address": f"{settings.host}:{settings.port}",
             "experience": settings.experience,
+            "service": str(wanted.kind),
+            "metrics": f"{settings.metrics_host or settings.host}:{settings.metrics_port}",
         }
         command = self._command(wanted, path)
         self._processes.start(wanted.name, command, mark=str(path), labels=labels)
@@ -127,6 +135,7 @@ class ProcessRuntime:
             worker_id=name,
             host=mine.host,
             port=self._ports.take(name),
+            metrics_host=mine.metrics_host,
             metrics_port=self._ports.take(f"{name}:metrics"),
             site=mine.site,
             run_dir=self._run_dir,

@@ -85,6 +85,8 @@ class ServiceSettings(Closed):
     """host:port under which others reach it; host and bound port if empty."""
     port: Port = 0
     """gRPC; 0: any free one."""
+    metrics_host: str = ""
+    """Where `metrics_port` is bound; `host` if empty."""
     metrics_port: Port = 0
     """HTTP: /metrics, /livez, /readyz; 0: any free one."""
     site: str = "local"

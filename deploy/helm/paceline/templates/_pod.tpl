@@ -28,6 +28,11 @@ metadata:
     {{- if eq .component "controller" }}
     checksum/templates: {{ include "paceline.templates" $root | sha256sum }}
     {{- end }}
+    {{- if $root.Values.monitoring.scrapeAnnotations }}
+    prometheus.io/scrape: "true"
+    prometheus.io/port: {{ $part.ports.metrics | quote }}
+    prometheus.io/path: /metrics
+    {{- end }}
     {{- with $workload.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -1,0 +1,14 @@
+"""Variables that dashboards share, and what their values select."""
+
+from frame import variable
+
+JOB = variable("job", "Job", "label_values(paceline_step, job)")
+POOL = variable("pool", "Pool", "label_values(paceline_wanted_replicas, pool)")
+SERVICE = variable("service", "Service", "label_values(paceline_build_info, service)")
+
+JOBS = '{job=~"$job"}'
+
+
+def rate(metric: str, where: str = JOBS) -> str:
+    """Of a counter, per second, over a window that fits what is shown."""
+    return f"rate({metric}{where}[$__rate_interval])"

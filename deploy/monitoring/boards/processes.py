@@ -1,0 +1,117 @@
+"""The processes themselves: calls, processor, memory, files, restarts."""
+
+from frame import Panels, Query, Size, board, graph, grid, heading
+from grafana_foundation_sdk.models import units
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from boards.choices import SERVICE, rate
+
+OURS = '{app="paceline", service=~"$service"}'
+
+
+def processes() -> Dashboard:
+    """For whoever looks into one process."""
+    return board(
+        "processes",
+        "Processes",
+        "Calls between services, and what each process takes of its machine.",
+        [*_calls(), *_machine()],
+        variables=[SERVICE],
+    )
+
+
+def _calls() -> Panels:
+    count = f"rate(paceline_rpcs_total{OURS}[$__rate_interval])"
+    took = f"rate(paceline_rpc_seconds_total{OURS}[$__rate_interval])"
+    return [
+        heading("Calls"),
+        graph(
+            "Calls",
+            "Answered per second, by service and outcome.",
+            Query(f"sum by (service, outcome) ({count})", "{{service}} {{outcome}}"),
+            unit=units.CountsPerSecond,
+            size=Size(8, 8),
+        ),
+        graph(
+            "Time of a call",
+            "Mean seconds by method, of the ten that take longest in all.",
+            Query(f"topk(10, sum by (method) ({took}) / sum by (method) ({count}))", "{{method}}"),
+            unit=units.Seconds,
+            size=Size(8, 8),
+        ),
+        graph(
+            "Handling",
+            "Share of time with at least one call at hand.",
+            Query(
+                "max by (service) (rate(paceline_handling_seconds_total[$__rate_interval]))",
+                "{{service}}",
+            ),
+            unit=units.PercentUnit,
+            size=Size(8, 8),
+            most=1,
+        ),
+    ]
+
+
+def _machine() -> Panels:
+    return [
+        heading("Machine"),
+        graph(
+            "Processor",
+            "Cores in use, by process.",
+            Query(
+                f"sum by (service, instance) ({rate('process_cpu_seconds_total', OURS)})",
+                "{{service}} {{instance}}",
+            ),
+            size=Size(8, 8),
+        ),
+        graph(
+            "Memory",
+            "Resident, by process; of accelerators see Trainer.",
+            Query(
+                f"sum by (service, instance) (process_resident_memory_bytes{OURS})",
+                "{{service}} {{instance}}",
+            ),
+            unit=units.BytesIEC,
+            size=Size(8, 8),
+        ),
+        graph(
+            "Files",
+            "Open files and sockets by how many there may be.",
+            Query(
+                f"max by (service, instance) (process_open_fds{OURS} / process_max_fds{OURS})",
+                "{{service}} {{instance}}",
+            ),
+            unit=units.PercentUnit,
+            size=Size(8, 8),
+            steps=((None, "green"), (0.8, "red")),
+            most=1,
+        ),
+        graph(
+            "Stalled",
+            "Share of time in which a process did not run though it should have.",
+            Query(
+                f"max by (service, instance) ({rate('paceline_stalled_seconds_total', OURS)})",
+                "{{service}} {{instance}}",
+            ),
+            unit=units.PercentUnit,
+            size=Size(8, 8),
+            steps=((None, "green"), (0.3, "red")),
+        ),
+        graph(
+            "Restarts",
+            "Processes that ended and were started again, in the last 15 minutes.",
+            Query("sum by (service) (increase(paceline_restarts_total[15m]))", "{{service}}"),
+            size=Size(8, 8),
+        ),
+        grid(
+            "Processes",
+            "Seconds since each began, and its version.",
+            Query(
+                f"time() - process_start_time_seconds{OURS} * on (instance) group_left (version) "
+                f'paceline_build_info{{service=~"$service"}}'
+            ),
+            unit=units.Seconds,
+            size=Size(8, 8),
+        ),
+    ]
