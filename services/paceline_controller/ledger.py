@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -30,17 +31,13 @@ class RemoteLedger:
 
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
-        found: list[LiveJob] = []
-        token = ""
-        while True:
-            request = jobs_pb2.ListJobsRequest(states=LIVE, page_size=1000, page_token=token)
-            reply = await call(self._jobs.ListJobs, request, timeout_s=TIMEOUT_S)
-            found += [self._live(wire.job_from(job)) for job in reply.jobs]
-            token = reply.next_page_token
-            if not token:
-                break
+        found = [self._live(job) for job in await self._list(LIVE)]
         self._specs = {job.job_id: job.spec for job in found}
         return found
+
+    async def untracked(self) -> bool:
+        """Whether a job has trackers that lack some of it."""
+        return any(_is_untracked(job) for job in await self._list([]))
 
     async def grant_incarnation(self, job_id: str) -> int:
         """The number of the next start of a trainer."""
@@ -53,7 +50,23 @@ class RemoteLedger:
         request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state, reason=reason)
         await call(self._experience.SetJobState, request, timeout_s=TIMEOUT_S)
 
+    async def _list(self, states: Sequence[str]) -> list[Job]:
+        found: list[Job] = []
+        token = ""
+        while True:
+            request = jobs_pb2.ListJobsRequest(states=states, page_size=1000, page_token=token)
+            reply = await call(self._jobs.ListJobs, request, timeout_s=TIMEOUT_S)
+            found += map(wire.job_from, reply.jobs)
+            token = reply.next_page_token
+            if not token:
+                return found
+
     def _live(self, job: Job) -> LiveJob:
         status = job.status
         spec = self._specs.get(status.job_id) or parse_job(json.loads(job.spec))
         return LiveJob(status.job_id, status.state, status.step, spec)
+
+
+def _is_untracked(job: Job) -> bool:
+    ended = {told.name for told in job.status.tracking if told.state in {"done", "failed"}}
+    return any(each.label not in ended for each in parse_job(json.loads(job.spec)).tracking)

@@ -40,17 +40,22 @@ def plan(
     jobs: Iterable[LiveJob],
     options: ControllerOptions,
     sizes: Mapping[str, int] | None = None,
+    *,
+    tracking: bool = False,
 ) -> dict[str, Wanted]:
     """Everything that should run, by name.
 
     `sizes` are replicas by name of a workload; what is not in there gets what its job or the
-    options say. The shared pools are always there, so that a first job finds them warm.
+    options say. The shared pools are always there, so that a first job finds them warm; the
+    tracking process if `tracking`.
     """
     sizes = sizes or {}
     wanted = [
         Wanted("environment", WorkerKind.ENVIRONMENT, replicas=options.environment_replicas),
         Wanted("reward", WorkerKind.REWARD, replicas=options.reward_replicas),
     ]
+    if tracking:
+        wanted.append(Wanted("tracking", WorkerKind.TRACKING))
     for job in jobs:
         if job.state in SERVED:
             wanted += [_trainer(job), *_rollouts(job, options)]

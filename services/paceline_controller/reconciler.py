@@ -56,7 +56,11 @@ class Sizing(Protocol):
 
 
 class Reconciler:
-    """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on."""
+    """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on.
+
+    `untracked` says whether a job has trackers that lack some of it; the tracking process is not
+    run here without it.
+    """
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Reconciler:
         options: ControllerOptions,
         child_grace_s: float,
         sizing: Sizing | None = None,
+        untracked: Callable[[], Awaitable[bool]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
@@ -78,6 +83,8 @@ class Reconciler:
         self._slots: dict[str, Slot] = {}
         self._acts: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
+        self._untracked = untracked
+        self._asked = self._tracking = False
 
     def wake(self) -> None:
         """Something has changed: do not wait for the end of the period."""
@@ -105,7 +112,8 @@ class Reconciler:
         able = [job for job in jobs.values() if not problem(job, self._options)]
         observed = {found.name: found for found in await self._runtime.list()}
         sizes = await self._sizes(able, observed)
-        wanted = self._units(plan(able, self._options, sizes).values())
+        tracking = await self._tracks(able)
+        wanted = self._units(plan(able, self._options, sizes, tracking=tracking).values())
         self._stop_unwanted(wanted, observed)
         self._keep_slots(wanted, observed)
         await self._note_deaths(observed)
@@ -140,6 +148,19 @@ class Reconciler:
         if self._sizing is None or self._jobs is None:
             return {}
         return await self._sizing.sizes(jobs, observed.values(), now_s=self._clock())
+
+    async def _tracks(self, jobs: Iterable[LiveJob]) -> bool:
+        """A job with trackers is or was here: they go on when it is over."""
+        if self._untracked is None or self._tracking:
+            return self._tracking
+        self._tracking = any(job.spec.tracking for job in jobs)
+        if not self._asked and self._jobs is not None:
+            try:
+                self._tracking = await self._untracked() or self._tracking
+                self._asked = True
+            except PacelineError as error:
+                log.warning("cannot ask for unfinished trackers", error=error)
+        return self._tracking
 
     def _units(self, wanted: Iterable[Wanted]) -> dict[str, Wanted]:
         return {unit.name: unit for unit in self._runtime.units(wanted)}
@@ -238,6 +259,9 @@ class Reconciler:
         name, lives = slot.wanted.name, slot.fruitless
         slot.fruitless = 0
         words = await self._runtime.last_words(name)
+        if slot.wanted.kind is WorkerKind.TRACKING:
+            log.error("trackers get nothing", process=name, lives=lives, words=words)
+            return  # no job waits for it
         reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
         # A broken pool stops every job that waits for it.
         for job_id in [slot.wanted.job_id] if slot.wanted.job_id else list(self._jobs or {}):

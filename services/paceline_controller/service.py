@@ -45,8 +45,10 @@ class ControllerService(Service):
         )
         options = validate(ControllerOptions, settings.options)
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
+        ledger = RemoteLedger(jobs=JobsStub(self._channel), experience=experience)
         self._reconciler = Reconciler(
-            ledger=RemoteLedger(jobs=JobsStub(self._channel), experience=experience),
+            ledger=ledger,
+            untracked=ledger.untracked,
             runtime=self._runtime,
             options=options,
             child_grace_s=child_grace_s,

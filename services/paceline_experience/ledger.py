@@ -176,7 +176,8 @@ class JobLedger:
             incarnation=incarnation, step=step, batch_id=batch_id
         )
         if stats is not None:
-            values = {**metrics, **stats, **self._totals()}
+            version = self._core.book.version
+            values = {**metrics, **stats, "version": version, **self._totals()}
             await self._hooks.metric(step=step + 1, kind="train", values=values)
         await self._ending.check()
         await self._ending.told(self._core.book.stop)

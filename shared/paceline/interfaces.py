@@ -224,7 +224,7 @@ class TrackedRun:
     tenant: str
     axis: str  # step | version: what curves are drawn over
     folder: Path  # for files of this tracker of this job; exists
-    shared_folder: Path  # for files that all jobs share; exists
+    shared_folder: Path  # for files that all jobs share; made by who uses it
     config: Mapping[str, Any]  # the job file as JSON
 
 

@@ -53,6 +53,10 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "worker_tokens": ("paceline_worker_tokens_per_second", ("job", "pool")),
     "wanted_episodes": ("paceline_wanted_episodes", ("job",)),
     "pending_scores": ("paceline_pending_scores", ("workload",)),
+    # tracking: by kind of tracker
+    "tracking_rows": ("paceline_tracking_rows", ("tracker",)),
+    "tracking_errors": ("paceline_tracking_errors", ("tracker", "reason")),
+    "tracking_lag": ("paceline_tracking_lag_seconds", ("tracker",)),
     # trainer
     "trained_tokens": ("paceline_trained_tokens", ("job",)),
     "loss": ("paceline_loss", ("job",)),
@@ -81,6 +85,9 @@ _HELP = {
     "worker_tokens": "Tokens per second of a busy rollout worker.",
     "wanted_episodes": "Episodes that run, wait or would be admitted.",
     "pending_scores": "Answers that wait for their score.",
+    "tracking_rows": "Rows of histories that experiment trackers took.",
+    "tracking_errors": "Failures of experiment trackers: hung, crashed or refused.",
+    "tracking_lag": "Seconds since the tracker that is furthest behind had everything.",
 }
 
 disable_created_metrics()

@@ -1,0 +1,1 @@
+"""Tracking: hands the history of jobs to experiment trackers, each in a process of its own."""

@@ -1,0 +1,9 @@
+"""`python -m paceline_tracking SETTINGS.yaml`."""
+
+import sys
+
+from paceline.chassis import main
+from paceline_tracking.service import build
+
+if __name__ == "__main__":
+    sys.exit(main(build))

@@ -1,0 +1,81 @@
+"""The process of one tracker: `python -m paceline_tracking.host`, spoken to through its pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any, TextIO
+
+from paceline import plugins
+from paceline.interfaces import Tracker
+from paceline_tracking.messages import point_from, run_from
+from paceline_tracking.secrets import without_secrets
+
+PARENT_CHECK_S = 2.0
+MOST_ERROR_CHARS = 500
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe."""
+    source, sink = _take_pipes()
+    # One that hangs never sees the end of the pipe.
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    host = Host()
+    for line in source:
+        sink.write(json.dumps(host.serve(json.loads(line))) + "\n")
+        sink.flush()
+    # No handlers at exit: they may wait for a server.
+    os._exit(0)
+
+
+class Host:
+    """Answers requests with what the tracker made of them; whatever it raises is an answer too."""
+
+    def __init__(self) -> None:
+        self._tracker: Tracker | None = None
+
+    def serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One request: `open`, `write`, `finish` or `close`."""
+        (verb,) = request
+        try:
+            return self._do(verb, request[verb])
+        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            text = f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARS]
+            return {"error": without_secrets(text)}
+
+    def _do(self, verb: str, given: Any) -> dict[str, Any]:
+        if verb == "open":
+            self._tracker = plugins.find("trackers", given["kind"])(
+                run_from(given["run"]), **given["options"]
+            )
+        tracker = self._tracker
+        if tracker is None:
+            raise RuntimeError(f"{verb} before open")
+        if verb == "write":
+            tracker.write([point_from(raw) for raw in given])
+        elif verb == "finish":
+            tracker.finish(given["state"], given["summary"])
+        elif verb == "close":
+            tracker.close()
+        return {"url": tracker.url, "rows": tracker.rows}
+
+
+def _take_pipes() -> tuple[TextIO, TextIO]:
+    """Keep the pipes for lines: libraries that print or ask must not touch them."""
+    source, sink = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return source, sink
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

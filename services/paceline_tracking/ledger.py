@@ -1,0 +1,156 @@
+"""The experience service as feeds see it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline import wire
+from paceline.chat import Tokenizer
+from paceline.errors import IntegrityError
+from paceline.rpc import call, stream
+from paceline.types import Job, JobState, TrackerStatus, Trajectory, Worker
+from paceline.v1 import experience_pb2, jobs_pb2, roster_pb2
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+LIVE = [state.value for state in JobState if not state.terminal]
+ROWS = 100
+_TIMEOUT_S = 10.0
+# Rows that do not exist: the event of a watch then has none.
+_NO_ROWS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a job's history."""
+
+    index: int
+    step: int
+    kind: str
+    values: dict[str, Any]
+
+
+class Ledger(Protocol):
+    """What feeds ask of experience."""
+
+    async def jobs(self, *, live: bool) -> list[Job]:
+        """All jobs, or those that are not over."""
+        ...
+
+    async def job(self, job_id: str) -> Job:
+        """One job."""
+        ...
+
+    async def rows(self, job_id: str, *, after: int) -> Sequence[Row]:
+        """Some rows from index `after` on."""
+        ...
+
+    async def live(self, job_id: str) -> dict[str, Any]:
+        """Counts and rates of a job at this moment; empty when it is over."""
+        ...
+
+    async def workers(self, job_id: str) -> Sequence[Worker]:
+        """The job's own workers and those of the shared pools."""
+        ...
+
+    async def trajectories(self, job_id: str, count: int) -> Sequence[Trajectory]:
+        """The newest that were made for training."""
+        ...
+
+    async def tokenizer(self, job: Job) -> Tokenizer:
+        """That of the job's model."""
+        ...
+
+    async def report(self, job_id: str, tracker: TrackerStatus) -> None:
+        """Keep how far a tracker has come."""
+        ...
+
+
+class RemoteLedger:
+    """The same over gRPC."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobsAsyncStub,
+        experience: ExperienceAsyncStub,
+        roster: RosterAsyncStub,
+    ) -> None:
+        self._jobs = jobs
+        self._experience = experience
+        self._roster = roster
+
+    async def jobs(self, *, live: bool) -> list[Job]:
+        """All jobs, or those that are not over."""
+        found: list[Job] = []
+        token = ""
+        while True:
+            request = jobs_pb2.ListJobsRequest(
+                states=LIVE if live else [], page_size=1000, page_token=token
+            )
+            reply = await call(self._jobs.ListJobs, request, timeout_s=_TIMEOUT_S)
+            found += map(wire.job_from, reply.jobs)
+            token = reply.next_page_token
+            if not token:
+                return found
+
+    async def job(self, job_id: str) -> Job:
+        """One job."""
+        request = jobs_pb2.GetJobRequest(job_id=job_id)
+        return wire.job_from(await call(self._jobs.GetJob, request, timeout_s=_TIMEOUT_S))
+
+    async def rows(self, job_id: str, *, after: int) -> Sequence[Row]:
+        """At most `ROWS` rows from index `after` on."""
+        request = jobs_pb2.ListMetricsRequest(job_id=job_id, after=after, page_size=ROWS)
+        reply = await call(self._jobs.ListMetrics, request, timeout_s=_TIMEOUT_S)
+        return [
+            Row(row.index, row.step, row.kind, json.loads(row.values_json or "{}"))
+            for row in reply.rows
+        ]
+
+    async def live(self, job_id: str) -> dict[str, Any]:
+        """The first event of a watch."""
+        request = jobs_pb2.WatchJobRequest(job_id=job_id, after_metric=_NO_ROWS)
+        async for event in stream(self._jobs.WatchJob, request, timeout_s=_TIMEOUT_S):
+            return json.loads(event.live_json or "{}")
+        return {}
+
+    async def workers(self, job_id: str) -> Sequence[Worker]:
+        """The job's own workers and those of the shared pools."""
+        request = roster_pb2.ListWorkersRequest(job_id=job_id)
+        reply = await call(self._roster.ListWorkers, request, timeout_s=_TIMEOUT_S)
+        return [wire.worker_from(worker) for worker in reply.workers]
+
+    async def trajectories(self, job_id: str, count: int) -> Sequence[Trajectory]:
+        """The newest that were made for training."""
+        request = jobs_pb2.ListTrajectoriesRequest(job_id=job_id, page_size=count)
+        reply = await call(self._jobs.ListTrajectories, request, timeout_s=_TIMEOUT_S)
+        return [wire.trajectory_from(each) for each in reply.trajectories]
+
+    async def tokenizer(self, job: Job) -> Tokenizer:
+        """From the small model files that were kept with the job."""
+        files = {name: await self._file(digest) for name, digest in job.artefacts.items()}
+        return await asyncio.to_thread(Tokenizer.from_files, files)
+
+    async def report(self, job_id: str, tracker: TrackerStatus) -> None:
+        """Keep how far a tracker has come."""
+        request = experience_pb2.ReportTrackingRequest(
+            job_id=job_id, tracker=wire.tracker_to(tracker)
+        )
+        await call(self._experience.ReportTracking, request, timeout_s=_TIMEOUT_S, idempotent=True)
+
+    async def _file(self, digest: str) -> bytes:
+        request = experience_pb2.GetArtefactRequest(digest=digest)
+        chunks = stream(self._experience.GetArtefact, request, timeout_s=30.0)
+        content = b"".join([chunk.data async for chunk in chunks])
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise IntegrityError(f"artefact {digest} came with other bytes")
+        return content

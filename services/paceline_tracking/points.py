@@ -1,0 +1,139 @@
+"""Rows of a history, trajectories and loads of workers as the points that trackers draw. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from paceline.interfaces import TrackedPoint, TrackedSample
+from paceline.types import Source, Trajectory, Worker
+from paceline_tracking.ledger import Row
+
+MOST_CHARS = 4000
+Counters = Mapping[str, float]
+# Of the ledger: what grows, told as a rate.
+_TOTALS = {
+    "tokens_generated": "tokens_per_s",
+    "trained_tokens": "trained_tokens_per_s",
+    "trainer_wait_total_s": "trainer_wait_share",
+}
+_LEVELS = ("ready_groups", "open_groups", "headroom_groups", "payload_bytes")
+# Of workers: numbers that grow and are no seconds.
+_GROWING = frozenset({"tokens_generated", "prompt_tokens", "tokens", "scored"})
+
+
+def flat(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Every finite number in there by its path (`train/loss`); anything else is left out."""
+    return {
+        name: float(value)
+        for name, value in _leaves(values, prefix)
+        if isinstance(value, (bool, int, float)) and math.isfinite(value)
+    }
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield path, value
+        return
+    for key, inner in cast(Mapping[str, Any], value).items():
+        yield from _leaves(inner, f"{path}/{key}")
+
+
+def point_of(row: Row, *, version: int, samples: Sequence[TrackedSample] = ()) -> TrackedPoint:
+    """A row of the history; `version` if it names none."""
+    told = row.values.get("version", version)
+    values = flat(row.values, row.kind)
+    return TrackedPoint(row.kind, row.index, row.step, int(told), values, tuple(samples))
+
+
+def sample_of(
+    trajectory: Trajectory, *, decode: Callable[[Sequence[int]], str], staleness: int
+) -> TrackedSample:
+    """A trajectory as text: what came before its first sampled token, and its answer."""
+    first = trajectory.transcripts[0] if trajectory.transcripts else None
+    begins = 0 if first is None else _first_policy_token(trajectory)
+    prompt = "" if first is None else decode(first.tokens[:begins])
+    score = trajectory.score
+    return TrackedSample(
+        prompt=prompt[:MOST_CHARS],
+        response=trajectory.response_text[:MOST_CHARS],
+        reward=score.reward,
+        parts=dict(score.parts),
+        version=trajectory.oldest_version,
+        staleness=staleness,
+        truncated=trajectory.truncated,
+        episode=trajectory.episode_id,
+    )
+
+
+def _first_policy_token(trajectory: Trajectory) -> int:
+    transcript = trajectory.transcripts[0]
+    starts = [span.start for span in transcript.spans if span.source is Source.POLICY]
+    return min(starts, default=len(transcript.tokens))
+
+
+class Rates:
+    """What grew between two looks, per second."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}
+        self._looked_s: float | None = None
+
+    def system(
+        self, live: Mapping[str, Any], workers: Iterable[Worker], *, now_s: float
+    ) -> dict[str, float]:
+        """Values of a system point; those that are rates are missing in the first one."""
+        workers = list(workers)
+        grown: dict[str, float] = {}
+        elapsed = None if self._looked_s is None else now_s - self._looked_s
+        counters = _counters(live, workers)
+        if elapsed:
+            grown = _rates(self._last, counters, elapsed)
+        self._last, self._looked_s = counters, now_s
+        levels = {f"system/{name}": float(live[name]) for name in _LEVELS if name in live}
+        return levels | _states(workers) | grown
+
+
+def _counters(live: Mapping[str, Any], workers: Sequence[Worker]) -> dict[str, float]:
+    """Everything that only grows: `ledger//<name>` and `<kind>/<worker and pid>/<name>`."""
+    found = {f"ledger//{name}": float(live[name]) for name in _TOTALS if name in live}
+    for worker in workers:
+        for name, value in worker.load.items():
+            if name.endswith("_s") or name in _GROWING:
+                found[f"{worker.kind}/{worker.worker_id}:{worker.pid}/{name}"] = value
+    return found
+
+
+def _rates(before: Counters, after: Counters, elapsed: float) -> dict[str, float]:
+    """Per second, over all workers of a kind; seconds per second are means over the workers."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for path in before.keys() & after.keys():
+        kind, _, name = path.split("/")
+        sums.setdefault((kind, name), []).append(max(after[path] - before[path], 0.0) / elapsed)
+    rates: dict[str, float] = {}
+    for (kind, name), values in sums.items():
+        if kind == "ledger":
+            rates[f"system/{_TOTALS[name]}"] = sum(values)
+        elif name == "cpu_s":
+            rates[f"system/{kind}/cpu_cores"] = sum(values)
+        elif name.endswith("_s"):
+            rates[f"system/{kind}/{name.removesuffix('_s')}_share"] = sum(values) / len(values)
+        else:
+            rates[f"system/{kind}/{name}_per_s"] = sum(values)
+    return rates
+
+
+def _states(workers: Sequence[Worker]) -> dict[str, float]:
+    """How many workers of each kind there are, and the sums of what they hold at this moment."""
+    found: dict[str, float] = {}
+    for worker in workers:
+        _add(found, f"system/{worker.kind}/workers", 1.0)
+        for name, value in worker.load.items():
+            if not name.endswith("_s") and name not in _GROWING:
+                _add(found, f"system/{worker.kind}/{name}", value)
+    return found
+
+
+def _add(sums: dict[str, float], name: str, value: float) -> None:
+    sums[name] = sums.get(name, 0.0) + value

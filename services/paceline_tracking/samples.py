@@ -1,0 +1,67 @@
+"""Some trajectories of a job as rows of a table, every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.chat import Tokenizer
+from paceline.config.tracking import TrackedSamples
+from paceline.errors import PacelineError
+from paceline.interfaces import TrackedSample
+from paceline.logs import Log
+from paceline.types import Job
+from paceline_tracking.ledger import Ledger, Row
+from paceline_tracking.points import sample_of
+
+log = Log("samples")
+
+
+class Samples:
+    """Of one job, for one tracker."""
+
+    def __init__(self, *, ledger: Ledger, job: Job, spec: TrackedSamples | None) -> None:
+        self._ledger = ledger
+        self._job = job
+        self._spec = spec
+        self._tokenizer: Tokenizer | None = None
+        self._steps: dict[int, int] = {}  # of versions
+
+    def note(self, row: Row) -> None:
+        """Learn which step a version has: that before the first row that names it."""
+        version = row.values.get("version")
+        if isinstance(version, int):
+            step = row.step if row.kind == "eval" else row.step - 1
+            self._steps.setdefault(version, step)
+
+    async def of(self, rows: Sequence[Row]) -> tuple[int, Sequence[TrackedSample]]:
+        """The index of the last row that is due for samples, and the newest trajectories.
+
+        A table is worth no delay: whatever cannot be had is left out. -1: nothing is due.
+        """
+        if self._spec is None:
+            return -1, ()
+        due = [row for row in rows if row.kind == "train" and row.step % self._spec.every == 0]
+        if not due:
+            return -1, ()
+        try:
+            return due[-1].index, await self._newest(due[-1], self._spec.count)
+        except PacelineError as error:
+            log.warning("no samples", job=self._job.status.job_id, error=error)
+            return -1, ()
+
+    async def _newest(self, row: Row, count: int) -> Sequence[TrackedSample]:
+        job_id = self._job.status.job_id
+        found = await self._ledger.trajectories(job_id, count)
+        if self._tokenizer is None:
+            self._tokenizer = await self._ledger.tokenizer(self._job)
+        step = max(row.step, (await self._ledger.job(job_id)).status.step)
+        decode = self._tokenizer.decode
+        return [
+            sample_of(each, decode=decode, staleness=self._staleness(each.oldest_version, step))
+            for each in found
+        ]
+
+    def _staleness(self, version: int, step: int) -> int:
+        """In steps when it was trained, by the step that the job has come to; -1: not known."""
+        known = self._steps.get(version)
+        return -1 if known is None else max(step - 1 - known, 0)

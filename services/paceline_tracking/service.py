@@ -1,0 +1,194 @@
+"""The tracking process: a feed for each tracker of each job that has some."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+from paceline.chassis import Chassis, Service
+from paceline.config import parse_job
+from paceline.config.load import validate
+from paceline.config.service import TrackingOptions
+from paceline.config.tracking import TrackingSpec
+from paceline.errors import ConfigError, PacelineError
+from paceline.interfaces import TrackedRun
+from paceline.logs import Log
+from paceline.membership import Membership
+from paceline.metrics import Metrics
+from paceline.rpc import connect_as
+from paceline.types import Job, Worker, WorkerKind
+from paceline.v1.experience_pb2_grpc import ExperienceStub
+from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_tracking.feed import Feed, status_of
+from paceline_tracking.ledger import Ledger, RemoteLedger
+
+log = Log("tracking")
+# Of the grace, for what has to end after the feeds.
+END_S = 2.0
+
+
+class Feeds:
+    """All feeds of this process, by job and tracker."""
+
+    def __init__(
+        self, *, ledger: Ledger, options: TrackingOptions, metrics: Metrics, run_dir: Path
+    ) -> None:
+        self._ledger = ledger
+        self._options = options
+        self._metrics = metrics
+        self._run_dir = run_dir
+        self._seen: set[str] = set()  # jobs, by id: specs do not change
+        self._feeds: dict[tuple[str, str], Feed] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look for jobs until cancelled: the first time also for those that are over."""
+        live = False
+        while True:
+            try:
+                await self.look(live=live)
+                live = True
+            except PacelineError as error:
+                log.warning("cannot list jobs; going on with those known", error=error)
+            self._tend()
+            await asyncio.sleep(self._options.poll_s)
+
+    async def look(self, *, live: bool) -> None:
+        """Begin to follow what is not followed yet."""
+        for job in await self._ledger.jobs(live=live):
+            if job.status.job_id not in self._seen:
+                self._seen.add(job.status.job_id)
+                self._follow(job)
+
+    async def drain(self, *, within_s: float) -> None:
+        """Hand over what is there; what is not taken in time comes after the next start."""
+        for feed in self._feeds.values():
+            feed.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=within_s)
+        await self.close()
+
+    async def close(self) -> None:
+        """End all processes."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def load(self) -> dict[str, float]:
+        """How many trackers are followed."""
+        return {"trackers": float(len(self._tasks))}
+
+    def _follow(self, job: Job) -> None:
+        spec = parse_job(json.loads(job.spec))
+        for tracker in spec.tracking:
+            if status_of(job.status, tracker).state in {"done", "failed"}:
+                continue
+            key = (job.status.job_id, tracker.label)
+            self._feeds[key] = self._feed(job, tracker)
+            self._begin(key)
+
+    def _feed(self, job: Job, tracker: TrackingSpec) -> Feed:
+        shared = self._run_dir / "tracking" / tracker.kind
+        folder = self._run_dir / "jobs" / job.status.job_id / "tracking" / tracker.label
+        folder.mkdir(parents=True, exist_ok=True)
+        run = TrackedRun(
+            run_id=job.status.job_id,
+            name=job.status.name,
+            tenant=job.status.tenant,
+            axis=tracker.axis,
+            folder=folder,
+            shared_folder=shared,
+            config=json.loads(job.spec),
+        )
+        return Feed(
+            job=job,
+            spec=tracker,
+            run=run,
+            ledger=self._ledger,
+            options=self._options,
+            metrics=self._metrics,
+        )
+
+    def _begin(self, key: tuple[str, str]) -> None:
+        self._tasks[key] = asyncio.create_task(self._feeds[key].run(), name="feed")
+
+    def _tend(self) -> None:
+        """Forget feeds that have ended, begin those again that broke, and tell how far all are."""
+        for key, task in list(self._tasks.items()):
+            if not task.done():
+                continue
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.exception("feed broke; begins again", of=error, job=key[0], tracker=key[1])
+                self._begin(key)
+            else:
+                del self._tasks[key], self._feeds[key]
+        self._tell_lag()
+
+    def _tell_lag(self) -> None:
+        now_s = time.monotonic()
+        lags: dict[str, float] = {}
+        for feed in self._feeds.values():
+            kind = feed.status.kind
+            lags[kind] = max(lags.get(kind, 0.0), now_s - feed.caught_up_s)
+        for kind, lag_s in lags.items():
+            self._metrics.set("tracking_lag", lag_s, tracker=kind)
+
+
+class TrackingService(Service):
+    """Follows every job with trackers; a client of experience, which knows nothing of it."""
+
+    def __init__(self, chassis: Chassis, options: TrackingOptions) -> None:
+        settings = chassis.settings
+        self._chassis = chassis
+        self._channel = connect_as(settings, settings.experience)
+        roster = RosterStub(self._channel)
+        self._feeds = Feeds(
+            ledger=RemoteLedger(
+                jobs=JobsStub(self._channel),
+                experience=ExperienceStub(self._channel),
+                roster=roster,
+            ),
+            options=options,
+            metrics=chassis.metrics,
+            run_dir=settings.run_dir.resolve(),
+        )
+        self._membership = Membership(roster=roster, report=self.report)
+
+    async def run(self) -> None:
+        """Follow until told to stop."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._membership.run(), name="membership")
+            tasks.create_task(self._feeds.run(), name="feeds")
+
+    async def drain(self) -> None:
+        """Hand over what is there."""
+        await self._feeds.drain(within_s=max(self._chassis.settings.grace_s - END_S, 0.0))
+        await self._membership.leave()
+
+    async def close(self) -> None:
+        """End all processes."""
+        await self._feeds.close()
+        await self._channel.close()
+
+    def report(self) -> Worker:
+        """This process as the roster should know it."""
+        settings = self._chassis.settings
+        return Worker(
+            worker_id=settings.worker_id,
+            kind=WorkerKind.TRACKING,
+            endpoint=self._chassis.address,
+            site=settings.site,
+            load=self._feeds.load() | {"cpu_s": time.process_time()},
+            pid=os.getpid(),
+        )
+
+
+async def build(chassis: Chassis) -> Service:
+    """What the chassis runs."""
+    if not chassis.settings.experience:
+        raise ConfigError("experience: host:port of the experience service is needed")
+    return TrackingService(chassis, validate(TrackingOptions, chassis.settings.options))

@@ -1,0 +1,61 @@
+"""What the workers of a job do, looked at now and then and kept until a tracker takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from paceline.errors import PacelineError
+from paceline.interfaces import TrackedPoint
+from paceline.logs import Log
+from paceline_tracking.ledger import Ledger
+from paceline_tracking.points import Rates
+
+MOST = 512  # kept while a tracker is away; the oldest go first
+log = Log("system")
+
+
+class System:
+    """System points of one job for one tracker."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        job_id: str,
+        period_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._job_id = job_id
+        self._period_s = period_s
+        self._clock = clock
+        self._rates = Rates()
+        self._waiting: deque[TrackedPoint] = deque(maxlen=MOST)
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except PacelineError as error:
+                log.debug("no system point", job=self._job_id, error=error)
+            await asyncio.sleep(self._period_s)
+
+    async def look(self) -> None:
+        """One point; none of a job that is over."""
+        live = await self._ledger.live(self._job_id)
+        if not live:
+            return
+        workers = await self._ledger.workers(self._job_id)
+        values = self._rates.system(live, workers, now_s=self._clock())
+        step, version = int(live.get("step", 0)), int(live.get("version", -1))
+        self._waiting.append(TrackedPoint("system", -1, step, version, values))
+
+    def take(self) -> list[TrackedPoint]:
+        """Everything that waits, which is forgotten here."""
+        taken = list(self._waiting)
+        self._waiting.clear()
+        return taken

@@ -1,0 +1,1 @@
+"""Experiment trackers; each imports its library when it is made."""
