@@ -54,16 +54,15 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Whole systems wait for much of their time, so all else is tested beside them. What each prints
-# comes when it ends; one that fails does not stop the other.
-BESIDE  := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+# Whole systems have the machine to themselves: what they are tested for is time limits, too.
+# The parts go beside each other, a file at a time. One that fails does not stop the other.
 SYSTEMS := tests/e2e tests/faults tests/integration/cluster
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
-	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(BESIDE) test-systems test-parts)
+	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
 test-systems:
 	$(BIN)/python -m pytest -q $(SYSTEMS)
 test-parts:
-	$(BIN)/python -m pytest -q tests $(SYSTEMS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
@@ -75,6 +74,8 @@ $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/s
 
 sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 3 GB)
 
+# These wait for SGLang to start, for much of their time. What each prints comes when it ends.
+BESIDE := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 test-sglang: $(STAMP) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
 	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
 test-sglang-systems:
