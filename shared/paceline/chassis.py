@@ -34,6 +34,7 @@ from paceline.tracing import start as start_tracing
 
 CANCEL_S = 5.0
 LATE_S = 1.5
+VERDICT_S = 1.0
 LAST_SPANS_S = 1.0  # less than `LATE_S`: an end by force would lose them
 End = Callable[[int], object]
 log = Log("chassis")
@@ -125,7 +126,8 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
     port = bind(server, settings)
     address = address_of(settings, port)
-    health = Health(stuck_s=settings.probes.stuck_s)
+    about = {"kind": settings.kind, "worker_id": settings.worker_id, "job": settings.job_id}
+    health = Health(settings=settings.probes, about=about)
     metrics.set("up", 1, kind=settings.kind)
     host, port = settings.metrics_host or settings.host, settings.metrics_port
     probes = Probes(host=host, port=port, health=health, metrics=metrics)
@@ -161,6 +163,7 @@ async def _live(chassis: Chassis, build: Build) -> int:
     _on_signals(chassis)
     async with _beside(
         beat=chassis.health.beat,
+        verdict=partial(_pass_verdict, chassis.health, health),
         guard=partial(_orphan_guard, chassis),
         renewal=partial(_renew, chassis),
         orphans=Orphans().watch,
@@ -178,6 +181,19 @@ async def _live(chassis: Chassis, build: Build) -> int:
         await _end(chassis, service, work)
     log.info("stopped", kind=settings.kind, worker=settings.worker_id, failed=chassis.failed)
     return 1 if chassis.failed else 0
+
+
+async def _pass_verdict(health: Health, servicer: HealthServicer) -> None:
+    """Tell gRPC health too when this process should be restarted: a controller may ask that way."""
+    before = ""
+    while True:
+        await asyncio.sleep(VERDICT_S)
+        why = health.why_dead()
+        if bool(why) != bool(before):
+            log.warning("not alive" if why else "alive again", why=why or before)
+            reply = health_pb2.HealthCheckResponse
+            await servicer.set("", reply.NOT_SERVING if why else reply.SERVING)
+        before = why
 
 
 def bind(server: aio.Server, settings: ServiceSettings) -> int:

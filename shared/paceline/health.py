@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
+from paceline.config.service import ProbeSettings
 from paceline.errors import UnavailableError
 from paceline.metrics import Metrics
+from paceline.progress import Progress
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 REQUEST_S = 10.0
 TEXT = ("Content-Type", "text/plain; charset=utf-8")
+JSON = ("Content-Type", "application/json")
 
 
 class Health:
     """What the probes are answered. Written by the event loop, read by any thread.
 
     Until the service serves it is alive and not ready: importing and loading may hold the loop
-    for minutes. From then on the loop has to turn.
+    for minutes. From then on the loop has to turn, and what `progress` watches has to get on.
     """
 
     def __init__(
-        self, *, stuck_s: float = 60.0, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        settings: ProbeSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        about: Mapping[str, str] | None = None,
     ) -> None:
-        self._stuck_s = stuck_s
+        settings = settings or ProbeSettings()
+        self.progress = Progress(settings, clock)
+        self._about = about or {}
+        self._stuck_s = settings.stuck_s
         self._clock = clock
         self._ticked: float | None = None
         self._unready = "starting"
@@ -56,6 +67,7 @@ class Health:
     async def beat(self) -> None:
         """Tick for as long as the event loop turns."""
         while True:
+            self.progress.look()
             self.tick()
             await asyncio.sleep(min(1.0, self._stuck_s / 4))
 
@@ -63,16 +75,27 @@ class Health:
         """Why the process should be restarted; empty while it should not."""
         silent_s = 0.0 if self._ticked is None else self._clock() - self._ticked
         if silent_s <= self._stuck_s:
-            return ""
+            return self.progress.why_dead()
         return f"the event loop has not turned for {silent_s:.0f} s; at most {self._stuck_s:g} s"
 
     def why_unready(self) -> str:
         """Why the process should get no calls; empty while it should."""
-        return self._unready or self.why_dead()
+        return self._unready or self.why_dead() or self.progress.why_unready()
+
+    def status(self) -> dict[str, Any]:
+        """All of it, for `/statusz`."""
+        unready = self.why_unready()
+        return {
+            **self._about,
+            "ready": not unready,
+            "why_unready": unready,
+            "why_dead": self.why_dead(),
+            **self.progress.status(),
+        }
 
 
 class Probes:
-    """`/livez`, `/readyz` and `/metrics` over plain HTTP, in threads of their own."""
+    """`/livez`, `/readyz`, `/statusz` and `/metrics` over plain HTTP, in threads of their own."""
 
     def __init__(self, *, host: str, port: int, health: Health, metrics: Metrics) -> None:
         """Bind and serve; raises `UnavailableError` if the port is taken."""
@@ -105,9 +128,12 @@ def _app(health: Health, metrics: WSGIApplication) -> WSGIApplication:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start)
+        if path == "/statusz":
+            start("200 OK", [JSON])
+            return [json.dumps(health.status()).encode()]
         if path not in reasons:
             start("404 Not Found", [TEXT])
-            return [b"here are /livez, /metrics and /readyz\n"]
+            return [b"here are /livez, /metrics, /readyz and /statusz\n"]
         reason = reasons[path]()
         start("503 Service Unavailable" if reason else "200 OK", [TEXT])
         return [f"{reason or 'ok'}\n".encode()]

@@ -73,6 +73,15 @@ class ProbeSettings(Closed):
 
     stuck_s: float = Field(default=60.0, gt=0)
     """A process whose event loop has not turned for so long is not alive."""
+    silent_s: float = Field(default=120.0, gt=0)
+    """Work of its own that is pending, and of which nothing comes for so long: it is not ready."""
+    dead_s: float = Field(default=600.0, gt=0)
+    """The same, and it is not alive."""
+    first_s: float = Field(default=3600.0, gt=0)
+    """What a trainer does for the first time (a step that compiles, a checkpoint) may take so
+    long."""
+    slack: float = Field(default=10.0, ge=1)
+    """And afterwards so many times the longest so far, if that is more than the limits above."""
 
 
 class ServiceSettings(Closed):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from paceline.config.service import ProbeSettings
 from paceline.errors import UnavailableError
 from paceline.health import Health, Probes
 from paceline.metrics import Metrics
@@ -21,7 +22,7 @@ class Clock:
 
 def test_starting_takes_as_long_as_it_takes() -> None:
     clock = Clock()
-    health = Health(stuck_s=60, clock=clock)
+    health = Health(settings=ProbeSettings(stuck_s=60), clock=clock)
     clock.now_s += 3600
     health.tick()
     clock.now_s += 3600
@@ -30,7 +31,7 @@ def test_starting_takes_as_long_as_it_takes() -> None:
 
 def test_a_loop_that_does_not_turn_is_dead_and_not_ready() -> None:
     clock = Clock()
-    health = Health(stuck_s=60, clock=clock)
+    health = Health(settings=ProbeSettings(stuck_s=60), clock=clock)
     health.serve()
     assert (health.why_dead(), health.why_unready()) == ("", "")
     clock.now_s += 61
@@ -49,7 +50,7 @@ def test_draining_is_alive_and_not_ready_whatever_comes_after() -> None:
 
 @pytest.fixture
 def health() -> Health:
-    return Health(stuck_s=1.5)
+    return Health(settings=ProbeSettings(stuck_s=1.5))
 
 
 @pytest.fixture
