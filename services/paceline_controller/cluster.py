@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from kubernetes.aio.client.configuration import Configuration
@@ -14,10 +14,12 @@ from paceline.errors import FencedError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
+from paceline.tenants import Tenant
 from paceline.types import JobState, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.leader import Leader, LeaseTimes
 from paceline_controller.ledger import RemoteLedger
 from paceline_controller.member import worker_of
@@ -107,7 +109,11 @@ class ClusterService(Service):
             events=self._events,
         )
         experience = ExperienceStub(self._channel)
-        ledger = RemoteLedger(jobs=JobsStub(self._channel), experience=experience)
+        ledger = RemoteLedger(
+            jobs=JobsStub(self._channel),
+            experience=experience,
+            tenants=TenantsStub(self._channel),
+        )
         source = RemoteSource(roster=RosterStub(self._channel), experience=experience)
         scaler = Scaler(source=source, options=self._options, metrics=self._chassis.metrics)
         self._reconciler = Reconciler(
@@ -206,6 +212,10 @@ class LedgerOfTerm:
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
         return await self._ledger.live_jobs()
+
+    async def tenants(self) -> Mapping[str, Tenant]:
+        """What each tenant may use, and uses."""
+        return await self._ledger.tenants()
 
     async def grant_incarnation(self, job_id: str) -> int:
         """The number of the next start of a trainer; raises `FencedError` if another leads."""

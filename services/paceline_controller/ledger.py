@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from paceline import wire
 from paceline.config import JobSpec, parse_job
 from paceline.rpc import call
+from paceline.tenants import Tenant, tenant_from
 from paceline.types import Job, JobState
-from paceline.v1 import experience_pb2, jobs_pb2
+from paceline.v1 import experience_pb2, jobs_pb2, tenants_pb2
 from paceline_controller.plan import LiveJob
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 LIVE = [state.value for state in JobState if not state.terminal]
 TIMEOUT_S = 5.0
@@ -24,8 +26,15 @@ TIMEOUT_S = 5.0
 class RemoteLedger:
     """Jobs and incarnations over gRPC."""
 
-    def __init__(self, *, jobs: JobsAsyncStub, experience: ExperienceAsyncStub) -> None:
+    def __init__(
+        self,
+        *,
+        jobs: JobsAsyncStub,
+        experience: ExperienceAsyncStub,
+        tenants: TenantsAsyncStub,
+    ) -> None:
         self._jobs = jobs
+        self._tenants = tenants
         self._experience = experience
         self._specs: dict[str, JobSpec] = {}  # immutable once accepted
 
@@ -38,6 +47,12 @@ class RemoteLedger:
     async def untracked(self) -> bool:
         """Whether a job has trackers that lack some of it."""
         return any(_is_untracked(job) for job in await self._list([]))
+
+    async def tenants(self) -> dict[str, Tenant]:
+        """What each tenant may use, and uses; those without jobs and quota are missing."""
+        request = tenants_pb2.ListTenantsRequest()
+        reply = await call(self._tenants.ListTenants, request, timeout_s=TIMEOUT_S)
+        return {each.name: tenant_from(each) for each in reply.tenants}
 
     async def grant_incarnation(self, job_id: str) -> int:
         """The number of the next start of a trainer."""
@@ -64,7 +79,14 @@ class RemoteLedger:
     def _live(self, job: Job) -> LiveJob:
         status = job.status
         spec = self._specs.get(status.job_id) or parse_job(json.loads(job.spec))
-        return LiveJob(status.job_id, status.state, status.step, spec)
+        return LiveJob(
+            status.job_id,
+            status.state,
+            status.step,
+            spec,
+            age_s=status.created_s,
+            reason=status.reason,
+        )
 
 
 def _is_untracked(job: Job) -> bool:

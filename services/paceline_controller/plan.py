@@ -10,8 +10,8 @@ from paceline.config.service import ControllerOptions, PoolOptions
 from paceline.types import JobState, WorkerKind
 
 DEFAULT_POOL = "default"
-# Paused jobs hold no accelerators; cancelling ones are being taken down.
-SERVED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
+# Queued and paused jobs hold no accelerators; cancelling ones are being taken down.
+SERVED = frozenset({JobState.STARTING, JobState.RUNNING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class LiveJob:
     state: JobState
     step: int
     spec: JobSpec
+    age_s: float = 0.0  # since it was submitted
+    reason: str = ""  # why it is in its state
 
 
 @dataclass(frozen=True, slots=True)

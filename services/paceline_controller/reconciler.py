@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -18,10 +18,14 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.logs import Log
+from paceline.tenants import Tenant
 from paceline.types import JobState, WorkerKind
 from paceline_controller.plan import LiveJob, Wanted, plan, problem
+from paceline_controller.queue import Queue
 from paceline_controller.runtimes.base import Observed, Runtime
+from paceline_controller.scaling.decide import Bounds
 from paceline_controller.slots import Slot
+from paceline_controller.starting import Starting, replicas_there
 
 MOST_REASON_CHARS = 4000
 # Between two passes, however much changes.
@@ -41,7 +45,11 @@ class Ledger(Protocol):
         ...
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on."""
+        """Move a job on; a queued one may be told why it waits."""
+        ...
+
+    async def tenants(self) -> Mapping[str, Tenant]:
+        """What each tenant may use, and uses."""
         ...
 
 
@@ -49,9 +57,14 @@ class Sizing(Protocol):
     """Who says how many replicas there are of what is scaled."""
 
     async def sizes(
-        self, jobs: Iterable[LiveJob], observed: Iterable[Observed], *, now_s: float
+        self,
+        jobs: Iterable[LiveJob],
+        observed: Iterable[Observed],
+        *,
+        bounds: Bounds,
+        now_s: float,
     ) -> dict[str, int]:
-        """Replicas by workload."""
+        """Replicas by workload, within bounds."""
         ...
 
 
@@ -79,6 +92,8 @@ class Reconciler:
         self._options = options
         self._child_grace_s = child_grace_s
         self._clock = clock
+        self._starting = Starting(ledger=ledger, options=options)
+        self._sizes: dict[str, int] = {}
         self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
         self._slots: dict[str, Slot] = {}
         self._acts: dict[str, asyncio.Task[None]] = {}
@@ -107,13 +122,14 @@ class Reconciler:
 
     async def once(self) -> None:
         """One pass."""
-        await self._look_at_jobs()
-        jobs = self._jobs or {}
-        able = [job for job in jobs.values() if not problem(job, self._options)]
+        known = await self._look_at_jobs()
         observed = {found.name: found for found in await self._runtime.list()}
-        sizes = await self._sizes(able, observed)
-        tracking = await self._tracks(able)
-        wanted = self._units(plan(able, self._options, sizes, tracking=tracking).values())
+        queue = await self._start_queued(observed) if known else Queue()
+        able = self._able()
+        self._sizes = await self._size(able.values(), observed, queue)
+        tracking = await self._tracks(able.values())
+        whole = plan(able.values(), self._options, self._sizes, tracking=tracking)
+        wanted = self._units(whole.values())
         self._stop_unwanted(wanted, observed)
         self._keep_slots(wanted, observed)
         await self._note_deaths(observed)
@@ -142,12 +158,24 @@ class Reconciler:
         stops = [self._runtime.stop(name, grace_s=self._child_grace_s) for name in names]
         await asyncio.gather(*stops)
 
-    async def _sizes(
-        self, jobs: Iterable[LiveJob], observed: dict[str, Observed]
+    def _able(self) -> dict[str, LiveJob]:
+        """Jobs that can run here."""
+        jobs = self._jobs or {}
+        return {n: job for n, job in jobs.items() if not problem(job, self._options)}
+
+    async def _start_queued(self, observed: dict[str, Observed]) -> Queue:
+        there = replicas_there(observed.values())
+        after, queue = await self._starting.once(self._able(), self._sizes, there)
+        self._jobs = (self._jobs or {}) | after
+        return queue
+
+    async def _size(
+        self, jobs: Iterable[LiveJob], observed: dict[str, Observed], queue: Queue
     ) -> dict[str, int]:
         if self._sizing is None or self._jobs is None:
             return {}
-        return await self._sizing.sizes(jobs, observed.values(), now_s=self._clock())
+        bounds = Bounds(self._starting.tenants, queue.claims)
+        return await self._sizing.sizes(jobs, observed.values(), bounds=bounds, now_s=self._clock())
 
     async def _tracks(self, jobs: Iterable[LiveJob]) -> bool:
         """A job with trackers is or was here: they go on when it is over."""
@@ -165,13 +193,15 @@ class Reconciler:
     def _units(self, wanted: Iterable[Wanted]) -> dict[str, Wanted]:
         return {unit.name: unit for unit in self._runtime.units(wanted)}
 
-    async def _look_at_jobs(self) -> None:
+    async def _look_at_jobs(self) -> bool:
+        """Whether the jobs are those of this moment."""
         try:
             found = await self._ledger.live_jobs()
         except PacelineError as error:
             log.warning("cannot list jobs; going on with those known", error=error)
-            return
+            return False
         self._jobs = {job.job_id: job for job in found}
+        return True
 
     def _stop_unwanted(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
         for found in observed.values():
@@ -243,8 +273,6 @@ class Reconciler:
         for job in (self._jobs or {}).values():
             if job.state is JobState.QUEUED and (reason := problem(job, self._options)):
                 await self._set_state(job.job_id, JobState.FAILED, reason=reason)
-            elif job.state is JobState.QUEUED:
-                await self._set_state(job.job_id, JobState.STARTING)
             elif job.state is JobState.CANCELLING and not self._has_any(job, observed):
                 await self._set_state(job.job_id, JobState.CANCELLED)
 

@@ -16,6 +16,7 @@ from paceline.rpc import connect_as
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.ledger import RemoteLedger
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
@@ -45,7 +46,11 @@ class ControllerService(Service):
         )
         options = validate(ControllerOptions, settings.options)
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
-        ledger = RemoteLedger(jobs=JobsStub(self._channel), experience=experience)
+        ledger = RemoteLedger(
+            jobs=JobsStub(self._channel),
+            experience=experience,
+            tenants=TenantsStub(self._channel),
+        )
         self._reconciler = Reconciler(
             ledger=ledger,
             untracked=ledger.untracked,

@@ -51,7 +51,10 @@ _GATEKEEPER: Mapping[str, Callers] = {
     "Authenticate": {Kind.GATEWAY},
     "Report": {Kind.GATEWAY},
 }
-_TENANTS: Mapping[str, Callers] = {"ListTenants": {Kind.GATEWAY}, "SetQuota": {Kind.GATEWAY}}
+_TENANTS: Mapping[str, Callers] = {
+    "ListTenants": {Kind.GATEWAY, Kind.CONTROLLER},
+    "SetQuota": {Kind.GATEWAY},
+}
 _LEDGER: Mapping[str, Callers] = {
     "Lease": {Kind.ENVIRONMENT},
     "Submit": {Kind.ENVIRONMENT},

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
+from paceline.tenants import Tenant
 from paceline.types import WorkerKind
 from paceline_controller.plan import pools_of, rollout_name
+from paceline_controller.queue import PoolClaim
+from paceline_controller.scaling.entitle import Want, entitled
 from paceline_controller.scaling.rollout import JobMemory, Target, size_job
 from paceline_controller.scaling.shared import PoolMemory, size_environment, size_reward
 from paceline_controller.scaling.signals import JobSignals, Signals
@@ -24,6 +29,19 @@ class Memory:
     environment: PoolMemory = field(default_factory=PoolMemory)
     reward: PoolMemory = field(default_factory=PoolMemory)
     idle_since_s: float = math.inf  # no job is live
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What tenants may have, and the queued jobs that wait for room in pools, in their order."""
+
+    tenants: Mapping[str, Tenant] = field(default_factory=dict[str, Tenant])
+    claims: Sequence[PoolClaim] = ()
+
+    def quota(self, tenant: str) -> Quota:
+        """Of a tenant; one that nobody knows has no limits."""
+        found = self.tenants.get(tenant)
+        return found.quota if found else Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +61,7 @@ def decide(
     options: ControllerOptions,
     memory: Memory,
     now_s: float,
+    bounds: Bounds | None = None,
 ) -> Decision:
     """The next sizes, given those that are asked for now.
 
@@ -53,14 +72,24 @@ def decide(
     reasons: dict[str, str] = {}
     targets: dict[str, Target] = {}
     memories: dict[str, JobMemory] = {}
+    bounds = bounds or Bounds()
     held = {job.job_id: _held(job, sizes, options) for job in signals.jobs}
+    shares = _shares(signals, held, memory, bounds, options)
     for job in sorted(signals.jobs, key=lambda each: each.job_id):
         if job.spec.rollout.scaling is None:
             continue
+        more = _more(job, signals, held, bounds)
+        free = _free(job, signals, held, options)
+        current = held[job.job_id]
         decision = size_job(
             job,
-            current=held[job.job_id],
-            free=_free(job, signals, held, options),
+            current=current,
+            free={
+                pool: min(count, shares[pool][job.job_id], current.get(pool, 0) + more)
+                for pool, count in free.items()
+                if pool in current
+            },
+            most=sum(current.values()) + more,
             memory=memory.jobs.get(job.job_id, JobMemory()),
             options=options,
             seconds=signals.seconds,
@@ -104,6 +133,67 @@ def _free(
         if (bounds := other.spec.rollout.scaling) is not None:
             free[next(iter(has))] -= max(0, bounds.min_replicas - sum(has.values()))
     return {name: max(0, count) for name, count in free.items()}
+
+
+def _more(
+    job: JobSignals,
+    signals: Signals,
+    held: Mapping[str, Mapping[str, int]],
+    bounds: Bounds,
+) -> int:
+    """How many workers the quota of its tenant lets a job have beside those that it has."""
+    quota = bounds.quota(job.spec.tenant).rollout_workers
+    if quota is None:
+        return sys.maxsize
+    for other in signals.jobs:
+        if other.spec.tenant == job.spec.tenant:
+            has = sum(held[other.job_id].values())
+            quota -= has if other.job_id == job.job_id else max(has, _least(other))
+    return max(0, quota)
+
+
+def _least(job: JobSignals) -> int:
+    """Workers that a job always has."""
+    bounds = job.spec.rollout.scaling
+    return job.spec.rollout.replicas if bounds is None else bounds.min_replicas
+
+
+def _shares(
+    signals: Signals,
+    held: Mapping[str, Mapping[str, int]],
+    memory: Memory,
+    bounds: Bounds,
+    options: ControllerOptions,
+) -> dict[str, dict[str, int]]:
+    """The most that each job may hold, by pool: others want their share of it too."""
+    wants = {job.job_id: _wants(job, held[job.job_id], memory) for job in signals.jobs}
+    owners = {job.job_id: job.spec.tenant for job in signals.jobs}
+    weights = {name: each.quota.weight for name, each in bounds.tenants.items()}
+    return {
+        name: entitled(
+            pool.max_replicas,
+            {job_id: want[name] for job_id, want in wants.items() if name in want},
+            {job_id: owners[job_id] for job_id, want in wants.items() if name in want},
+            [claim for claim in bounds.claims if claim.pool == name],
+            weights,
+        )
+        for name, pool in options.pools.items()
+    }
+
+
+def _wants(job: JobSignals, has: Mapping[str, int], memory: Memory) -> dict[str, Want]:
+    """By pool: what it must have stays where it is, what it lacks is wanted in the first one."""
+    known = memory.jobs.get(job.job_id)
+    wish = known.wish if known else job.spec.rollout.replicas
+    must = _least(job)
+    more = max(0, wish - sum(has.values()))
+    found: dict[str, Want] = {}
+    for pool, count in has.items():
+        found[pool] = Want(floor=min(must, count), held=count, wish=count)
+        must -= found[pool].floor
+    first = next(iter(has))
+    found[first] += Want(floor=must, wish=max(must, more))
+    return found
 
 
 def _shared(

@@ -107,7 +107,7 @@ def shrink(room: Room, goal: float, current: Counts) -> Counts:
     for name in reversed(room.pools):
         there = {n: min(count, ready[n]) for n, count in chosen.items()}
         lacking = goal - room.speed(there)
-        kept = min(current.get(name, 0), ready[name])
+        kept = min(current.get(name, 0), ready[name], room.free.get(name, 0))
         more = max(0, math.ceil(round(lacking / room.options[name].speed, 9)))
         allowed = chosen[name] + max(0, room.most - sum(chosen.values()))
         chosen[name] = max(chosen[name], min(kept, there[name] + more, allowed))

@@ -26,6 +26,7 @@ class JobMemory:
     pace: Pace = field(default_factory=Pace)
     deliveries: Mapping[str, Delivery] = field(default_factory=dict[str, Delivery])
     moving: float = 0.0  # so many workers of speed 1 are on their way to cheaper pools
+    wish: int = 0  # workers that it would have if there were room for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +135,16 @@ def size_job(
     *,
     current: Counts,
     free: Counts,
+    most: int,
     memory: JobMemory,
     options: ControllerOptions,
     seconds: float,
     now_s: float,
 ) -> JobDecision:
-    """The next counts by pool of a job that is scaled; `free` is what pools have for it."""
+    """The next counts by pool of a job that is scaled.
+
+    `free` is what pools have for it, `most` what it may have in all of them.
+    """
     scaling = options.scaling
     believed = learn(memory.estimates, job, seconds=seconds, pools=options.pools, options=scaling)
     names = pools_of(job.spec, options)
@@ -155,6 +160,7 @@ def size_job(
         for name in names
     }
     room = _room(job, options=options, free=free, ready=ready, deliveries=deliveries, now_s=now_s)
+    room = replace(room, most=min(room.most, most), least=min(room.least, most))
     size = memory.moving or room.speed(current)
     target = target_of(job, believed, size=size, options=scaling)
     if any(current.values()):
@@ -167,7 +173,17 @@ def size_job(
         pace = pace.changed(now_s)
         if room.speed(plan.counts) >= target.workers * (1 - scaling.band):
             believed = replace(believed, wait_s=PerEvent())
-    return JobDecision(plan.counts, JobMemory(believed, pace, deliveries, plan.moving), target)
+    wish = _wish(job, target, plan.counts, options.pools[names[0]].speed)
+    kept = JobMemory(believed, pace, deliveries, plan.moving, wish)
+    return JobDecision(plan.counts, kept, target)
+
+
+def _wish(job: JobSignals, target: Target, counts: Counts, speed: float) -> int:
+    """Workers that it would have by now if it had to share with nobody."""
+    bounds, has = job.spec.rollout.scaling, sum(counts.values())
+    assert bounds is not None, "only jobs with rollout.scaling are sized"
+    wanted = math.ceil(target.workers / speed) if target.starves else has
+    return min(max(wanted, has), bounds.max_replicas)
 
 
 def _room(

@@ -14,8 +14,9 @@ from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
-from paceline_controller.scaling.decide import Decision, Memory, decide
+from paceline_controller.scaling.decide import Bounds, Decision, Memory, decide
 from paceline_controller.scaling.gauges import Gauges
+from paceline_controller.starting import replicas_there
 
 log = Log("scaling")
 
@@ -49,23 +50,33 @@ class Scaler:
         self._memory = Memory()
         self._sizes: dict[str, int] = {}
         self._due_s = 0.0
+        self._seen: set[str] = set()
 
     async def sizes(
-        self, jobs: Iterable[LiveJob], observed: Iterable[Observed], *, now_s: float
+        self,
+        jobs: Iterable[LiveJob],
+        observed: Iterable[Observed],
+        *,
+        bounds: Bounds,
+        now_s: float,
     ) -> dict[str, int]:
         """Replicas by workload; what is not in there has a fixed number."""
         served = [job for job in jobs if job.state in SERVED]
         there = replicas_there(observed)
         self._sizes = self._known(served, there)
-        scaled = [name for group in self._scaled(served) for name in group]
-        if scaled and now_s >= self._due_s:
+        groups = self._scaled(served)
+        scaled = [name for group in groups for name in group]
+        new = [group[0] for group in groups if group[0] not in self._sizes]
+        if scaled and (now_s >= self._due_s or set(new) - self._seen):
             self._due_s = now_s + self._options.scaling.period_s
-            await self._decide(served, now_s)
+            await self._decide(served, bounds, now_s)
+        self._seen = set(scaled)
         if self._options.scaling.executor == "external":
             # A workload of a job that is wanted no more would be taken down.
             jobs_own = {name for name in scaled if name.startswith("rollout-")}
             return {n: max(there[n], n in jobs_own) for n in scaled if n in there}
-        return dict(self._sizes)
+        # Without signals a job begins with what it must have: there may not be room for more.
+        return {name: 1 for name in new if name.startswith("rollout-")} | self._sizes
 
     def close(self) -> None:
         """Somebody else decides from here on: the metrics of this one disappear."""
@@ -92,7 +103,7 @@ class Scaler:
         reward = [[str(WorkerKind.REWARD)]] if scaling.reward else []
         return [*rollouts, *environment, *reward]
 
-    async def _decide(self, jobs: Sequence[LiveJob], now_s: float) -> None:
+    async def _decide(self, jobs: Sequence[LiveJob], bounds: Bounds, now_s: float) -> None:
         try:
             workers, demand = await self._source.workers(), await self._source.demand()
         except PacelineError as error:
@@ -100,7 +111,12 @@ class Scaler:
             return
         signals = self._collector.look(jobs=jobs, workers=workers, demand=demand, now_s=now_s)
         decision = decide(
-            signals, self._sizes, options=self._options, memory=self._memory, now_s=now_s
+            signals,
+            self._sizes,
+            options=self._options,
+            memory=self._memory,
+            bounds=bounds,
+            now_s=now_s,
         )
         self._tell(decision)
         self._memory, self._sizes = decision.memory, dict(decision.sizes)
@@ -117,14 +133,3 @@ class Scaler:
                     before=before,
                     why=decision.reasons[name],
                 )
-
-
-def replicas_there(observed: Iterable[Observed]) -> dict[str, int]:
-    """Replicas by workload, where each of them may have a name of its own, `<workload>-<i>`."""
-    found: dict[str, int] = {}
-    for each in observed:
-        workload, _, index = each.name.rpartition("-")
-        found[each.name] = each.replicas
-        if index.isdigit():
-            found[workload] = found.get(workload, 0) + 1
-    return found

@@ -251,6 +251,8 @@ class ControllerOptions(Closed):
     )
     """Pools of rollout workers that jobs may use, by name."""
     scaling: ScalingOptions = ScalingOptions()
+    patience_s: float = Field(default=600.0, ge=0)
+    """So long a queued job lets smaller ones pass; then what becomes free is kept for it."""
     environment_replicas: int = Field(default=1, ge=1)
     reward_replicas: int = Field(default=1, ge=1)
     period_s: float = Field(default=0.5, gt=0)

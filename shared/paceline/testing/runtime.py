@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from paceline.errors import StateError, UnavailableError
+from paceline.tenants import Tenant
 from paceline.types import JobState, check_job_step
 
 
@@ -110,12 +111,18 @@ class MemoryLedger:
     jobs: dict[str, Any] = field(default_factory=dict[str, Any])
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+    quotas: dict[str, Tenant] = field(default_factory=dict[str, Tenant])
     away: bool = False
 
     async def live_jobs(self) -> list[Any]:
         """All jobs that are not over."""
         self._answer()
         return [job for job in self.jobs.values() if not job.state.terminal]
+
+    async def tenants(self) -> dict[str, Tenant]:
+        """Quotas and use, as a test says."""
+        self._answer()
+        return self.quotas
 
     async def grant_incarnation(self, job_id: str) -> int:
         """One more than the last."""
@@ -126,10 +133,11 @@ class MemoryLedger:
         return self.incarnations[job_id]
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on."""
+        """Move a job on; a queued one may be told why it waits."""
         self._answer()
-        check_job_step(self.jobs[job_id].state, state)
-        self.put(job_id, state=state)
+        if not self.jobs[job_id].state is state is JobState.QUEUED:
+            check_job_step(self.jobs[job_id].state, state)
+        self.put(job_id, state=state, reason=reason)
         self.reasons[job_id] = reason
 
     def put(self, job_id: str, **changes: Any) -> None:

@@ -17,6 +17,7 @@ from paceline.v1.experience_pb2_grpc import (
     add_ExperienceServicer_to_server,
 )
 from paceline.v1.jobs_pb2_grpc import JobsServicer, JobsStub, add_JobsServicer_to_server
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_controller.ledger import RemoteLedger
 
 SPEC = {
@@ -66,7 +67,14 @@ async def experience() -> AsyncIterator[tuple[Experience, RemoteLedger]]:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = connect(f"127.0.0.1:{port}")
-    yield servicer, RemoteLedger(jobs=JobsStub(channel), experience=ExperienceStub(channel))
+    yield (
+        servicer,
+        RemoteLedger(
+            jobs=JobsStub(channel),
+            experience=ExperienceStub(channel),
+            tenants=TenantsStub(channel),
+        ),
+    )
     await channel.close()
     await server.stop(None)
 
@@ -94,7 +102,11 @@ async def test_grant_and_set_state(experience: tuple[Experience, RemoteLedger]) 
 
 async def test_experience_is_away() -> None:
     channel = connect("127.0.0.1:1")
-    ledger = RemoteLedger(jobs=JobsStub(channel), experience=ExperienceStub(channel))
+    ledger = RemoteLedger(
+        jobs=JobsStub(channel),
+        experience=ExperienceStub(channel),
+        tenants=TenantsStub(channel),
+    )
     with pytest.raises(UnavailableError):
         await ledger.live_jobs()
     await channel.close()

@@ -1,0 +1,99 @@
+"""What a pool has for each job, when together they want more than there is. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from paceline_controller.queue import PoolClaim
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """Workers that somebody must have, has, and would like to have."""
+
+    floor: int = 0
+    held: int = 0
+    wish: int = 0
+    weight: float = 1.0
+
+    def __add__(self, other: Want) -> Want:
+        return Want(
+            self.floor + other.floor, self.held + other.held, self.wish + other.wish, self.weight
+        )
+
+
+def fill(total: int, wants: Mapping[str, Want]) -> dict[str, int]:
+    """`total` workers: floors first, then one by one to whoever has least for its weight.
+
+    Weighted max-min fairness in whole workers; floors are given even where they exceed `total`.
+    """
+    given = {name: want.floor for name, want in wants.items()}
+    left = total - sum(given.values())
+    turns = [(given[n] / want.weight, n) for n, want in wants.items() if given[n] < want.wish]
+    heapq.heapify(turns)
+    while left > 0 and turns:
+        _, name = heapq.heappop(turns)
+        given[name] += 1
+        left -= 1
+        if given[name] < wants[name].wish:
+            heapq.heappush(turns, (given[name] / wants[name].weight, name))
+    return given
+
+
+def entitled(
+    total: int,
+    jobs: Mapping[str, Want],
+    owners: Mapping[str, str],
+    claims: Iterable[PoolClaim],
+    weights: Mapping[str, float],
+) -> dict[str, int]:
+    """The most that each job may hold in a pool of `total`, by the shares of their tenants.
+
+    Queued jobs count with what they wait for as far as it fits into the share of their tenant:
+    half of what a job needs is of no use to it. Those that are pressing count in any case.
+    """
+    tenants = {name: Want(weight=weights.get(name, 1.0)) for name in {*owners.values()}}
+    for job_id, want in jobs.items():
+        tenants[owners[job_id]] += want
+    reserved: Counter[str] = Counter()
+    for claim in claims:
+        before = tenants.get(claim.tenant, Want(weight=weights.get(claim.tenant, 1.0)))
+        floor = claim.workers if claim.pressing else 0
+        trial = tenants | {claim.tenant: before + Want(floor=floor, wish=claim.workers)}
+        kept = reserved + Counter({claim.tenant: claim.workers})
+        if _suffices(total, trial, jobs, owners, kept):
+            tenants, reserved = trial, kept
+    shares = fill(total, tenants)
+    spare = max(0, total - sum(shares.values()))
+    found: dict[str, int] = {}
+    for name, share in shares.items():
+        mine = {job_id: want for job_id, want in jobs.items() if owners[job_id] == name}
+        found |= _within(share + spare - reserved[name], mine)
+    return found
+
+
+def _suffices(
+    total: int,
+    tenants: Mapping[str, Want],
+    jobs: Mapping[str, Want],
+    owners: Mapping[str, str],
+    reserved: Counter[str],
+) -> bool:
+    """Every tenant's share holds what its jobs must have and what is reserved for its queue."""
+    must = Counter(reserved)
+    for job_id, want in jobs.items():
+        must[owners[job_id]] += want.floor
+    shares = fill(total, tenants)
+    fits = sum(want.floor for want in tenants.values()) <= total
+    return fits and all(shares[name] >= must[name] for name in reserved)
+
+
+def _within(most: int, jobs: Mapping[str, Want]) -> dict[str, int]:
+    """Of one tenant: jobs keep what they have if it fits, else the largest give way."""
+    held = sum(want.held for want in jobs.values())
+    if held <= most:
+        return {job_id: want.held + most - held for job_id, want in jobs.items()}
+    return fill(most, {n: replace(want, wish=want.held, weight=1.0) for n, want in jobs.items()})

@@ -1,0 +1,102 @@
+"""Lets queued jobs start as there is room for them, and tells the others why they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.config.service import ControllerOptions
+from paceline.errors import PacelineError
+from paceline.logs import Log
+from paceline.tenants import Tenant
+from paceline.types import JobState
+from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
+from paceline_controller.queue import Queue, look
+from paceline_controller.runtimes.base import Observed
+
+# Of one pass: a long queue must not hold up everything else.
+MOST_NOTES = 20
+log = Log("queue")
+
+
+class Tenancy(Protocol):
+    """Who knows what tenants may have, and keeps the states of jobs."""
+
+    async def tenants(self) -> Mapping[str, Tenant]:
+        """What each tenant may use, and uses."""
+        ...
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        """Move a job on."""
+        ...
+
+
+class Starting:
+    """The queue is in the states of the jobs alone: whoever comes next finds it there."""
+
+    def __init__(self, *, ledger: Tenancy, options: ControllerOptions) -> None:
+        self._ledger = ledger
+        self._options = options
+        self.tenants: Mapping[str, Tenant] = {}
+
+    async def once(
+        self, jobs: Mapping[str, LiveJob], sizes: Mapping[str, int], there: Mapping[str, int]
+    ) -> tuple[dict[str, LiveJob], Queue]:
+        """Jobs as they are afterwards, and who still waits.
+
+        `sizes` are replicas that are asked for by workload, `there` those that run.
+        """
+        after = dict(jobs)
+        try:
+            self.tenants = await self._ledger.tenants()
+        except PacelineError as error:
+            log.warning("quotas are not known; no job starts", error=error)
+            return after, Queue()
+        held = {job_id: held_by(job, sizes, there, self._options) for job_id, job in jobs.items()}
+        queue = look(jobs.values(), held, self.tenants, self._options)
+        for job_id in queue.starts:
+            if await self._tell(job_id, JobState.STARTING):
+                after[job_id] = replace(jobs[job_id], state=JobState.STARTING, reason="")
+        changed = [(n, why) for n, why in queue.waits.items() if jobs[n].reason != why]
+        for job_id, why in changed[:MOST_NOTES]:
+            await self._tell(job_id, JobState.QUEUED, reason=why)
+        return after, queue
+
+    async def _tell(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
+        try:
+            await self._ledger.set_state(job_id, state, reason=reason)
+        except PacelineError as error:
+            log.warning("cannot move the job on", job=job_id, state=state, error=error)
+            return False
+        log.info("queue", job=job_id, state=state, reason=reason)
+        return True
+
+
+def held_by(
+    job: LiveJob,
+    sizes: Mapping[str, int],
+    there: Mapping[str, int],
+    options: ControllerOptions,
+) -> dict[str, int]:
+    """Rollout workers of a job by pool: those that it is to have, or that still run."""
+    pools = pools_of(job.spec, options)
+    names = {pool: rollout_name(job.job_id, pool) for pool in pools}
+    found = {pool: there.get(name, 0) for pool, name in names.items()}
+    if job.state in SERVED:
+        if job.spec.rollout.scaling is None:
+            found[pools[0]] = max(found[pools[0]], job.spec.rollout.replicas)
+        else:
+            found = {pool: max(n, sizes.get(names[pool], 0)) for pool, n in found.items()}
+    return found
+
+
+def replicas_there(observed: Iterable[Observed]) -> dict[str, int]:
+    """Replicas by workload, where each of them may have a name of its own, `<workload>-<i>`."""
+    found: dict[str, int] = {}
+    for each in observed:
+        workload, _, index = each.name.rpartition("-")
+        found[each.name] = each.replicas
+        if index.isdigit():
+            found[workload] = found.get(workload, 0) + 1
+    return found
