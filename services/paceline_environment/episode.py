@@ -316,7 +316,7 @@ class Episode:
             truncated=self._truncated,
         )
         with self._peers.stages.wait("score"), self._span.child("score", kind="client") as span:
-            item.trace = span.traceparent
+            item.trace = span.sent
             score = await self._peers.scoring.score(
                 job_id=self._job.job_id, rewards=self._job.rewards, item=item
             )

@@ -100,7 +100,7 @@ class Policy:
         left, had = max(deadline - self._clock(), _LEAST_S), len(turn.tokens)
         try:
             with turn.span.child("ask", kind="client", worker=worker.worker_id) as span:
-                ending = await self._link(worker).ask(turn, timeout_s=left, trace=span.traceparent)
+                ending = await self._link(worker).ask(turn, timeout_s=left, trace=span.sent)
                 span.set(tokens=len(turn.tokens) - had, finish_reason=ending.reason)
                 span.error = ending.code
                 return ending

@@ -10,7 +10,7 @@ from paceline import wire
 from paceline.errors import InvalidError, PacelineError, VersionGoneError
 from paceline.logs import Log
 from paceline.metrics import Metrics
-from paceline.tracing import NOTHING, Span, parse
+from paceline.tracing import NOTHING, Span
 from paceline.types import Assignment, Progress, Purpose
 from paceline_environment.episode import Episode, Peers
 from paceline_environment.jobs import Group, JobContext, Jobs
@@ -170,7 +170,7 @@ class EpisodeWorker:
         now = self._peers.clock()
         held = Open(key, assignment.purpose, assignment.lease_s, now, renewed=now, flushed=now)
         if assignment.traces:
-            lease = self._peers.tracer.below(parse(assignment.traces[at]))
+            lease = self._peers.tracer.received(assignment.traces[at])
             held.span = lease.child("attempt", attempt=attempt, worker=self._peers.worker_id)
         self._open[key[:3]] = held
         self._held[assignment.purpose] += 1

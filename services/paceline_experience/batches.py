@@ -137,15 +137,20 @@ class Batches:
 
     async def _assemble(self, fixed: dict[str, Any], groups: Sequence[Group]) -> Batch:
         blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
+        spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
         values: Sequence[float | None] = [None] * len(blobs)
         if self._advantage is not None:
             values = shares.advantages(groups, self._advantage, self._options)
         mask = self._core.spec.sampling.truncated == "mask"
         samples: list[tuple[bytes, int, int]] = []
-        for number, (blob, value) in enumerate(zip(blobs, values, strict=True)):
-            samples.extend(shares.train_samples(blob, value, mask_truncated=mask))
+        for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):
+            trace = span.sent
+            samples.extend(shares.train_samples(blob, value, mask_truncated=mask, trace=trace))
             if number % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
+        for span in spans:
+            span.set(batch=fixed["id"], step=fixed["step"])
+            span.past("assemble", span.start_ns)
         return Batch(
             batch_id=fixed["id"],
             step=fixed["step"],

@@ -79,13 +79,20 @@ class Group:
             known.append(self.oldest_seen)
         return min(known, default=-1)
 
+    def finished(self) -> list[int]:
+        """Episodes that have a payload, in order."""
+        return [index for index, text in enumerate(self.facts) if text]
+
     def payload(self, index: int) -> str:
         """Name of an episode's payload."""
         return payload_name(self.group_id, index, int(self.facts[index].partition(",")[0]))
 
     def payloads(self) -> list[str]:
         """Names of all payloads it has."""
-        return [self.payload(i) for i, text in enumerate(self.facts) if text]
+        return [self.payload(index) for index in self.finished()]
+
+
+Change = tuple[Group | None, Group | None]
 
 
 def payload_name(group_id: str, index: int, attempt: int) -> str:
@@ -130,21 +137,26 @@ class Book:
         """The newest publication; -1: none."""
         return self.number("version", -1)
 
-    def apply(self, head: dict[str, Any], changed: Iterable[bytes], *, deadline: float) -> None:
+    def apply(
+        self, head: dict[str, Any], changed: Iterable[bytes], *, deadline: float
+    ) -> list[Change]:
         """Take over what a script changed; new leases last until `deadline`."""
         self.counts.update(head["counts"] or {})
         self.meta.update(head["meta"] or {})
         fields = iter(changed)
-        for name, text in zip(fields, fields, strict=True):
+        return [
             self.put(name.decode(), text, deadline=deadline)
+            for name, text in zip(fields, fields, strict=True)
+        ]
 
-    def put(self, group_id: str, text: bytes, *, deadline: float) -> None:
-        """Take over one record; an empty one is gone."""
+    def put(self, group_id: str, text: bytes, *, deadline: float) -> Change:
+        """Take over one record, an empty one is gone; the record before and after."""
         before = self.groups.pop(group_id, None)
         if before is not None:
             self._unlist(before)
         if text:
             self.enter(group_id, text, before=before, deadline=deadline)
+        return before, self.groups.get(group_id)
 
     def enter(self, group_id: str, text: bytes, *, before: Group | None, deadline: float) -> None:
         """List a record; leases that `before` knows keep their deadlines."""

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from paceline.config import JobSpec
+from paceline.tracing import OFF, Tracer
 from paceline_experience.book import Book
 from paceline_experience.feed import Feed
 from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store
+from paceline_experience.traces import Traces
 
 
 class Hooks(Protocol):
@@ -97,6 +99,7 @@ class Core:
         clock: Clock,
         feed: Feed,
         epoch: int = 0,
+        tracer: Tracer = OFF,
     ) -> None:
         self.store = store
         self.keys = keys
@@ -104,6 +107,7 @@ class Core:
         self.spec = spec
         self.clock = clock
         self.feed = feed
+        self.traces = Traces(tracer, job_id=job_id)
         self._epoch = epoch
         self.book = Book()
         self.work = Signal()  # something may be leased
@@ -130,8 +134,14 @@ class Core:
         self._stale = True
         reply = await self.store.run(script, self.keys.scripts, *args, self._epoch)
         head: dict[str, Any] = json.loads(reply[0])
-        self.book.apply(head, reply[1], deadline=self.lease_end())
+        changes = self.book.apply(head, reply[1], deadline=self.lease_end())
         self._stale = False
+        self.traces.moved(
+            changes,
+            reasons=[k.partition("drop:")[2] for k in head["counts"] or {} if "drop:" in k],
+            step=self.book.step,
+            incarnation=self.book.number("incarnation"),
+        )
         return head["answer"]
 
     def lease_end(self) -> float:

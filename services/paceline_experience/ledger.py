@@ -12,6 +12,7 @@ from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.errors import InvalidError, StateError
 from paceline.interfaces import TaskSource
+from paceline.tracing import OFF, Tracer
 from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.audit import AuditReport, audit, by_reason, by_state
@@ -48,6 +49,7 @@ class JobLedger:
         options: ExperienceOptions,
         clock: Clock | None = None,
         epoch: int = 0,
+        tracer: Tracer = OFF,
     ) -> None:
         experience = spec.experience
         sampler = plugins.find("samplers", experience.sampler.kind)
@@ -67,6 +69,7 @@ class JobLedger:
             clock=clock or StoreClock(store),
             feed=feed,
             epoch=epoch,
+            tracer=tracer,
         )
         over = options.compress_over_bytes
         groups = Groups(core=core, payloads=payloads, compress_over_bytes=over)
@@ -125,7 +128,13 @@ class JobLedger:
 
     def serve(self, versions: Iterable[int]) -> None:
         """Rollout workers answer with these versions; admission waits for weights on their way."""
-        self._leases.serve(frozenset(version for version in versions if version >= 0))
+        served = frozenset(version for version in versions if version >= 0)
+        self._leases.serve(served)
+        self._core.traces.served(served)
+
+    def close(self) -> None:
+        """Nobody will follow this job here any more."""
+        self._core.traces.close()
 
     def wakeup(self) -> asyncio.Event:
         """Set when leasable work may exist: take it before `lease`, wait for it after."""
@@ -199,6 +208,7 @@ class JobLedger:
             fence(book, incarnation)
             made = await core.change("announce", incarnation, step, parent, num_bytes, digest)
             core.add_version(book, made)
+            core.traces.announced(int(made["version"]), step=step, incarnation=incarnation)
             first = not book.meta.get("started")
             if first:
                 await core.note(started=repr(core.clock.now()))

@@ -11,6 +11,7 @@ from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.errors import FencedError, InvalidError, PacelineError
 from paceline.logs import Log
+from paceline.tracing import OFF, Tracer
 from paceline.types import Job, JobState
 from paceline_experience.core import Hooks, Signal
 from paceline_experience.history import History
@@ -49,6 +50,7 @@ class Ledgers:
         opened: Callable[[Job, JobLedger], Awaitable[None]],
         options: ExperienceOptions,
         owner: str,
+        tracer: Tracer = OFF,
     ) -> None:
         self.active: dict[str, Entry] = {}
         self.listeners: set[Signal] = set()
@@ -59,6 +61,7 @@ class Ledgers:
         self._opened = opened
         self._options = options
         self._owner = owner
+        self._tracer = tracer
         self._foreign = False
         self._past: OrderedDict[str, Entry] = OrderedDict()
         self._opening = asyncio.Lock()
@@ -173,6 +176,7 @@ class Ledgers:
             hooks=self._hooks(job),
             options=self._options,
             epoch=epoch,
+            tracer=self._tracer,
         )
         await ledger.open()
         return Entry(job, spec, ledger, epoch)
@@ -191,6 +195,7 @@ class Ledgers:
 
     @staticmethod
     def _stop(entry: Entry) -> asyncio.Task[None] | None:
+        entry.ledger.close()
         if entry.pump is not None:
             entry.pump.cancel()
         return entry.pump

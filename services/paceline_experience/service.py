@@ -75,6 +75,7 @@ class ExperienceService(Service):
             opened=self._opened,
             options=options,
             owner=self._settings.worker_id,
+            tracer=chassis.tracer,
         )
         self._gauges = TenantGauges(self._metrics)
         self._flight = Flight(self._ledgers)

@@ -82,7 +82,7 @@ def advantages(
 
 
 def train_samples(
-    payload: bytes, advantage: float | None, *, mask_truncated: bool
+    payload: bytes, advantage: float | None, *, mask_truncated: bool, trace: str = ""
 ) -> list[tuple[bytes, int, int]]:
     """Encoded sample, its tokens and its trainable tokens, for each transcript of a trajectory."""
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
@@ -101,6 +101,7 @@ def train_samples(
             truncated=trajectory.truncated,
             masked=masked,
             weight=1.0,
+            trace=trace,
         )
         data = sample.SerializeToString()
         if advantage is not None:

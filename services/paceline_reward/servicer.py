@@ -8,7 +8,7 @@ from typing import Any
 from paceline import wire
 from paceline.interfaces import RewardInput
 from paceline.metrics import Metrics
-from paceline.tracing import OFF, Span, Tracer, parse
+from paceline.tracing import OFF, Span, Tracer
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc
 from paceline_reward.scorer import Scorer
@@ -32,7 +32,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
 
     def _span(self, trace: str) -> Span:
-        return self._tracer.below(parse(trace)).child("reward", kind="server")
+        return self._tracer.received(trace).child("reward", kind="server")
 
 
 def _item(message: pb.ScoreItem) -> RewardInput:

@@ -86,7 +86,7 @@ class RolloutService(Service):
         self._engine: Engine = build_engine(spec, folder=folder, job_id=settings.job_id)
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()
-        self._hub = Hub(engine=self._engine)
+        self._hub = Hub(engine=self._engine, tracer=self._chassis.tracer)
         self._passing = asyncio.create_task(self._hub.run(), name="hub")
         self._follower = Follower(
             roster=self._roster,
@@ -100,6 +100,7 @@ class RolloutService(Service):
             changed=self._on_change,
             tls=settings.tls,
             bytes_per_s=self._weights_bytes_per_s,
+            tracer=self._chassis.tracer,
         )
         self._member = Membership(
             roster=self._roster, report=self.report, progress=self._follower.progress

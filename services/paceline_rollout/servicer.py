@@ -93,6 +93,7 @@ def _ask(request: pb.GenerateRequest) -> Ask:
         ),
         min_version=request.min_version,
         timeout_s=request.timeout_s,
+        trace=request.trace,
     )
 
 

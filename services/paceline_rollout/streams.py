@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import UnavailableError
 from paceline.interfaces import Emission, Engine, Generation
+from paceline.tracing import NOTHING, OFF, Span, Tracer
 from paceline_rollout.engines.base import refusal
 
 MAX_TIMEOUT_S = 86_400.0
@@ -25,6 +26,7 @@ class Ask:
     generation: Generation
     min_version: int = -1
     timeout_s: float = 0.0  # 0: as long as the stream lives
+    trace: str = ""  # W3C traceparent
 
 
 class Stream:
@@ -65,6 +67,9 @@ class _Open:
     pinned_version: int
     due: float
     end: tuple[str, str] | None = None  # error code and text that its abort stands for
+    span: Span = NOTHING
+    first_ns: int = 0  # its first tokens
+    version: int = -1  # of its newest tokens
 
 
 class _Occupancy:
@@ -87,8 +92,9 @@ class _Occupancy:
 class Hub:
     """Sends each emission of the engine to the stream that asked."""
 
-    def __init__(self, *, engine: Engine, clock: Clock | None = None) -> None:
+    def __init__(self, *, engine: Engine, clock: Clock | None = None, tracer: Tracer = OFF) -> None:
         self._engine = engine
+        self._tracer = tracer
         self._clock: Clock = clock or (lambda: asyncio.get_running_loop().time())
         self._open: dict[str, _Open] = {}
         self._occupancy = _Occupancy(self._clock)
@@ -116,7 +122,8 @@ class Hub:
         self._streams.discard(stream)
         stream.open.clear()
         for name in names:
-            self._open.pop(name, None)
+            if one := self._open.pop(name, None):
+                one.span.end(error="the caller is gone")
         if names:
             self._occupancy.note(len(self._open))
             self._engine.abort(names)
@@ -204,7 +211,9 @@ class Hub:
         generation = ask.generation
         weight = len(generation.tokens) + generation.sampling.max_tokens
         due = self._clock() + ask.timeout_s if ask.timeout_s > 0 else math.inf
-        self._open[inner] = _Open(stream, name, weight, generation.pinned_version, due)
+        one = _Open(stream, name, weight, generation.pinned_version, due)
+        one.span = self._tracer.received(ask.trace).child("rollout", kind="server")
+        self._open[inner] = one
         if due < math.inf:
             self._push_deadline(due, inner)
         return replace(generation, request_id=inner)
@@ -231,6 +240,8 @@ class Hub:
         one = self._open.get(emission.request_id)
         if one is None:
             return
+        if one.span:
+            self._follow(one, emission)
         reason, code, error = emission.finish_reason, emission.error_code, emission.error
         if reason:
             del self._open[emission.request_id]
@@ -250,6 +261,21 @@ class Hub:
                 error=error,
             )
         )
+
+    def _follow(self, one: _Open, emission: Emission) -> None:
+        """Note what an emission says of a request whose trace is kept."""
+        span, now = one.span, self._tracer.now()
+        if emission.tokens:
+            one.first_ns = one.first_ns or now
+        for run in emission.versions:
+            if 0 <= one.version < run.version:
+                span.event("swap", version=run.version)
+            one.version = run.version
+        if emission.finish_reason:
+            _stages(span, emission, one.first_ns or now)
+            reason = emission.finish_reason
+            span.set(version=one.version, **{"gen_ai.response.finish_reasons": [reason]})
+            span.end(error=emission.error_code)
 
     async def _keep_deadlines(self) -> None:
         while True:
@@ -273,6 +299,17 @@ class Hub:
                 late.append(name)
         if late:
             self._engine.abort(late)
+
+
+def _stages(span: Span, end: Emission, first_ns: int) -> None:
+    """Queue, prefill, decode; an engine that does not tell has its first tokens as the border."""
+    begun, joined = span.start_ns, first_ns
+    if end.queue_s >= 0:
+        begun = span.start_ns + round(end.queue_s * 1e9)
+        joined = begun + round(end.prefill_s * 1e9)
+        span.past("queue", span.start_ns, begun)
+    span.past("prefill", begun, joined, queue_told=end.queue_s >= 0)
+    span.past("decode", joined)
 
 
 def _problem(ask: Ask) -> str:

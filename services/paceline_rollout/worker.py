@@ -13,6 +13,7 @@ from paceline.interfaces import Engine
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.rpc import backoff_s, stream
+from paceline.tracing import OFF, Span, Tracer, step_context
 from paceline.types import PolicyVersion
 from paceline.v1 import roster_pb2 as pb
 from paceline.weights.manifest import Header
@@ -53,6 +54,7 @@ class Follower:
         changed: OnChange,
         tls: TlsSettings | None = None,
         bytes_per_s: float = 0.0,
+        tracer: Tracer = OFF,
     ) -> None:
         self.active = NONE
         self.canary_error = 0.0
@@ -65,6 +67,8 @@ class Follower:
         self._metrics = metrics
         self._changed = changed
         self._failures = 0
+        self._tracer = tracer
+        self._routed: dict[int, int] = {}  # version -> when this worker was sent for it
         self._reports = Reports(roster, job_id=job_id)
         self._arrived: asyncio.Queue[Staging] = asyncio.Queue()
         self._receiver = Receiver(
@@ -101,7 +105,9 @@ class Follower:
             try:
                 async for route in stream(self._roster.WatchRoute, request, timeout_s=WATCH_S):
                     attempt = 0
-                    self._receiver.route(route_from(route))
+                    found = route_from(route)
+                    self._routed.setdefault(found.version.version, self._tracer.now())
+                    self._receiver.route(found)
             except DeadlineError:
                 continue
             except PacelineError as error:
@@ -112,9 +118,11 @@ class Follower:
     async def _activate(self, staging: Staging) -> None:
         header = staging.header
         started = asyncio.get_running_loop().time()
+        span = self._received(header)
         try:
-            await self._engine.load(staging, self._activation)
-            error = await self._check(header)
+            with span.child("weights.swap", worker=self._worker_id, version=header.version):
+                await self._engine.load(staging, self._activation)
+                error = await self._check(header)
         except StateError as error:
             log.info("not loaded", job=self._job_id, version=header.version, error=error)
             return
@@ -136,6 +144,15 @@ class Follower:
             await self._retry(header)
             return
         await self._accept(staging)
+
+    def _received(self, header: Header) -> Span:
+        """The trace of the step that made a version; what it took to get here is told in it."""
+        context = step_context(self._job_id, header.incarnation, header.step)
+        span = self._tracer.below(context)
+        routed = self._routed.get(header.version, self._tracer.now())
+        span.past("weights.receive", routed, worker=self._worker_id, version=header.version)
+        self._routed = {v: at for v, at in self._routed.items() if v > header.version}
+        return span
 
     async def _accept(self, staging: Staging) -> None:
         header = staging.header

@@ -18,6 +18,7 @@ from paceline_trainer.model import Policy, reshard
 from paceline_trainer.objectives.base import Objective, Scale, TokenBatch
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.take import Columns, Ints, Share, columns
+from paceline_trainer.traces import Stage, unseen
 
 log = Log("learner")
 
@@ -75,18 +76,22 @@ class Learner:
         self._budget = budget
         self._mini_batches = mini_batches
 
-    def step(self, share: Share) -> dict[str, float]:
+    def step(self, share: Share, stage: Stage = unseen) -> dict[str, float]:
         """Train on this rank's share; metrics are the same on every rank."""
-        data = columns(share.samples)
-        data.check_vocabulary(self._policy.vocab_size)
-        parts = self._parts(data)
-        self._check(share, parts)
-        mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
-        proximal = self._logprobs(data, parts) if len(parts) > 1 else None
+        with stage("prepare"):
+            data = columns(share.samples)
+            data.check_vocabulary(self._policy.vocab_size)
+            parts = self._parts(data)
+            self._check(share, parts)
+        with stage("mismatch"):
+            mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
+            proximal = self._logprobs(data, parts) if len(parts) > 1 else None
         tally = Tally()
         for part in parts:
-            self._update(data, part, proximal, tally, step=share.step)
-        return self._metrics(tally, parts, share.step) | mismatch
+            with stage("update"):
+                self._update(data, part, proximal, tally, step=share.step, stage=stage)
+        with stage("metrics"):
+            return self._metrics(tally, parts, share.step) | mismatch
 
     def _parts(self, data: Columns) -> list[Part]:
         split = np.array_split(np.arange(data.num_sequences), self._mini_batches)
@@ -153,6 +158,7 @@ class Learner:
         tally: Tally,
         *,
         step: int,
+        stage: Stage,
     ) -> None:
         if not part.scale.tokens or not part.moves:
             # Momentum alone must not move the weights.
@@ -160,14 +166,17 @@ class Learner:
             return
         self._optimizer.zero()
         for index in range(part.num_micro_batches):
-            micro = self._assemble(data, part, index)
-            logprobs = self._forward(micro)
-            loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
-            loss.value.backward()
+            with stage("forward"):
+                micro = self._assemble(data, part, index)
+                logprobs = self._forward(micro)
+                loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
+            with stage("backward"):
+                loss.value.backward()
             tally.loss = tally.loss + loss.value.detach() / part.scale.world
             tally.fed += micro.input_ids.numel()
             tally.add(loss.sums | {"surprise": -logprobs.detach().sum()}, loss.maxima)
-        norm = self._optimizer.update(step)
+        with stage("optimizer"):
+            norm = self._optimizer.update(step)
         tally.norms.append(norm)
         tally.skipped += not math.isfinite(norm)
         self._optimizer.zero()

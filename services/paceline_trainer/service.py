@@ -39,6 +39,7 @@ from paceline_trainer.place import Place
 from paceline_trainer.publish import Copier, Publisher
 from paceline_trainer.seed import Seed
 from paceline_trainer.servicer import StatusServicer
+from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import Clock, Engine, Trainer
 
 EXIT_INVALID = 2
@@ -195,6 +196,12 @@ class TrainerService(Service):
             compute=self._compute,
             spec=spec.trainer,
             clock=self._clock,
+            traces=StepTraces(
+                self._chassis.tracer,
+                job_id=self._settings.job_id,
+                incarnation=self._options.incarnation,
+                rank=self._place.rank,
+            ),
         )
 
     def _make_publisher(self) -> Publisher | Seed | None:

@@ -25,6 +25,7 @@ from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.publish import Copier, Publisher
 from paceline_trainer.seed import Seed
 from paceline_trainer.take import Share
+from paceline_trainer.traces import StepTraces
 
 POLL_S = 0.5
 # Ranks may learn of different reasons to end; the highest one counts for all.
@@ -86,12 +87,14 @@ class Trainer:
         compute: ThreadPoolExecutor,
         spec: TrainerSpec,
         clock: Clock,
+        traces: StepTraces | None = None,
     ) -> None:
         self._engine = engine
         self._ledger = ledger
         self._publisher = publisher
         self._compute = compute
         self._spec = spec
+        self._traces = traces or StepTraces()
         self._place = engine.group.place
         self._stopping = asyncio.Event()
         self._next: asyncio.Task[Share] | None = None
@@ -142,6 +145,7 @@ class Trainer:
 
     async def take(self) -> Share | None:
         """This rank's share of the next batch; None when all ranks are to end."""
+        since = self._traces.now()
         with self.clock.during("waiting"):
             self._next = self._next or self._ask()
             share = await self._until_stopped(self._next)
@@ -150,15 +154,18 @@ class Trainer:
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
             codes = await self._run(self._engine.group.gather, [float(code)])
         self.stop_reason = REASONS[int(codes.max())]
-        return None if self.stop_reason else share
+        if self.stop_reason or share is None:
+            return None
+        self._traces.begin(share, since)
+        return share
 
     async def learn(self, share: Share) -> dict[str, float]:
         """One optimiser step; every rank returns when all have done it."""
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
-        with self.clock.during("stepping"):
+        with self.clock.during("stepping"), self._traces.stage("train.step"):
             await self._run(self._engine.mismatch.published, version, step)
-            metrics = await self._run(self._engine.learner.step, share)
+            metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
         return metrics
@@ -169,8 +176,10 @@ class Trainer:
             told = metrics | self._seconds()
             # JSON has no infinity.
             sound = {name: value for name, value in told.items() if math.isfinite(value)}
-            stop = await self._ledger.commit(share.step, share.batch_id, sound)
+            with self._traces.stage("train.commit"):
+                stop = await self._ledger.commit(share.step, share.batch_id, sound)
             log.info("step", step=self.step, loss=metrics["loss"], stop=stop)
+        self._traces.end()
         self._next = self._ask()
 
     async def checkpoint(self) -> None:
@@ -196,6 +205,7 @@ class Trainer:
             snapshot = await self._run(self._engine.copier.begin, self.step)
             if self._publisher is not None:
                 work = self._publisher.publish(snapshot, parent=self._parent)
+                work = self._traces.published(self.step, work)
                 self._publication = asyncio.create_task(work, name="publish")
             await self._run(self._engine.copier.gather, snapshot)
             await self._run(self._engine.mismatch.past.keep, self.step)
@@ -240,7 +250,9 @@ class Trainer:
 
     def _ask(self) -> asyncio.Task[Share]:
         work = self._ledger.take(self.step, rank=self._place.rank, world=self._place.world)
-        return asyncio.create_task(work, name="take")
+        task = asyncio.create_task(work, name="take")
+        task.add_done_callback(self._traces.arrived)
+        return task
 
     async def _until_stopped(self, take: asyncio.Task[Share]) -> Share | None:
         stop = asyncio.create_task(self._stopping.wait(), name="stop")

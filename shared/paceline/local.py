@@ -16,7 +16,12 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.config.service import HeartbeatSettings, LogSettings, ServiceSettings
+from paceline.config.service import (
+    HeartbeatSettings,
+    LogSettings,
+    ServiceSettings,
+    TracingSettings,
+)
 from paceline.embedded_store import EmbeddedStore, check_url
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, write_settings
@@ -57,10 +62,12 @@ class Local:
         http_port: int = 8300,
         store_url: str = "",
         options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
+        tracing: TracingSettings | None = None,
     ) -> None:
         self.run_dir = run_dir.resolve()
         self._store_url = store_url
         self._options = dict(options or {})
+        self._tracing = tracing
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
         # 0: any free one, the same at the next start.
@@ -174,6 +181,7 @@ class Local:
             store_url=self._store_url if serves else "",
             grace_s=GRACE_S[kind],
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
+            tracing=self._tracing,
             supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),
             options=options,
         )

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,9 @@ class Slot:
     stop: int  # last token of a request that stops; -1: none
     begun: float = 0.0  # the clock when its first token was due, less what it had
     emitted: int = 0
+    since: float = 0.0  # when it was submitted, when its prompt was begun, when it joined
+    joining: float = 0.0
+    joined: float = 0.0
 
     @property
     def request_id(self) -> str:
@@ -153,7 +156,7 @@ class SimulatedEngine:
         for request in batch:
             if wrong := problem(request, self._limits):
                 self._out.append(refusal(request.request_id, "INVALID_ARGUMENT", wrong))
-            elif not self._line.add(self._slot(request)):
+            elif not self._line.add(replace(self._slot(request), since=self._clock())):
                 self._out.append(version_gone(request, self._gate.version))
         self._wake.set()
 
@@ -272,7 +275,7 @@ class SimulatedEngine:
             self._prefill_left = 0.0
             del self._joining[slot.request_id]
             self._counts["prompt"] += len(slot.request.tokens) + slot.emitted
-            slot.begun = self._decoded - slot.emitted
+            slot.begun, slot.joined = self._decoded - slot.emitted, slot.joined or self._seen
             self._running[slot.request_id] = slot
             self._order += 1
             heapq.heappush(self._ends, (slot.due, self._order, slot))
@@ -282,6 +285,7 @@ class SimulatedEngine:
         for slot in list(islice(self._line.startable(), max(free, 0))):
             self._line.pop(slot.request_id)
             self._joining[slot.request_id] = slot
+            slot.joining = slot.joining or self._seen
 
     def _flush(self) -> None:
         for slot in self._running.values():
@@ -352,16 +356,18 @@ class SimulatedEngine:
         slot.emitted = upto
         self._counts["tokens"] += count
         logprobs = [uniform_logprob(self._limits.vocab_size)] * count
-        self._out.append(
-            emit(
-                slot.request_id,
-                tokens,
-                logprobs,
-                version=self._gate.version,
-                reason=reason,
-                matched=matched,
-            )
+        made = emit(
+            slot.request_id,
+            tokens,
+            logprobs,
+            version=self._gate.version,
+            reason=reason,
+            matched=matched,
         )
+        if reason:
+            waits = {"queue_s": slot.joining - slot.since, "prefill_s": slot.joined - slot.joining}
+            made = replace(made, **waits)
+        self._out.append(made)
 
     def _tokens(self, seed: int, first: int, count: int) -> list[int]:
         if count < 16:

@@ -170,6 +170,19 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="redis:// or rediss:// URL (default: an embedded store in the run directory)",
     )
+    command.add_argument(
+        "--otlp",
+        default="",
+        metavar="URL",
+        help="send traces there, e.g. http://localhost:4317 (OTLP over gRPC; default: none)",
+    )
+    command.add_argument(
+        "--otlp-sample",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="share of episodes that are traced (default: 1)",
+    )
 
 
 def _fail(message: str, code: Exit) -> int:

@@ -19,7 +19,8 @@ from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
 from paceline.client import Client
 from paceline.config import JobSpec, parse_job
-from paceline.config.service import LogSettings
+from paceline.config.load import validate
+from paceline.config.service import LogSettings, TracingSettings
 from paceline.errors import PacelineError
 from paceline.local import Local
 from paceline.rest import JobView
@@ -78,7 +79,12 @@ def collect(run_dir: Path, job: JobView) -> None:
 def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     """Everything up; at the end, interrupted or not, everything down."""
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
-    local = Local(run_dir, http_port=arguments.port, store_url=arguments.store)
+    local = Local(
+        run_dir,
+        http_port=arguments.port,
+        store_url=arguments.store,
+        tracing=_tracing(arguments),
+    )
     local.start()
     try:
         yield local
@@ -89,6 +95,13 @@ def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         print("stopping", file=sys.stderr, flush=True)
         local.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _tracing(arguments: Namespace) -> TracingSettings | None:
+    if not arguments.otlp:
+        return None
+    fields = {"endpoint": arguments.otlp, "sample": arguments.otlp_sample}
+    return validate(TracingSettings, fields)
 
 
 def _same_live_job(client: Client, spec: JobSpec) -> str:

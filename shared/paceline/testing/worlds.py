@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from paceline.interfaces import Message, Observation, StepResult
+from paceline.interfaces import Message, Observation, StepResult, TaskSource
+from paceline.tasks.arithmetic import ArithmeticTasks
 from paceline.types import Task
 
 
@@ -35,6 +36,25 @@ class Talking:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+class Quiz(Talking):
+    """The sum of a task, again and again; each look at an answer takes `pause_s`."""
+
+    @staticmethod
+    def tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
+        """Sums; how often one is asked for makes no difference to it."""
+        del turns, pause_s
+        return ArithmeticTasks(seed, **options)
+
+    def __init__(self, *, turns: int = 3, pause_s: float = 0.02, **options: Any) -> None:
+        super().__init__(turns=turns, **options)
+        self._pause_s = pause_s
+
+    async def step(self, action: str) -> StepResult:
+        """The next question."""
+        await asyncio.sleep(self._pause_s)
+        return await super().step(action)
 
 
 class Hanging(Talking):

@@ -11,7 +11,9 @@ import re
 from typing import NamedTuple
 
 _HALF = 1 << 64
-_W3C = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_W3C = re.compile(
+    r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;sent=([0-9]{1,20}))?"
+)
 
 
 class Context(NamedTuple):
@@ -57,15 +59,18 @@ def traceparent(context: Context) -> str:
     return f"00-{context.trace:032x}-{context.span:016x}-01"
 
 
-def parse(text: str) -> Context | None:
-    """From a `traceparent`; None if it is empty, malformed or of a trace that is not kept."""
+def parse(text: str) -> tuple[Context, int] | None:
+    """From a `traceparent`: the span, and when it was sent in nanoseconds (0: not told).
+
+    None if the text is empty, malformed or of a trace that is not kept.
+    """
     if not text:
         return None
     found = _W3C.fullmatch(text)
     if found is None or text.startswith("ff") or not int(found[3], 16) & 1:
         return None
     context = Context(int(found[1], 16), int(found[2], 16))
-    return context if context.trace and context.span else None
+    return (context, int(found[4] or 0)) if context.trace and context.span else None
 
 
 def _hash(*parts: object) -> int:

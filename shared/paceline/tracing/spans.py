@@ -9,7 +9,7 @@ from contextvars import Token
 from typing import Any, Self
 
 from paceline import logs
-from paceline.tracing.context import Context, sampled, traceparent
+from paceline.tracing.context import Context, parse, sampled, traceparent
 
 Value = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 Take = Callable[["Span"], None]
@@ -64,8 +64,13 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """For messages to others, whose spans are below this one; empty if nothing is kept."""
+        """Its name as W3C Trace Context writes it; empty if nothing is kept."""
         return traceparent(self.context)
+
+    @property
+    def sent(self) -> str:
+        """For a message that leaves now: `traceparent` and the time; see `Tracer.received`."""
+        return f"{self.traceparent};sent={self._tracer.now()}"
 
     def child(
         self,
@@ -139,6 +144,10 @@ class _Nothing(Span):
     def traceparent(self) -> str:
         return ""
 
+    @property
+    def sent(self) -> str:
+        return ""
+
     def child(self, name: str, given: Mapping[str, Value] | None = None, **_: Any) -> Span:
         return self
 
@@ -198,6 +207,18 @@ class Tracer:
         """A span that another process makes, to hang children below; `NOTHING` for None."""
         return NOTHING if parent is None else Span("", parent, None, tracer=self, start_ns=1)
 
+    def received(self, trace: str, at_ns: int = 0) -> Span:
+        """The sender's span, from `Span.sent`; the message's way here becomes a child of it."""
+        found = parse(trace)
+        if found is None:
+            return NOTHING
+        context, sent_ns = found
+        span = self.below(context)
+        # Clocks of two machines may disagree by more than a message takes.
+        if sent_ns:
+            span.past("transit", sent_ns, at_ns)
+        return span
+
     def close(self, timeout_s: float) -> None:
         """Send what is left, for at most so long."""
         self._close(timeout_s)
@@ -219,6 +240,9 @@ class _Off(Tracer):
         return NOTHING
 
     def below(self, parent: Context | None) -> Span:
+        return NOTHING
+
+    def received(self, trace: str, at_ns: int = 0) -> Span:
         return NOTHING
 
 

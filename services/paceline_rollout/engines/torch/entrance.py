@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import islice
 
 from paceline_rollout.engines.torch.admission import Memory, Want, choose
@@ -55,7 +55,7 @@ class Entrance:
         store = self._cache.rows * self._cache.columns
         return store + self._prefixes.size + self._prefill.size + self._orphaned()
 
-    def admit(self, startable: Iterable[Running]) -> list[Running]:
+    def admit(self, startable: Iterable[Running], clock: Callable[[], float]) -> list[Running]:
         """One round of prefill; those of the first in line that have joined."""
         free = self._max_concurrent - len(self._rows)
         first = list(islice(startable, max(free, 0)))
@@ -64,9 +64,18 @@ class Entrance:
             chosen, memory = choose(wants, self._taken(), most_rows=self._max_concurrent)
             first, wants = first[:chosen], wants[:chosen]
             self._make_room(memory, wants)
+        if first:
+            now = clock()
+            for one in first:
+                one.begun = one.begun or now
         named = {self._name(one): one.known for one in first if one.known}
         self._prefill.run({n: known for n, known in named.items() if self._prefixes.get(n) is None})
-        return self._join(first)
+        joined = self._join(first)
+        if joined:
+            now = clock()
+            for one in joined:
+                one.joined = one.joined or now
+        return joined
 
     def forget(self) -> None:
         """No new request may use what was computed up to now."""

@@ -29,6 +29,9 @@ class Running:
     restricted: bool = False
     greedy: bool = False
     tempered: bool = False
+    since: float = 0.0  # when it was submitted, when its prompt was begun, when it joined
+    begun: float = 0.0
+    joined: float = 0.0
 
     @property
     def base(self) -> int:
@@ -46,7 +49,7 @@ class Running:
         self.prefix = None
 
 
-def running(request: Generation, max_context: int) -> Running:
+def running(request: Generation, max_context: int, *, since: float = 0.0) -> Running:
     """A request before its first token."""
     s = request.sampling
     return Running(
@@ -57,6 +60,7 @@ def running(request: Generation, max_context: int) -> Running:
         restricted=s.top_k > 0 or s.top_p < 1 or s.min_p > 0,
         greedy=s.temperature == 0,
         tempered=s.temperature not in (0, 1),
+        since=since,
     )
 
 

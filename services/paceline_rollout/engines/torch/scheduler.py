@@ -1,8 +1,10 @@
-"""Continuous batching: requests join and leave between decode steps. No threads, no clock."""
+"""Continuous batching: requests join and leave between decode steps. No threads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -43,7 +45,9 @@ class Scheduler:
         cache_bytes: int,
         least_shared: int,
         decode: Decode | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.gate = Gate()
         self.out: list[Emission] = []
         self.tokens_generated = 0
@@ -95,7 +99,7 @@ class Scheduler:
         for request in batch:
             if wrong := problem(request, self.limits):
                 self.out.append(refusal(request.request_id, "INVALID_ARGUMENT", wrong))
-            elif not self._line.add(running(request, self.limits.max_context)):
+            elif not self._line.add(running(request, self.limits.max_context, since=self._clock())):
                 self.out.append(version_gone(request, self.gate.version))
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -201,7 +205,7 @@ class Scheduler:
     # stepping -------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        joined = self._entrance.admit(self._line.startable())
+        joined = self._entrance.admit(self._line.startable(), self._clock)
         # Not before: what fails meanwhile must still be found, to be refused.
         for one in joined:
             self._line.pop(one.request_id)
@@ -269,15 +273,16 @@ class Scheduler:
         tokens, logprobs = self._rows.read(rows)
         version = self.gate.version
         for place, row in enumerate(rows):
-            name, reason = self._rows.owners[row].request_id, reasons[place]
+            one, reason = self._rows.owners[row], reasons[place]
+            name = one.request_id
             if reason == "error":
                 text = f"log-probs of version {version} are not finite"
                 self.out.append(refusal(name, "INTERNAL", text))
                 continue
             some, their = tokens[place], logprobs[place]
-            self.out.append(
-                emit(name, some, their, version=version, reason=reason, matched=matched[place])
-            )
+            end = emit(name, some, their, version=version, reason=reason, matched=matched[place])
+            waits = {"queue_s": one.begun - one.since, "prefill_s": one.joined - one.begun}
+            self.out.append(replace(end, **waits))
         moved = self._rows.remove(rows)
         self._groups = None
         if moved is not None:
