@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
@@ -34,6 +35,7 @@ from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_experience.service import build
 from paceline_experience.store import Store
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 SOURCE = "http://trainer"
 LIMIT_S = 20.0
@@ -55,6 +58,7 @@ class Client:
         self.jobs: JobsAsyncStub = JobsStub(channel)
         self.experience: ExperienceAsyncStub = ExperienceStub(channel)
         self.roster: RosterAsyncStub = RosterStub(channel)
+        self.tenants: TenantsAsyncStub = TenantsStub(channel)
         self.access: AccessAsyncStub = AccessStub(channel)
         self.gatekeeper: GatekeeperAsyncStub = GatekeeperStub(channel)
 
@@ -81,6 +85,11 @@ class Client:
     async def watch(self, job_id: str) -> list[jobs_pb2.JobEvent]:
         request = jobs_pb2.WatchJobRequest(job_id=job_id)
         return [e async for e in stream(self.jobs.WatchJob, request, timeout_s=LIMIT_S)]
+
+    @staticmethod
+    def trajectory(given: types_pb2.Assignment, place: int) -> types_pb2.Trajectory:
+        """What came of an episode of an assignment."""
+        return trajectory(given, place, 1.0)
 
     def trainer(self, job_id: str) -> Trainer:
         """Its next trainer."""
@@ -320,16 +329,9 @@ async def store_url(server_url: str) -> str:
 
 
 @asynccontextmanager
-async def serving(store_url: str, run_dir: Path) -> AsyncGenerator[Client]:
+async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerator[Client]:
     """One life of the service."""
-    options = ExperienceOptions(sweep_s=0.05, store_wait_s=0.2)
-    settings = ServiceSettings(
-        kind=WorkerKind.EXPERIENCE,
-        worker_id="experience-0",
-        run_dir=run_dir,
-        store_url=store_url,
-        options=options.model_dump(),
-    )
+    settings = settings_of(store_url, run_dir, **options)
     metrics = Metrics()
     server = aio.server(interceptors=[ErrorInterceptor(metrics=metrics)], options=SERVER_OPTIONS)
     address = f"127.0.0.1:{bind(server, settings)}"
@@ -347,13 +349,67 @@ async def serving(store_url: str, run_dir: Path) -> AsyncGenerator[Client]:
         await service.close()
 
 
+def settings_of(store_url: str, run_dir: Path, **options: Any) -> ServiceSettings:
+    wanted = ExperienceOptions(sweep_s=0.05, store_wait_s=0.2, **options)
+    return ServiceSettings(
+        kind=WorkerKind.EXPERIENCE,
+        worker_id="experience-0",
+        run_dir=run_dir,
+        store_url=store_url,
+        options=wanted.model_dump(),
+    )
+
+
+class Killable:
+    """The service as a process of its own that is killed and comes back at the same address."""
+
+    def __init__(self, store_url: str, run_dir: Path) -> None:
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        settings = settings_of(store_url, run_dir).model_copy(update={"port": port})
+        self._file = run_dir / "settings.yaml"
+        self._file.write_text(settings.model_dump_json())
+        self._out = run_dir / "experience.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "paceline_experience", str(self._file)]
+        with self._out.open("ab") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def client(self, channel: aio.Channel) -> Client:
+        return Client(channel)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncGenerator[Client]:
+        """A client, as soon as the service answers."""
+        async with connect(self.address) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 3 * LIMIT_S)
+            yield Client(channel)
+
+
+@pytest.fixture
+def killable(tmp_path: Path) -> Iterator[tuple[Killable, str]]:
+    """On a store that can be asked about several jobs at once; its URL."""
+    with tempfile.TemporaryDirectory(prefix="pl") as folder, one_server(Path(folder)) as url:
+        service = Killable(url, tmp_path)
+        service.start()
+        yield service, url
+        service.kill()
+
+
 @pytest.fixture
 async def client(store_url: str, tmp_path: Path) -> AsyncIterator[Client]:
     async with serving(store_url, tmp_path) as found:
         yield found
 
 
-Lives = Callable[[str, Path], AbstractAsyncContextManager[Client]]
+Lives = Callable[..., AbstractAsyncContextManager[Client]]
 
 
 @pytest.fixture
