@@ -318,7 +318,10 @@ class Episode:
         with self._peers.stages.wait("score"), self._span.child("score", kind="client") as span:
             item.trace = span.sent
             score = await self._peers.scoring.score(
-                job_id=self._job.job_id, rewards=self._job.rewards, item=item
+                job_id=self._job.job_id,
+                rewards=self._job.rewards,
+                item=item,
+                tenant=self._job.spec.tenant,
             )
         self._reward_s = self._peers.clock() - started
         return score

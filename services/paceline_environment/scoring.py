@@ -50,7 +50,9 @@ class Scoring:
         self._pending: dict[str, int] = {}
         self._jobs: dict[str, Coalescer[_Waiting]] = {}
 
-    async def score(self, *, job_id: str, rewards: str, item: pb.ScoreItem) -> Score:
+    async def score(
+        self, *, job_id: str, rewards: str, item: pb.ScoreItem, tenant: str = ""
+    ) -> Score:
         """The score of one episode; `rewards` is the job's `reward:` section as JSON.
 
         Raises:
@@ -60,7 +62,7 @@ class Scoring:
 
             async def send(items: list[_Waiting]) -> None:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), most=_MOST_BYTES)
-                await asyncio.gather(*(self._send(job_id, rewards, part) for part in parts))
+                await asyncio.gather(*(self._send(tenant, job_id, rewards, part) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST_ITEMS)
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
@@ -74,9 +76,9 @@ class Scoring:
         for channel in self._channels.values():
             await channel.close()
 
-    async def _send(self, job_id: str, rewards: str, batch: list[_Waiting]) -> None:
+    async def _send(self, tenant: str, job_id: str, rewards: str, batch: list[_Waiting]) -> None:
         items = [waiting.item for waiting in batch if not waiting.score.done()]
-        request = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, items=items)
+        request = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, items=items, tenant=tenant)
         batch = [waiting for waiting in batch if not waiting.score.done()]
         try:
             reply = await self._call(request)

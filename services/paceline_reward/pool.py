@@ -20,6 +20,7 @@ from paceline.types import Score
 from paceline_reward.child import HEAD, frame
 from paceline_reward.parts import Part
 from paceline_reward.scores import infra_error, item_to, score_from
+from paceline_reward.turns import NOBODY, Owner, Turns
 
 log = Log("pool")
 MAX_CHUNK = 16
@@ -40,16 +41,18 @@ class Pool:
         self._processes = processes
         self._import_from = [str(path) for path in import_from]
         self._load_s = load_s
-        self._free = asyncio.Semaphore(processes)
+        self._turns = Turns(processes)
         self._idle: list[Child] = []
         self._alive: set[Child] = set()
 
-    async def run(self, part: Part, items: Sequence[RewardInput]) -> list[Score]:
+    async def run(
+        self, part: Part, items: Sequence[RewardInput], *, owner: Owner = NOBODY
+    ) -> list[Score]:
         """One score for each item, in order; it never raises for the sake of an item."""
         size = max(1, min(MAX_CHUNK, -(-len(items) // self._processes)))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._chunk(part, items[start : start + size]))
+                group.create_task(self._chunk(part, items[start : start + size], owner))
                 for start in range(0, len(items), size)
             ]
         return [score for task in tasks for score in task.result()]
@@ -60,10 +63,10 @@ class Pool:
         self._alive.clear()
         self._idle.clear()
 
-    async def _chunk(self, part: Part, items: Sequence[RewardInput]) -> list[Score]:
+    async def _chunk(self, part: Part, items: Sequence[RewardInput], owner: Owner) -> list[Score]:
         scores: list[Score] = []
         while len(scores) < len(items):
-            async with self._free:
+            async with self._turns.place(owner):
                 scores += await self._attempt(part, items[len(scores) :])
         return scores
 

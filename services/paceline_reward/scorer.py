@@ -15,6 +15,7 @@ from paceline.types import Score, VerifierStatus
 from paceline_reward.parts import Part, read_parts
 from paceline_reward.pool import Pool
 from paceline_reward.scores import MAX_DETAIL, as_score, infra_error
+from paceline_reward.turns import NOBODY, Owner
 
 log = Log("scorer")
 _SEVERITY = {
@@ -43,7 +44,12 @@ class Scorer:
         self._idle.set()
 
     async def score(
-        self, rewards_json: str, items: Sequence[RewardInput], spans: Sequence[Span] = ()
+        self,
+        rewards_json: str,
+        items: Sequence[RewardInput],
+        spans: Sequence[Span] = (),
+        *,
+        owner: Owner = NOBODY,
     ) -> list[Score]:
         """One score for each item, in order; `spans` of items, if any, end with it.
 
@@ -55,7 +61,7 @@ class Scorer:
         try:
             columns = [_inline(part, items, spans) if part.inline else None for part in parts]
             waiting = [
-                self._pooled(part, items, spans)
+                self._pooled(part, items, spans, owner)
                 for part, column in zip(parts, columns, strict=True)
                 if column is None
             ]
@@ -68,10 +74,10 @@ class Scorer:
             self._leave(len(items))
 
     async def _pooled(
-        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span]
+        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span], owner: Owner
     ) -> list[Score]:
         below = _begin(part, spans)
-        scores = await self._pool.run(part, items)
+        scores = await self._pool.run(part, items, owner=owner)
         _end(below, scores)
         return scores
 

@@ -12,6 +12,7 @@ from paceline.tracing import OFF, Span, Tracer
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc
 from paceline_reward.scorer import Scorer
+from paceline_reward.turns import Owner
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):
@@ -26,7 +27,8 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         """Score all items with the parts of the job."""
         items = [_item(message) for message in request.items]
         spans = [self._span(message.trace) for message in request.items]
-        scores = await self._scorer.score(request.rewards_json, items, spans)
+        owner = Owner(request.tenant, request.job_id)
+        scores = await self._scorer.score(request.rewards_json, items, spans, owner=owner)
         for status, count in Counter(score.status for score in scores).items():
             self._metrics.add("scored", count, job=request.job_id, status=status)
         return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
