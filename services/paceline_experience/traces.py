@@ -40,6 +40,7 @@ class Traces:
         self._opened = tracer.now()
         self._lines: dict[tuple[str, int], _Line] = {}
         self._trained: set[tuple[str, int]] = set()  # those that wait for their weights
+        self._over: set[tuple[str, int]] = set()  # trained again after their trace has ended
 
     def moved(
         self,
@@ -105,7 +106,9 @@ class Traces:
         line = self._lines.get(name)
         if line is None:
             # Weights that came of it were served already, and the trainer has gone back since.
-            if was and was not in "qlfrt":
+            if was == "n":
+                self._over.add(name)
+            if name in self._over:
                 return
             line = self._lines[name] = self._begin(group, index, was, incarnation)
         if now not in STAGES:
