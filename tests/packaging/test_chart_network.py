@@ -264,6 +264,17 @@ def test_only_the_trainer_reaches_the_object_store(policies: Any) -> None:
     assert not connects(policies("default"), component("trainer"), OUTSIDE, 443)
 
 
+def test_those_that_trace_reach_the_collector_and_nothing_else_there(policies: Any) -> None:
+    collector = Place({"app": "collector"}, namespace="monitoring")
+    found = policies("tracing")
+    for name in ("experience", "environment", "reward", "rollout", "trainer"):
+        assert connects(found, component(name), collector, 4317)
+        assert not connects(found, component(name), collector, 4318)
+        assert not connects(found, component(name), OUTSIDE, 4317)
+        assert not connects(policies("default"), component(name), collector, 4317)
+    assert not connects(found, component("gateway"), collector, 4317)
+
+
 def test_more_can_be_allowed(policies: Any) -> None:
     found = policies("network-policy-narrow")
     judge = Place(address="203.0.113.9")

@@ -49,6 +49,8 @@ ENVIRONMENT = {
 OURS = {
     "our-store": {"store.yaml": "store_url: redis://:secret@ours:6390/0"},
     "our-token": {"token.yaml": "token: ours"},
+    "our-headers": {"headers": "x-api-key: ours"},
+    "our-authority": {"ca.crt": "-----BEGIN CERTIFICATE-----"},
 }
 
 Render = Callable[..., list[dict[str, Any]]]
@@ -282,3 +284,16 @@ def test_weights_may_be_kept_from_taking_a_whole_link(started: Any) -> None:
     assert "weights_mbit_per_s" not in found[WorkerKind.EXPERIENCE]
     free = {s.kind: s.options for s in started("minimal").values()}
     assert validate(TrainerOptions, free[WorkerKind.TRAINER]).weights_bytes_per_s == 0.0
+
+
+def test_those_that_trace_know_where_to_and_read_their_secrets(started: Any) -> None:
+    found = started("tracing")
+    traced = {name: one.tracing for name, one in found.items() if one.tracing is not None}
+    kinds = {str(one.kind) for one in found.values() if one.tracing is not None}
+    assert kinds == {"experience", "environment", "reward", "rollout", "trainer"}
+    for tracing in traced.values():
+        assert tracing.endpoint == "https://collector.monitoring:4317"
+        assert tracing.sample == 0.05
+        assert str(tracing.headers_file) == "/etc/paceline/secrets/tracing-headers/headers"
+        assert str(tracing.authority) == "/etc/paceline/secrets/tracing-authority/ca.crt"
+    assert all(one.tracing is None for one in started("default").values())

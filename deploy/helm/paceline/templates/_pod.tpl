@@ -203,6 +203,14 @@ envFrom:
 {{- if ne .root.Values.certificates.issuer "none" }}
 - {name: tls, mountPath: /etc/paceline/tls, readOnly: true}
 {{- end }}
+{{- if include "paceline.traced" . }}
+{{- if .root.Values.tracing.headersSecret }}
+- {name: tracing-headers, mountPath: /etc/paceline/secrets/tracing-headers, readOnly: true}
+{{- end }}
+{{- if .root.Values.tracing.authoritySecret }}
+- {name: tracing-authority, mountPath: /etc/paceline/secrets/tracing-authority, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if eq .component "controller" }}
 - {name: templates, mountPath: /etc/paceline/templates, readOnly: true}
 {{- end }}
@@ -226,6 +234,14 @@ envFrom:
 {{- end }}
 {{- if ne .root.Values.certificates.issuer "none" }}
 - {name: tls, secret: {secretName: {{ $fullname }}-tls-{{ .component }}}}
+{{- end }}
+{{- if include "paceline.traced" . }}
+{{- with .root.Values.tracing.headersSecret }}
+- {name: tracing-headers, secret: {secretName: {{ . }}, items: [{key: headers, path: headers}]}}
+{{- end }}
+{{- with .root.Values.tracing.authoritySecret }}
+- {name: tracing-authority, secret: {secretName: {{ . }}, items: [{key: ca.crt, path: ca.crt}]}}
+{{- end }}
 {{- end }}
 {{- if eq .component "controller" }}
 - {name: templates, configMap: {name: {{ $fullname }}-templates}}

@@ -31,6 +31,19 @@ experience: {{ include "paceline.fullname" .root }}-experience:8400
 {{- if and (eq .component "trainer") .root.Values.storage.url }}
 storage: {{ .root.Values.storage.url | quote }}
 {{- end }}
+{{- if include "paceline.traced" . }}
+{{- with .root.Values.tracing }}
+tracing:
+  endpoint: {{ .endpoint | quote }}
+  sample: {{ .sample }}
+  {{- if .headersSecret }}
+  headers_file: /etc/paceline/secrets/tracing-headers/headers
+  {{- end }}
+  {{- if .authoritySecret }}
+  authority: /etc/paceline/secrets/tracing-authority/ca.crt
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- if ne .root.Values.certificates.issuer "none" }}
 tls:
   certificate: /etc/paceline/tls/tls.crt
@@ -40,6 +53,11 @@ tls:
   require_client: {{ ne .component "gateway" }}
   reload_within_s: {{ .root.Values.certificates.reloadWithinSeconds }}
 {{- end }}
+{{- end }}
+
+{{/* Not empty for components that send traces. Takes {root, component}. */}}
+{{- define "paceline.traced" -}}
+{{- if and .root.Values.tracing.endpoint (has .component (list "experience" "environment" "reward" "rollout" "trainer")) }}yes{{ end }}
 {{- end }}
 
 {{- define "paceline.options.gateway" -}}
