@@ -11,6 +11,7 @@ from boards.overview import overview
 from boards.processes import processes
 from boards.reward import reward
 from boards.rollout import rollout
+from boards.tenants import tenants
 from boards.trainer import trainer
 from boards.utilisation import utilisation
 from boards.weights import weights
@@ -25,5 +26,6 @@ ALL: tuple[Callable[[], Dashboard], ...] = (
     weights,
     ledger,
     cost,
+    tenants,
     processes,
 )

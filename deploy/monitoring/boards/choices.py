@@ -4,6 +4,7 @@ from frame import variable
 
 JOB = variable("job", "Job", "label_values(paceline_step, job)")
 POOL = variable("pool", "Pool", "label_values(paceline_wanted_replicas, pool)")
+TENANT = variable("tenant", "Tenant", "label_values(paceline_tenant_use, tenant)")
 SERVICE = variable("service", "Service", "label_values(paceline_build_info, service)")
 
 JOBS = '{job=~"$job"}'

@@ -15,7 +15,7 @@ def processes() -> Dashboard:
         "processes",
         "Processes",
         "Calls between services, and what each process takes of its machine.",
-        [*_calls(), *_machine()],
+        [*_calls(), *_refused(), *_machine()],
         variables=[SERVICE],
     )
 
@@ -49,6 +49,45 @@ def _calls() -> Panels:
             unit=units.PercentUnit,
             size=Size(8, 8),
             most=1,
+        ),
+    ]
+
+
+def _refused() -> Panels:
+    return [
+        heading("Refused and lost"),
+        graph(
+            "Refused calls",
+            "Per second: callers whose certificate does not allow what they ask for.",
+            Query(
+                f"sum by (service, caller) ({rate('paceline_refused_calls_total', OURS)})",
+                "{{service}} refuses {{caller}}",
+            ),
+            unit=units.CountsPerSecond,
+        ),
+        graph(
+            "Spans",
+            "Of traces, per second; only sent ones reach the collector.",
+            Query(
+                f"sum by (service, outcome) ({rate('paceline_spans_total', OURS)})",
+                "{{service}} {{outcome}}",
+            ),
+            unit=units.CountsPerSecond,
+        ),
+        graph(
+            "Trackers",
+            "How far experiment trackers are behind the jobs that they follow.",
+            Query("max by (tracker) (paceline_tracking_lag_seconds)", "{{tracker}}"),
+            unit=units.Seconds,
+            steps=((None, "green"), (600, "red")),
+        ),
+        graph(
+            "Failures of trackers",
+            "In the last 15 minutes. They cost training nothing.",
+            Query(
+                "sum by (tracker, reason) (increase(paceline_tracking_errors_total[15m]))",
+                "{{tracker}} {{reason}}",
+            ),
         ),
     ]
 

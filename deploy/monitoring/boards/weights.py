@@ -111,7 +111,7 @@ def _transfers() -> Panels:
             "Only swap stops sampling.",
             Query(
                 f"sum by (job, stage) (rate(paceline_weight_seconds_total{JOBS}[$__rate_interval]))"
-                " / on (job) group_left "
+                " / on (job) group_left () "
                 f"(max by (job) (rate(paceline_version{JOBS}[$__rate_interval])) > 0)",
                 "{{job}} {{stage}}",
             ),

@@ -49,6 +49,7 @@ class Prometheus:
     interval_s: float = 1.0
     timeout_s: float | None = None  # of a scrape; as long as the interval if None
     port: int = 0
+    config: Path | None = None  # run by this file; what is said above goes for nothing then
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -60,9 +61,7 @@ class Prometheus:
         """Start it and wait until it is ready; `targets` are host:port by the name of a job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = self.port or _free_port()
-        self.scrape(targets or {})
-        config = self.folder / "prometheus.yml"
-        config.write_text(json.dumps(self._config()))
+        config = self.config or self._write(targets or {})
         command = [
             "prometheus",
             f"--config.file={config}",
@@ -151,6 +150,12 @@ class Prometheus:
         if content["status"] != "success":
             raise ValueError(f"{content['errorType']}: {content['error']}")
         return content["data"]
+
+    def _write(self, targets: Mapping[str, Iterable[str]]) -> Path:
+        self.scrape(targets)
+        config = self.folder / "prometheus.yml"
+        config.write_text(json.dumps(self._config()))
+        return config
 
     def _config(self) -> dict[str, Any]:
         interval = f"{int(self.interval_s * 1000)}ms"
