@@ -94,6 +94,9 @@ class EnvironmentService(Service):
         self.worker.attach(self._leases)
         self._membership = Membership(roster=roster, report=self.report)
         self._tasks: list[asyncio.Task[None]] = []
+        progress = chassis.health.progress
+        progress.watch("steps", self.stages.pulse, least_s=lambda: self.worker.longest_step_s)
+        progress.tell(self.stages.facts)
         servicer = Servicer(
             worker_id=settings.worker_id,
             slots=options.slots,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.progress import Pulse
 
 STAGES = ("room", "generate", "step", "score", "submit")  # room: before and in generate
 
@@ -14,11 +17,20 @@ class Stages:
     """Counters of one worker."""
 
     waiting: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
+    left: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
     finished: int = 0
     infra_errors: int = 0
     restarted: int = 0  # episodes that could not be resumed
     tokens_lost: int = 0  # theirs
     tokens_resumed: int = 0  # sampled by a worker that failed, gone on from elsewhere
+
+    def pulse(self) -> Pulse:
+        """Steps of worlds under way, and those that have ended; all else waits for others."""
+        return Pulse(self.waiting["step"], self.left["step"])
+
+    def facts(self) -> dict[str, Any]:
+        """For people."""
+        return {"waiting": dict(self.waiting), "finished": self.finished}
 
     @contextmanager
     def wait(self, stage: str) -> Generator[None]:
@@ -28,3 +40,4 @@ class Stages:
             yield
         finally:
             self.waiting[stage] -= 1
+            self.left[stage] += 1

@@ -65,12 +65,18 @@ class EpisodeWorker:
         self._granted = {Purpose.TRAIN: 0, Purpose.EVAL: 0}  # credits not used yet
         self._held = {Purpose.TRAIN: 0, Purpose.EVAL: 0}
         self._starting: set[asyncio.Task[None]] = set()
+        self._longest_step_s = 0.0
         self._draining = False
 
     @property
     def num_open(self) -> int:
         """Episodes at this moment."""
         return len(self._open)
+
+    @property
+    def longest_step_s(self) -> float:
+        """That a step of a world may take by the jobs seen so far."""
+        return self._longest_step_s
 
     def attach(self, leases: Leases) -> None:
         """Where to tell of episodes."""
@@ -192,6 +198,7 @@ class EpisodeWorker:
         self._start(job, assignment, opened)
 
     def _start(self, job: JobContext, assignment: Assignment, opened: list[Open]) -> None:
+        self._longest_step_s = max(self._longest_step_s, job.spec.tasks.step_timeout_s)
         group = Group(job=job, assignment=assignment, task=wire.task_to(assignment.task))
         earlier = {progress.index: progress for progress in assignment.progress}
         for held in opened:

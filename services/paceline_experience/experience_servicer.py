@@ -37,6 +37,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         training: Training,
         artefacts: Artefacts,
     ) -> None:
+        self.num_submitted = 0  # trajectories, since the start
         self._desk = desk
         self._ledgers = ledgers
         self._dispatcher = dispatcher
@@ -53,6 +54,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
     async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
         """Idempotent on (episode, attempt)."""
         ledger = await self._ledgers.get(request.job_id)
+        self.num_submitted += len(request.trajectories)
         return pb.SubmitReply(outcomes=await ledger.submit(request.trajectories))
 
     async def GrantIncarnation(

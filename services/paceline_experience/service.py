@@ -45,6 +45,7 @@ from paceline_experience.tenant_gauges import TenantGauges
 from paceline_experience.tenants import Tenants
 from paceline_experience.tenants_servicer import TenantsServicer
 from paceline_experience.training import Training
+from paceline_experience.vitals import Vitals
 
 log = Log("experience")
 
@@ -116,6 +117,7 @@ class ExperienceService(Service):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep(), name="sweep")
             tasks.create_task(self._follow_roster(), name="roster")
+            tasks.create_task(self._vitals.run(), name="vitals")
 
     async def _sweep(self) -> None:
         while True:
@@ -196,6 +198,12 @@ class ExperienceService(Service):
             training=self._training,
             artefacts=self._artefacts,
         )
+        self._vitals = Vitals(
+            self._store,
+            samples=lambda: experience.num_submitted,
+            within_s=chassis.settings.probes.answer_s,
+        )
+        self._vitals.register(chassis.health.progress)
         roster = RosterServicer(
             roster=self._roster,
             tracker=self._tracker,

@@ -39,6 +39,7 @@ class Pool:
         self, *, processes: int, import_from: Sequence[Path] = (), load_s: float = 60.0
     ) -> None:
         self._processes = processes
+        self.num_scored = 0
         self._import_from = [str(path) for path in import_from]
         self._load_s = load_s
         self._turns = Turns(processes)
@@ -82,6 +83,7 @@ class Pool:
             await child.begin(part, items, load_s=self._load_s)
             while len(scores) < len(items):
                 scores.append(await child.next(part.timeout_s))
+                self.num_scored += 1
             whole = True
         except UnloadableError as error:
             whole = True

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.interfaces import RewardInput
 from paceline.logs import Log
+from paceline.progress import Pulse
 from paceline.tracing import Span
 from paceline.types import Score, VerifierStatus
 from paceline_reward.parts import Part, read_parts
@@ -36,6 +37,7 @@ class Scorer:
         self._clock = clock
         self._max_cached = max_cached
         self._parts: dict[str, tuple[Part, ...]] = {}
+        self.longest_s = 0.0  # that any part may take for an item
         self._pending = 0
         self._scored = 0
         self._busy_s = 0.0
@@ -81,6 +83,10 @@ class Scorer:
         _end(below, scores)
         return scores
 
+    def pulse(self) -> Pulse:
+        """Items being scored, and what comes of them; also of those within one call."""
+        return Pulse(self._pending, (self._scored, self._pool.num_scored))
+
     def load(self) -> dict[str, float]:
         """Items being scored, items scored, and seconds with at least one call under way."""
         running_s = self._clock() - self._busy_since if self._pending else 0.0
@@ -98,6 +104,7 @@ class Scorer:
         found = self._parts.get(rewards_json)
         if found is None:
             found = read_parts(rewards_json)
+            self.longest_s = max([self.longest_s, *(part.timeout_s for part in found)])
             if len(self._parts) >= self._max_cached:
                 self._parts.pop(next(iter(self._parts)))
             self._parts[rewards_json] = found

@@ -44,6 +44,9 @@ class RewardService(Service):
 
     async def start(self) -> None:
         """Register the servicer and prepare the way to the roster."""
+        self._chassis.health.progress.watch(
+            "scores", self._scorer.pulse, least_s=lambda: self._scorer.longest_s
+        )
         servicer = RewardServicer(
             scorer=self._scorer, metrics=self._chassis.metrics, tracer=self._chassis.tracer
         )

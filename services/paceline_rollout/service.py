@@ -25,6 +25,7 @@ from paceline.weights.server import WeightServer
 from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.servicer import Servicer
 from paceline_rollout.streams import Hub
+from paceline_rollout.vitals import Vitals
 from paceline_rollout.worker import Follower
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ class RolloutService(Service):
         self._member = Membership(
             roster=self._roster, report=self.report, progress=self._follower.progress
         )
+        Vitals(
+            engine=self._engine,
+            hub=self._hub,
+            follower=self._follower,
+            max_lag=spec.experience.max_staleness,
+        ).register(self._chassis.health.progress)
         servicer = Servicer(hub=self._hub, worker_id=settings.worker_id, status=self._status)
         add_RolloutServicer_to_server(servicer, self._chassis.server)
         log.info("engine ready", job=settings.job_id, engine=spec.rollout.engine.kind)

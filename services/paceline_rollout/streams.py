@@ -99,6 +99,7 @@ class Hub:
         self._open: dict[str, _Open] = {}
         self._occupancy = _Occupancy(self._clock)
         self._num_streams = 0
+        self.num_ended = 0  # requests that were answered to their end
         self._streams: set[Stream] = set()
         self._deadlines: list[tuple[float, str]] = []
         self._sooner = asyncio.Event()
@@ -246,6 +247,7 @@ class Hub:
         if reason:
             del self._open[emission.request_id]
             self._occupancy.note(len(self._open))
+            self.num_ended += 1
             one.stream.open.discard(one.name)
             if reason == "abort" and one.end is not None:
                 reason, (code, error) = "error", one.end

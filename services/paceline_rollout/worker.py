@@ -57,6 +57,7 @@ class Follower:
         tracer: Tracer = OFF,
     ) -> None:
         self.active = NONE
+        self.newest = NONE  # that this worker was told of
         self.canary_error = 0.0
         self._roster = roster
         self._engine = engine
@@ -107,6 +108,7 @@ class Follower:
                     attempt = 0
                     found = route_from(route)
                     self._routed.setdefault(found.version.version, self._tracer.now())
+                    self.newest = found.version
                     self._receiver.route(found)
             except DeadlineError:
                 continue

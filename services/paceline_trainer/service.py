@@ -41,6 +41,7 @@ from paceline_trainer.seed import Seed
 from paceline_trainer.servicer import StatusServicer
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import Clock, Engine, Trainer
+from paceline_trainer.vitals import Vitals
 
 EXIT_INVALID = 2
 EXIT_FENCED = 4
@@ -91,6 +92,8 @@ class TrainerService(Service):
     async def start(self) -> None:
         """Watch the parent; the first rank of a node serves weights, rank 0 also answers calls."""
         self._background.append(asyncio.create_task(self._watch_parent(), name="parent"))
+        vitals = Vitals(clock=self._clock, trainer=lambda: self._trainer)
+        vitals.register(self._chassis.health.progress)
         if self._place.seeds:
             self._endpoint = await self._weights.start()
         if self._place.first:

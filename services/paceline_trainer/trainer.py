@@ -41,6 +41,7 @@ class Clock:
 
     phase: str = "loading"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase was over
     _started: float | None = None  # the present phase
 
     @contextmanager
@@ -52,6 +53,7 @@ class Clock:
             yield
         finally:
             self.seconds = self.so_far()
+            self.ended[phase] = self.ended.get(phase, 0) + 1
             self.phase, self._started = before, None
 
     def so_far(self) -> dict[str, float]:
@@ -106,6 +108,7 @@ class Trainer:
         self.clock = clock
         self.step = 0
         self.tokens = 0.0
+        self.computing = False  # in the thread that computes
         self.stop_reason = ""
 
     def stop(self) -> None:
@@ -270,7 +273,11 @@ class Trainer:
         **kwargs: Arguments.kwargs,
     ) -> Answer:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
+        self.computing = True
+        try:
+            return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
+        finally:
+            self.computing = False
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by phase since the last commit."""

@@ -38,6 +38,7 @@ class Work:
     fatal: bool
     uneven: bool
     least_s: Seconds
+    within_s: float | None
     pending: float = 0.0
     silent_s: float = 0.0
     done: Any = _UNSEEN
@@ -58,6 +59,7 @@ class Work:
 
     def limit_s(self, base_s: float) -> float:
         """How long that may be."""
+        base_s = self.within_s or base_s
         if not self.uneven:
             return max(base_s, 2.0 * self.least_s())
         if self.longest_s is None:
@@ -96,15 +98,16 @@ class Progress:
         fatal: bool = True,
         uneven: bool = False,
         least_s: Seconds = lambda: 0.0,
+        within_s: float | None = None,
     ) -> None:
         """Look at this work from now on.
 
         Without progress for `silent_s` the process is not ready, for `dead_s` not alive, unless it
         is not `fatal`: then a restart would not help. `least_s` is a deadline that the work has
         itself, which may be longer. `uneven` work takes as long as it takes the first time, and
-        later `slack` times as long as the longest so far.
+        later `slack` times as long as the longest so far. `within_s` stands in for `silent_s`.
         """
-        self._work[name] = Work(name, read, self.settings, fatal, uneven, least_s)
+        self._work[name] = Work(name, read, self.settings, fatal, uneven, least_s, within_s)
 
     def tell(self, facts: Callable[[], Mapping[str, Any]]) -> None:
         """What `/statusz` shows beside; no secrets, and JSON can hold it."""

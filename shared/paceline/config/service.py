@@ -77,6 +77,8 @@ class ProbeSettings(Closed):
     """Work of its own that is pending, and of which nothing comes for so long: it is not ready."""
     dead_s: float = Field(default=600.0, gt=0)
     """The same, and it is not alive."""
+    answer_s: float = Field(default=10.0, gt=0)
+    """The store may be silent for so long before experience is not ready."""
     first_s: float = Field(default=3600.0, gt=0)
     """What a trainer does for the first time (a step that compiles, a checkpoint) may take so
     long."""
