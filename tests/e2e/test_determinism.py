@@ -16,7 +16,7 @@ import pytest
 
 from paceline.client import Client
 from paceline.local import Local
-from paceline.types import WorkerKind
+from paceline.types import JobState, WorkerKind
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 
@@ -40,6 +40,10 @@ class Run:
         return {name for one in self.episodes for name in one["rollouts"]}
 
 
+class OverError(Exception):
+    """The job was quicker than whoever waited for its middle."""
+
+
 class Site:
     """A platform with two environment workers."""
 
@@ -47,6 +51,7 @@ class Site:
         self.run_dir = run_dir
         options = {WorkerKind.CONTROLLER: {"environment_replicas": 2}}
         self.local = Local(run_dir, http_port=0, options=options)
+        self._rollouts: dict[str, Any] = {}  # by address
 
     def record(self, name: str) -> dict[str, Any]:
         """What is known of a started process."""
@@ -61,20 +66,21 @@ class Site:
 
     def num_running(self, name: str) -> int:
         """Requests in a rollout worker at this moment; 0 while it starts."""
-        try:
+        with contextlib.suppress(FileNotFoundError, grpc.RpcError):
             address = self.record(name)["labels"]["address"]
-            with grpc.insecure_channel(address) as channel:
-                stub: Any = RolloutStub(channel)
-                return int(stub.Status(rollout_pb2.RolloutStatusRequest(), timeout=5).running)
-        except (FileNotFoundError, grpc.RpcError):
-            return 0
+            if address not in self._rollouts:
+                self._rollouts[address] = RolloutStub(grpc.insecure_channel(address))
+            status = self._rollouts[address].Status(rollout_pb2.RolloutStatusRequest(), timeout=5)
+            return int(status.running)
+        return 0
 
     def run(self, job: dict[str, Any], disturb: Disturb | None = None) -> Run:
         """Run a job to its end."""
         with Client(self.local.url) as client:
             job_id = client.submit(job).status.job_id
             if disturb is not None:
-                disturb(self, job_id)
+                with contextlib.suppress(OverError):
+                    disturb(self, job_id)
             return self.result(job_id)
 
     def result(self, job_id: str) -> Run:
@@ -135,8 +141,8 @@ def job_of(tiny_job: Job) -> Job:
                 "max_staleness": staleness,
                 "lease_s": 3.0,
             },
-            # Few at a time, so that a step takes long enough to die in its middle.
-            rollout={"replicas": replicas, "activation": activation, "max_concurrent": 3},
+            # One at a time, so that a step takes long enough to die in its middle.
+            rollout={"replicas": replicas, "activation": activation, "max_concurrent": 1},
             trainer={"optimizer": {"lr": 3e-3}, "checkpoint": {"every": 4}},
             stop={"steps": STEPS},
         )
@@ -175,7 +181,9 @@ def amid(site: Site, job_id: str, *, step: int, number: int) -> str:
     """Wait until a rollout worker is sampling, at a step or later; its name."""
     name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 120
     with Client(site.local.url) as client:
-        while client.get(job_id).status.step < step or not site.num_running(name):
+        while (status := client.get(job_id).status).step < step or not site.num_running(name):
+            if JobState(status.state).terminal:
+                raise OverError
             assert time.monotonic() < deadline, f"{name} samples nothing at step {step}"
             time.sleep(0.01)
     return name
@@ -221,9 +229,14 @@ def rewound(run: Run) -> bool:
 def test_whatever_dies_the_same_is_made(
     disturb: Disturb, shows: Callable[[Run], bool], alone: Run, site: Site, job_of: Job
 ) -> None:
-    run = site.run(job_of(disturb.__name__.replace("_", "-"), replicas=2), disturb)
-    assert shows(run), "it died at another moment"
-    agree(alone, run)
+    """On a busy machine the moment may be missed; what is made is the same even so."""
+    for number in range(4):
+        name = f"{disturb.__name__.replace('_', '-')}-{number}"
+        run = site.run(job_of(name, replicas=2), disturb)
+        agree(alone, run)
+        if shows(run):
+            return
+    pytest.fail("it died at other moments")
 
 
 def test_asynchronous_runs_have_the_same_tasks_and_seeds(
