@@ -65,7 +65,7 @@ http_port: 8300
 {{- end }}
 
 {{- define "paceline.options.experience" -}}
-{}
+quota: {{ toJson .Values.tenants.quota }}
 {{- end }}
 
 {{- define "paceline.options.environment" -}}
