@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -95,7 +96,7 @@ class Hub:
     def __init__(self, *, engine: Engine, clock: Clock | None = None, tracer: Tracer = OFF) -> None:
         self._engine = engine
         self._tracer = tracer
-        self._clock: Clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._clock: Clock = clock or time.monotonic
         self._open: dict[str, _Open] = {}
         self._occupancy = _Occupancy(self._clock)
         self._num_streams = 0

@@ -59,7 +59,7 @@ MERGE = "application/merge-patch+json"
 FINALIZER = "paceline.dev/cancel"
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -30,7 +30,7 @@ from paceline_trainer.publish import Gathering, Publisher, Snapshot
 from paceline_trainer.seed import Seed
 
 RANKS = Path(__file__).with_name("ranks.py")
-LIMIT_S = 90.0
+LIMIT_S = 200.0
 
 
 @asynccontextmanager
