@@ -29,7 +29,7 @@ class Process:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
-        self._server = WeightServer(host=given.address)
+        self._server = WeightServer(host=given.address, patient=True)
         self._endpoint = ""
         self._step = 0
         self._data: bytes | memoryview = b""

@@ -77,6 +77,7 @@ class TrainerService(Service):
             metrics=chassis.metrics,
             tls=chassis.settings.tls,
             bytes_per_s=options.weights_bytes_per_s,
+            patient=True,
         )
         self._endpoint = ""
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -31,12 +33,15 @@ _KEPT = 2
 _WAITING_S = 0.1  # between two signs of life
 _NOT_YET_S = 0.25  # a version may be asked for a little before it is offered
 _BUFFER_BYTES = 1 << 20
+_PATIENCE_S = 30.0  # a chunk may take so long on its way
 
 
 class WeightServer:
     """Serves the snapshots of this process to peers that know the key of their job.
 
-    `bytes_per_s` caps what all peers together get; 0: no cap.
+    `bytes_per_s` caps what all peers together get; 0: no cap. With `patient`, the
+    oldest version of each job that still reaches a peer is held as well, so that peers much slower
+    than the publications get some version whole. `clock` gives seconds.
     """
 
     def __init__(
@@ -48,6 +53,8 @@ class WeightServer:
         metrics: Metrics | None = None,
         tls: TlsSettings | None = None,
         bytes_per_s: float = 0.0,
+        patient: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
         self._port = port
@@ -56,10 +63,12 @@ class WeightServer:
         self._tls = tls
         self._refusals = Refusals(metrics)
         self._pool = Pool()
-        self._pace = Pace(bytes_per_s, clock=time.monotonic)
+        self._pace = Pace(bytes_per_s, clock=clock)
+        self._patient = patient
+        self._clock = clock
         self._encoders: dict[tuple[Staging, int], Encoder] = {}
         self._held: dict[tuple[str, int], Staging] = {}
-        self._streams = defaultdict[Staging, set[asyncio.Transport]](set)
+        self._streams = defaultdict[Staging, dict[asyncio.Transport, float]](dict)  # moved when
         self._expected: dict[str, tuple[int, bytes]] = {}  # of each job, a version and its key
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -107,7 +116,7 @@ class WeightServer:
         """Drop what `stage` of that version would; streams end meanwhile and free its memory."""
         mine = [held.header.version for held in self._of(job_id) if held.complete]
         whole = max((found for found in mine if found != version), default=-1)
-        self._drop(job_id, {whole, keep})
+        self._outdate(job_id, {whole, keep})
 
     def expect(self, job_id: str, version: int, *, key: bytes = b"", keep: int = -1) -> None:
         """Make room for a version that will be staged; peers that ask for it are told to wait."""
@@ -120,7 +129,7 @@ class WeightServer:
         self._hold(staging)
         job_id = staging.header.job_id
         mine = sorted(held.header.version for held in self._of(job_id))
-        self._drop(job_id, {*mine[-_KEPT:], keep})
+        self._outdate(job_id, {*mine[-_KEPT:], keep})
 
     def drop(self, job_id: str, version: int) -> None:
         """Hold or expect a version no longer; streams of it are cut."""
@@ -163,6 +172,16 @@ class WeightServer:
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
+
+    def _outdate(self, job_id: str, kept: set[int]) -> None:
+        """Drop all but these, and but the oldest of the others that still reaches a peer."""
+        old = [each for each in self._of(job_id) if each.header.version not in kept]
+        moving = [each.header.version for each in old if self._patient and self._is_moving(each)]
+        self._drop(job_id, {*kept, *sorted(moving)[:1]})
+
+    def _is_moving(self, staging: Staging) -> bool:
+        moved_s = self._streams.get(staging, {}).values()
+        return self._clock() - max(moved_s, default=-math.inf) < _PATIENCE_S
 
     def _drop(self, job_id: str, kept: set[int]) -> None:
         for staging in self._of(job_id):
@@ -250,25 +269,35 @@ class WeightServer:
         asked: frames.Request,
         transport: asyncio.Transport,
     ) -> None:
-        self._streams[staging].add(transport)
+        self._streams[staging][transport] = self._clock()
         try:
-            await self._outlet(response, staging, asked).send()
+            await self._outlet(response, staging, asked, transport).send()
         finally:
-            self._streams[staging].discard(transport)
+            self._streams[staging].pop(transport, None)
             if not self._streams[staging]:
                 del self._streams[staging]
 
     def _outlet(
-        self, response: web.StreamResponse, staging: Staging, asked: frames.Request
+        self,
+        response: web.StreamResponse,
+        staging: Staging,
+        asked: frames.Request,
+        transport: asyncio.Transport,
     ) -> Outlet:
         job_id = staging.header.job_id
+
+        def count(num_bytes: int, is_delta: bool) -> None:
+            if transport in self._streams.get(staging, {}):
+                self._streams[staging][transport] = self._clock()
+            self._count(job_id, num_bytes, is_delta)
+
         return Outlet(
             write=response.write,
             staging=staging,
             asked=asked,
             encoder=lambda: self._encoder(staging, asked.base_version),
             pace=self._pace,
-            count=lambda num_bytes, is_delta: self._count(job_id, num_bytes, is_delta),
+            count=count,
         )
 
     def _encoder(self, staging: Staging, base_version: int | None) -> Encoder | None:

@@ -227,6 +227,50 @@ async def test_never_two_versions_on_end_are_superseded() -> None:
         await until(lambda: worker.versions == [2, 3])
 
 
+async def test_a_worker_that_four_publications_overtake_gets_some_version_whole() -> None:
+    metrics, worker = Metrics(), Worker("worker")
+    num_bytes = make_header(0).num_bytes
+    trainer = WeightServer(
+        host="127.0.0.1", metrics=metrics, bytes_per_s=4 * num_bytes, patient=True
+    )
+    endpoint = await trainer.start()
+
+    def sent() -> float:
+        labels = {"job": "job", "direction": "out", "kind": "full"}
+        return metrics.registry.get_sample_value("paceline_weight_bytes_total", labels) or 0.0
+
+    async with working(worker):
+        for version in range(20):
+            seed(trainer, version)
+            assert len(trainer.versions()) <= 3
+            worker.follow(version, endpoint)
+            before = sent()
+            await until(lambda before=before: sent() - before >= num_bytes / 4)
+        assert len(worker.versions) >= 2
+    await trainer.close()
+
+
+async def test_a_version_that_reaches_nobody_any_more_is_dropped() -> None:
+    now, worker = [0.0], Worker("worker")
+    trainer = WeightServer(host="127.0.0.1", patient=True, clock=lambda: now[0])
+    endpoint = await trainer.start()
+    async with working(worker):
+        seed(trainer, 1, 12)  # more than half: the worker stays with it
+        worker.follow(1, endpoint)
+        await until(lambda: [p.num_ready for p in worker.receiver.progress()] == [12])
+        for version in (2, 3):
+            now[0] += 10.0
+            seed(trainer, version)
+            worker.follow(version, endpoint)
+            assert 1 in trainer.versions()
+        now[0] += 30.0
+        seed(trainer, 4)
+        assert trainer.versions() == [3, 4]
+        worker.follow(4, endpoint)
+        await until(lambda: worker.versions == [4])
+    await trainer.close()
+
+
 async def test_a_parent_that_drops_an_old_version_is_not_blamed() -> None:
     child, parent = Worker("child"), WeightServer(host="127.0.0.1")
     async with working(child) as (trainer, endpoint):
