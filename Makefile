@@ -21,6 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -c 'import torch' 2>/dev/null || \
 		$(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[local,dev]'
+	@# The server of MLflow alone: its whole distribution is 400 MB.
+	$(BIN)/pip install -q --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
 	touch $@
 
 install: $(STAMP) ## Create .venv with everything that runs on one machine

@@ -70,9 +70,12 @@ class TensorBoard:
         """A step that has been there already: TensorBoard drops what it has from there on."""
         last = self._last[kind]
         if self._run.axis == "step" and kind != "system" and last is not None and step <= last:
-            log = _proto("event_pb2").SessionLog
-            self._event(kind, step=step, session_log=log(status=log.START))
+            self._start(kind, step)
         self._last[kind] = step
+
+    def _start(self, kind: str, step: int) -> None:
+        log = _proto("event_pb2").SessionLog
+        self._event(kind, step=step, session_log=log(status=log.START))
 
     def _text(self, kind: str, tag: str, text: str, step: int) -> None:
         from tensorboardX.summary import text as text_summary
@@ -86,8 +89,10 @@ class TensorBoard:
             folder = self._run.folder / kind
             folder.mkdir(parents=True, exist_ok=True)
             # Files are read in the order of their names; lives may begin in the same second.
-            name = f"{len(list(folder.iterdir())):06d}"
-            self._writers[kind] = EventsWriter(str(folder / f"events.{name}"))
+            number = len(list(folder.iterdir()))
+            self._writers[kind] = EventsWriter(str(folder / f"events.{number:06d}"))
+            if number == 0:
+                self._start(kind, 0)  # the first one is the beginning, later ones are rewinds
         event = _proto("event_pb2").Event(wall_time=time.time(), step=step, **content)
         self._writers[kind].write_event(event)
         # Row by row: those of two files must not overtake each other.

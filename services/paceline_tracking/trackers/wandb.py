@@ -68,7 +68,7 @@ class WeightsAndBiases:
             told: dict[str, Any] = dict(point.values)
             told |= {"step": point.step, "version": max(point.version, 0)}
             if point.samples:
-                rows = table(point.step, point.samples)
+                rows: Any = table(point.step, point.samples)
                 told["samples"] = Table(columns=list(COLUMNS), data=rows)
             if point.index >= 0:
                 told[ROW] = point.index
@@ -77,11 +77,18 @@ class WeightsAndBiases:
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
         """Wait until everything is uploaded."""
         self._run.summary.update({"state": state, **{f"job/{k}": v for k, v in summary.items()}})
-        self._run.finish(exit_code=0 if state == "succeeded" else 1)
+        self._end(0 if state == "succeeded" else 1)
 
     def close(self) -> None:
         """Wait until everything is uploaded; the run is resumed by its id."""
-        self._run.finish()
+        self._end(0)
+
+    def _end(self, exit_code: int) -> None:
+        from wandb import teardown
+
+        self._run.finish(exit_code=exit_code)
+        # Else the library's own process may still have to write the last of the file.
+        teardown()
 
 
 def _rows_of(summary: Any) -> int:

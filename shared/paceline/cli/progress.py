@@ -15,13 +15,15 @@ from rich.table import Table
 
 from paceline.client import Client
 from paceline.rest import JobEvent, JobView
+from paceline.types import TrackerStatus
 
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
+_AILING = ("retrying", "failed")
 _DONE = ("trained", "durable")
 _ORDER = (
     *("state", "step", "reward", "held-out reward"),
-    *("staleness", "tokens/s", "episodes/s", "waiting"),
+    *("staleness", "tokens/s", "episodes/s", "waiting", "tracking"),
 )
 
 
@@ -65,6 +67,8 @@ class Progress:
         self.status |= {"state": status.state, "step": steps}
         if status.eval_reward is not None:
             self.status["held-out reward"] = f"{status.eval_reward:.3f} (step {status.eval_step})"
+        if status.tracking:
+            self.status["tracking"] = ", ".join(map(tracked, status.tracking))
         for row in event.metrics:
             if row.kind == "train":
                 self._note_step(row.values)
@@ -101,6 +105,12 @@ class Progress:
     def _put(self, name: str, value: Any, pattern: str) -> None:
         if isinstance(value, (int, float)):
             self.status[name] = pattern.format(value)
+
+
+def tracked(tracker: TrackerStatus) -> str:
+    """Where to look at a tracker, or what is wrong with it."""
+    shown = tracker.url or tracker.state
+    return f"{tracker.name} {tracker.detail if tracker.state in _AILING else shown}"
 
 
 def waiting(trainer_share: float, headroom_groups: int) -> str:
