@@ -90,13 +90,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    """One scenario on a fresh platform."""
+def run(name: str, job: Path, overrides: dict[str, Any], *more: str) -> dict[str, Any]:
+    """One scenario on a fresh platform; `more` are options of `paceline up`."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     spec = load_job(job, overrides).model_dump(mode="json")
     spec["model"]["path"] = str((ROOT / spec["model"]["path"]).resolve())
     command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(folder), "--port", "0"]
-    up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    up = subprocess.Popen([*command, *more], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         addresses = wait_for(folder / "gateway.json")
         with Client(addresses["http"]) as client:

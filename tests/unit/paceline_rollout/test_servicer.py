@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
+from paceline.interfaces import Generation
 from paceline.metrics import Metrics
 from paceline.rpc import ErrorInterceptor, connect, exchange
-from paceline.types import PolicyVersion
+from paceline.tracing import OFF, Span, Tracer
+from paceline.types import PolicyVersion, Sampling
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub, add_RolloutServicer_to_server
 from paceline_rollout.engines.simulated import SimulatedEngine
 from paceline_rollout.servicer import Servicer
-from paceline_rollout.streams import Hub
+from paceline_rollout.streams import Ask, Hub
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
@@ -89,7 +91,7 @@ class Service:
 
 
 @asynccontextmanager
-async def serve(**options: Any) -> AsyncGenerator[Service]:
+async def serve(tracer: Tracer = OFF, **options: Any) -> AsyncGenerator[Service]:
     engine = SimulatedEngine(
         model_dir=None,
         dtype="float32",
@@ -104,7 +106,7 @@ async def serve(**options: Any) -> AsyncGenerator[Service]:
     )
     await engine.start()
     await engine.load(Snapshot(), "in_flight")
-    hub = Hub(engine=engine)
+    hub = Hub(engine=engine, tracer=tracer)
     passing = asyncio.create_task(hub.run())
     server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())])
     servicer = Servicer(
@@ -274,3 +276,58 @@ async def test_status():
         status = await service.stub.Status(pb.RolloutStatusRequest(), timeout=5)
         assert (status.worker_id, status.engine, status.active.version) == ("w", "simulated", 5)
         assert (status.max_context, status.canary_error) == (64, 0.25)
+
+
+TRACE = "00-0000000000000000000000000000000a-000000000000000b-01"
+
+
+async def test_a_request_whose_trace_is_kept_tells_what_it_waited_for():
+    spans: list[Span] = []
+    async with serve(Tracer(take=spans.append, share=1.0), **FAST) as service:
+        caller = service.call()
+        caller.send(request("a", trace=TRACE), request("b"))
+        await caller.ends(2)
+    queue, prefill, decode, rollout = spans
+    names = [span.name for span in spans]
+    assert names == ["queue", "prefill", "decode", "rollout"]
+    assert rollout.parent == (0xA, 0xB)
+    assert all(span.parent == rollout.context for span in (queue, prefill, decode))
+    assert queue.start_ns == rollout.start_ns
+    assert (queue.end_ns, prefill.end_ns) == (prefill.start_ns, decode.start_ns)
+    assert decode.end_ns <= rollout.end_ns
+    assert rollout.attributes["version"] == 5
+    assert rollout.attributes["gen_ai.response.finish_reasons"] == ["length"]
+
+
+async def test_a_swap_under_a_request_is_an_event_of_it():
+    class Newer(Snapshot):
+        header = type("Newer", (Header,), {"version": 6})()
+
+    spans: list[Span] = []
+    tracer = Tracer(take=spans.append, share=1.0)
+    options: dict[str, Any] = {"length": {"mean": 1000.0}, "decode_tokens_per_s": 100.0}
+    async with serve(tracer, **options) as service:
+        caller = service.call()
+        caller.send(request("a", trace=TRACE, sampling={"max_tokens": 40}))
+        while not caller.events:
+            assert await caller.read()
+        await service.engine.load(Newer(), "in_flight")
+        await caller.ends(1)
+    rollout = spans[-1]
+    assert [(name, more) for name, _, more in rollout.events] == [("swap", {"version": 6})]
+    assert rollout.attributes["version"] == 6
+
+
+async def test_a_refusal_and_a_caller_that_is_gone_end_their_spans():
+    spans: list[Span] = []
+    async with serve(Tracer(take=spans.append, share=1.0), **SLOW) as service:
+        caller = service.call()
+        caller.send(request("long", trace=TRACE, sampling={"max_tokens": 60}))
+        caller.send(request("bad", trace=TRACE, tokens=(99,)))
+        await caller.ends(1)
+        stream = service.hub.attach()
+        ask = Ask(Generation("mine", (1, 2), Sampling(max_tokens=60)), trace=TRACE)
+        service.hub.submit(stream, [ask])
+        service.hub.detach(stream)
+    errors = [span.error for span in spans if span.name == "rollout"]
+    assert errors[:2] == ["INVALID_ARGUMENT", "the caller is gone"]
