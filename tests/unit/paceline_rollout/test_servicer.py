@@ -91,7 +91,8 @@ class Service:
 
 
 @asynccontextmanager
-async def serve(tracer: Tracer = OFF, **options: Any) -> AsyncGenerator[Service]:
+async def serve(**options: Any) -> AsyncGenerator[Service]:
+    tracer: Tracer = options.pop("tracer", OFF)
     engine = SimulatedEngine(
         model_dir=None,
         dtype="float32",
@@ -283,7 +284,7 @@ TRACE = "00-0000000000000000000000000000000a-000000000000000b-01"
 
 async def test_a_request_whose_trace_is_kept_tells_what_it_waited_for():
     spans: list[Span] = []
-    async with serve(Tracer(take=spans.append, share=1.0), **FAST) as service:
+    async with serve(tracer=Tracer(take=spans.append, share=1.0), **FAST) as service:
         caller = service.call()
         caller.send(request("a", trace=TRACE), request("b"))
         await caller.ends(2)
@@ -306,7 +307,7 @@ async def test_a_swap_under_a_request_is_an_event_of_it():
     spans: list[Span] = []
     tracer = Tracer(take=spans.append, share=1.0)
     options: dict[str, Any] = {"length": {"mean": 1000.0}, "decode_tokens_per_s": 100.0}
-    async with serve(tracer, **options) as service:
+    async with serve(tracer=tracer, **options) as service:
         caller = service.call()
         caller.send(request("a", trace=TRACE, sampling={"max_tokens": 40}))
         while not caller.events:
@@ -320,7 +321,7 @@ async def test_a_swap_under_a_request_is_an_event_of_it():
 
 async def test_a_refusal_and_a_caller_that_is_gone_end_their_spans():
     spans: list[Span] = []
-    async with serve(Tracer(take=spans.append, share=1.0), **SLOW) as service:
+    async with serve(tracer=Tracer(take=spans.append, share=1.0), **SLOW) as service:
         caller = service.call()
         caller.send(request("long", trace=TRACE, sampling={"max_tokens": 60}))
         caller.send(request("bad", trace=TRACE, tokens=(99,)))
