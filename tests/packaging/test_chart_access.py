@@ -198,7 +198,7 @@ def secret_values(objects: list[Object]) -> set[str]:
             if key in {"token", "password"}:
                 found.add(text)
             elif key == "store.yaml":
-                found.add(text.partition("://")[2].rpartition("@")[0].rpartition(":")[2])
+                found.add(text.partition("://")[2].rpartition("@")[0].partition(":")[2])
     return found - {""}
 
 
@@ -207,7 +207,8 @@ def test_secrets_are_in_secrets_only(feature: str, render: Render) -> None:
     objects = render(feature)
     secrets = secret_values(objects)
     if feature != "existing-secrets":
-        assert len(secrets) >= 2
+        # A store of others has no password here, or it is in a Secret of theirs.
+        assert len(secrets) >= (1 if feature in {"external-store", "external-cluster"} else 2)
     elsewhere = json.dumps([one for one in objects if one["kind"] != "Secret"])
     for value in secrets:
         assert value not in elsewhere

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from paceline.callers import CALLERS, WEIGHTS
+
 COMPONENTS = (
     *("gateway", "controller", "experience", "environment", "reward", "trainer", "rollout"),
     *("store", "certificates"),
@@ -126,6 +128,25 @@ def allowed(policies: list[Object]) -> set[tuple[str, str, int]]:
 
 def test_arrows_and_nothing_else(policies: Any) -> None:
     assert allowed(policies("default")) == ARROWS
+
+
+def test_the_arrows_are_those_of_certificates() -> None:
+    """What a certificate lets a service call is what it can reach, and the other way round."""
+    calls = {
+        (str(caller), str(server), PORTS["grpc"])
+        for server, rows in CALLERS.items()
+        for service, row in rows.items()
+        if service != "Health"  # for whoever supervises processes on one machine
+        for callers in row.values()
+        for caller in callers or ()
+    }
+    calls = {call for call in calls if {*call} & {*COMPONENTS} >= {*call[:2]}}
+    streams = {(str(one), str(other), PORTS["weights"]) for one in WEIGHTS for other in WEIGHTS}
+    arrows = {arrow for arrow in ARROWS if arrow[1] != "store" and arrow[2] in LISTENED}
+    reached = {a for a in arrows if a[:2] != ("trainer", "trainer")}
+    # Tokens decide at the gateway; a trainer pulls no weights from rollout workers.
+    assert calls == {a for a in reached if a[2] == PORTS["grpc"] and a[1] != "gateway"}
+    assert {a for a in reached if a[2] == PORTS["weights"]} <= streams
 
 
 @pytest.mark.parametrize("feature", ["external-store", "existing-secrets"])

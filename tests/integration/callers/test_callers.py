@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode, aio
 from grpc_health.v1 import health_pb2
 
-from paceline.callers import ALL, CALLERS, NOBODY, callers_of
+from paceline.callers import ALL, CALLERS, NOBODY, Callers, callers_of
 from paceline.chassis import Chassis, Service, serve
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.testing.certificates import LIFE, Authority
@@ -87,6 +87,22 @@ def test_what_has_no_row_is_for_nobody(server: WorkerKind) -> None:
         assert callers_of(server, method) == NOBODY
     for odd in ("", "/", "//", "GetJob", "/paceline.v1.Jobs", "/paceline.v1.Jobs/GetJob/"):
         assert callers_of(server, odd) == NOBODY
+
+
+def test_the_page_says_what_the_table_says() -> None:
+    page = (ROOT / "docs" / "security.md").read_text().splitlines()
+    for server, rows in CALLERS.items():
+        for service in set(rows) - {"Health"}:
+            told: dict[str, str] = {}
+            for line in page:
+                cells = [cell.strip() for cell in line.strip("|").split("|")]
+                if cells[:2] == [server, service]:
+                    told |= dict.fromkeys(re.findall(r"`(\w+)`", cells[2]), cells[3])
+            assert told == {method: _who(callers) for method, callers in rows[service].items()}
+
+
+def _who(callers: Callers) -> str:
+    return "users, by their token" if callers is None else ", ".join(sorted(callers)) or "nobody"
 
 
 # the sweep -----------------------------------------------------------------------------------

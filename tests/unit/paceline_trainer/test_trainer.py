@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
+from paceline.config.service import ProbeSettings
 from paceline.errors import FencedError
+from paceline.progress import Progress
 from paceline.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
@@ -29,6 +32,7 @@ from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.publish import Copier, Publisher
 from paceline_trainer.trainer import Clock, Engine, Trainer
+from paceline_trainer.vitals import Vitals
 
 Make = Callable[..., Trainer]
 
@@ -219,3 +223,41 @@ async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
         assert clock.seconds == {}
     assert clock.seconds["waiting"] >= first
     assert clock.so_far() == clock.seconds
+
+
+async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
+    one_job: Any, make: Make
+) -> None:
+    one_job.holds_from = 2
+    trainer, now = make(1), [0.0]
+    settings = ProbeSettings(silent_s=10, dead_s=60, first_s=100)
+    progress = Progress(settings, clock=lambda: now[0])
+    Vitals(clock=trainer.clock, trainer=lambda: trainer).register(progress)
+
+    async def pass_by(seconds: int) -> None:
+        for _ in range(seconds):
+            now[0] += 1
+            progress.look()
+
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(60):
+        while len(one_job.commits) < 2 or trainer.clock.phase != "waiting":
+            await asyncio.sleep(0.01)
+    await pass_by(10_000)
+    assert (progress.why_unready(), progress.why_dead()) == ("", "")
+    assert progress.status()["step"] == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    released = threading.Event()
+    with trainer.clock.during("stepping"):
+        hanging = asyncio.create_task(trainer._run(released.wait))  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0.01)
+        await pass_by(105)
+        first = "stepping: 1 pending and nothing done for 10"
+        assert progress.why_unready().startswith(first)
+        assert progress.why_dead().startswith(first)
+        released.set()
+        await hanging
+    await pass_by(1)
+    assert (progress.why_unready(), progress.why_dead()) == ("", "")

@@ -90,6 +90,9 @@ rollout: {ports: {weights: 8402}, serves: [], secrets: [], data: none}
 {{- if and $store.url $store.existingSecret -}}
 {{- fail "store: url and existingSecret are both set; choose one" -}}
 {{- end -}}
+{{- if regexMatch "://[^/?#]*:[^/?#]*@|[?&]password=" $store.url -}}
+{{- fail "store.url: holds a password, which everybody with `helm get values` would see; put the URL into a Secret and name it in store.existingSecret" -}}
+{{- end -}}
 {{- if not (or $store.embedded.enabled $store.url $store.existingSecret) -}}
 {{- fail "store: there is none; set store.url or store.existingSecret, or store.embedded.enabled: true" -}}
 {{- end -}}
