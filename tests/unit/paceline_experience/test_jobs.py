@@ -1,11 +1,13 @@
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import wire
 from paceline.config import JobSpec
 from paceline.errors import (
     ConflictError,
@@ -14,7 +16,7 @@ from paceline.errors import (
     StateError,
     TransitionError,
 )
-from paceline.types import JOB_STEPS, JobState
+from paceline.types import JOB_STEPS, JobState, TrackerStatus
 from paceline_experience.jobs import JobStore
 from paceline_experience.sources import check_plugins, task_sources
 from paceline_experience.store import Store
@@ -255,3 +257,15 @@ async def test_every_job_has_a_key_of_its_own(jobs: JobStore) -> None:
     keys = {await jobs.weights_key(job_id) for job_id in made}
     assert {len(key) for key in keys} == {32}
     assert len(keys) == 2
+
+
+async def test_how_far_trackers_have_come_is_kept_with_the_job(jobs: JobStore) -> None:
+    job_id = (await jobs.create(make_spec(), artefacts={})).status.job_id
+    wandb = TrackerStatus("wandb", "wandb", "following", rows=7, url="https://w/1")
+    await jobs.note_tracker(job_id, replace(wandb, rows=3))
+    await jobs.note_tracker(job_id, wandb)
+    await jobs.note_tracker(job_id, TrackerStatus("a", "mlflow", "retrying", detail="hung: x"))
+    found = (await jobs.get(job_id)).status.tracking
+    assert [each.name for each in found] == ["a", "wandb"]
+    assert found[1] == wandb
+    assert wire.status_from(wire.status_to((await jobs.get(job_id)).status)).tracking == found
