@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib import import_module
@@ -26,7 +26,14 @@ from paceline.callers import ALL, CALLERS, NOBODY, Callers, callers_of
 from paceline.chassis import Chassis, Service, serve
 from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.testing.certificates import LIFE, Authority
-from paceline.types import WorkerKind
+from paceline.types import JobState, WorkerKind
+from paceline.v1 import experience_pb2, roster_pb2
+from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
+from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
+from paceline.v1.types_pb2 import Worker
+from paceline_experience.experience_servicer import ExperienceServicer
+from paceline_experience.roster import Roster
+from paceline_experience.roster_servicer import RosterServicer
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = ROOT / "protos" / "paceline" / "v1"
@@ -119,12 +126,14 @@ class Unfinished(Service):
 
 
 @asynccontextmanager
-async def served(kind: WorkerKind, tls: TlsSettings) -> AsyncGenerator[Chassis]:
+async def served(
+    kind: WorkerKind, tls: TlsSettings, service: Callable[[Chassis], Service] = Unfinished
+) -> AsyncGenerator[Chassis]:
     made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
 
     async def build(chassis: Chassis) -> Service:
         made.set_result(chassis)
-        return Unfinished(chassis)
+        return service(chassis)
 
     token = TOKEN if kind is WorkerKind.GATEWAY else ""
     settings = ServiceSettings(kind=kind, worker_id=f"{kind}-0", tls=tls, token=token)
@@ -153,7 +162,9 @@ class Caller:
             else aio.secure_channel(chassis.address, credentials, options=options)
         )
 
-    async def call(self, method: MethodDescriptor) -> tuple[StatusCode, str, dict[str, Any]]:
+    async def call(
+        self, method: MethodDescriptor, message: Any = None
+    ) -> tuple[StatusCode, str, dict[str, Any]]:
         """Status, text and trailing metadata of one call."""
         kind = f"{_shape(method.client_streaming)}_{_shape(method.server_streaming)}"
         made = getattr(self.channel, kind)(
@@ -161,7 +172,7 @@ class Caller:
             request_serializer=GetMessageClass(method.input_type).SerializeToString,
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        request: Any = GetMessageClass(method.input_type)()
+        request: Any = message or GetMessageClass(method.input_type)()
         given = iter([request]) if method.client_streaming else request
         answer = made(given, timeout=20)
         try:
@@ -278,3 +289,53 @@ async def test_a_certificate_may_speak_for_several_kinds_and_a_wildcard_for_none
             caller = Caller(chassis, credentials_of(own, tls))
             assert (await caller.call(score))[0] is code
             await caller.channel.close()
+
+
+class Central(Service):
+    """The roster of experience, and its ledger with nothing behind it."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        nothing: Any = None
+        roster = RosterServicer(
+            roster=Roster(lease_s=60), tracker=nothing, training=nothing, live_jobs=list
+        )
+        ledger = ExperienceServicer(
+            desk=nothing, ledgers=nothing, dispatcher=nothing, training=nothing, artefacts=nothing
+        )
+        add_RosterServicer_to_server(roster, chassis.server)
+        add_ExperienceServicer_to_server(ledger, chassis.server)
+
+
+async def test_nobody_speaks_for_another_kind(ours: Authority) -> None:
+    tls = ours.issue("server", kinds=[WorkerKind.EXPERIENCE])
+    join, beat, leave = (
+        services()["Roster"].methods_by_name[name] for name in ("Join", "Beat", "Leave")
+    )
+    move = services()["Experience"].methods_by_name["SetJobState"]
+    async with served(WorkerKind.EXPERIENCE, tls, Central) as chassis:
+        trainer, rollout = (
+            Caller(chassis, credentials_of(ours.issue(kind, kinds=[kind]), tls))
+            for kind in (WorkerKind.TRAINER, WorkerKind.ROLLOUT)
+        )
+
+        async def tried(caller: Caller, method: Any, message: Any) -> StatusCode:
+            return (await caller.call(method, message))[0]
+
+        def worker(kind: str) -> Any:
+            return roster_pb2.JoinRequest(worker=Worker(worker_id="w", kind=kind))
+
+        denied = StatusCode.PERMISSION_DENIED
+        assert await tried(rollout, join, worker("trainer")) is denied
+        assert await tried(trainer, join, worker("trainer")) is StatusCode.OK
+        assert await tried(rollout, join, worker("rollout")) is denied
+        assert await tried(rollout, beat, roster_pb2.BeatRequest(worker_id="w")) is denied
+        assert await tried(rollout, leave, roster_pb2.LeaveRequest(worker_id="w")) is denied
+        assert await tried(trainer, leave, roster_pb2.LeaveRequest(worker_id="w")) is StatusCode.OK
+        assert await tried(rollout, join, worker("rollout")) is StatusCode.OK
+        for state in set(JobState) - {JobState.FAILED}:
+            request = experience_pb2.SetJobStateRequest(job_id="j", state=state)
+            assert await tried(trainer, move, request) is denied
+        request = experience_pb2.SetJobStateRequest(job_id="j", state="failed")
+        assert await tried(trainer, move, request) is PAST
+        await trainer.channel.close()
+        await rollout.channel.close()
