@@ -85,7 +85,7 @@ test-sglang-systems:
 test-sglang-parts:
 	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
-BENCHES := pipeline ledger environment scaling trainer_step broadcast
+BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation
 bench: $(STAMP) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results

@@ -17,7 +17,7 @@ from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
 from paceline.weights.route import Source
 from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
-from paceline_experience.routes import Publication, Tracker
+from paceline_experience.routes import Tracker
 from paceline_experience.training import Announced, Training
 
 KEY = bytes(range(32))
@@ -51,12 +51,7 @@ class Publications(Training):
             digest=digest,
             num_bytes=num_bytes,
         )
-        made = self._tracker.newest(job_id)
-        if seed.part and made is not None:
-            made = made.seeded(seed)
-        else:
-            chunk_bytes = self._tracker.chunk_bytes(job_id, num_bytes)
-            made = Publication(version, chunk_bytes, (seed,), self._tracker.site(seed.endpoint))
+        made = self._tracker.publication(job_id, version, seed)
         self._tracker.announce(job_id, made, key=KEY)
         return Announced(version, -1, KEY, made.chunk_bytes, made.source)
 

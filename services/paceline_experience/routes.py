@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from paceline.errors import UnavailableError
 from paceline.logs import Log
 from paceline.types import PolicyVersion, Worker, WorkerKind
 from paceline.weights.holdings import Holder, Holdings, Published
@@ -86,6 +87,20 @@ class Tracker:
         """Where the trainer is that serves weights there; empty: not in the roster."""
         trainers = self._roster.workers(Query(kind=WorkerKind.TRAINER))
         return next((w.site for w in trainers if w.weights_endpoint == endpoint), "")
+
+    def publication(self, job_id: str, version: PolicyVersion | None, seed: Source) -> Publication:
+        """A new version that this seed serves, or the newest one with one seed more.
+
+        Raises:
+            UnavailableError: part 0, which makes the version, has not been announced yet.
+        """
+        newest = self.newest(job_id)
+        if version is not None and newest is not None and newest.version.version == version.version:
+            return replace(newest, version=version).seeded(seed)
+        if version is None or seed.part:
+            raise UnavailableError(f"part {seed.part} waits for part 0 of this step; ask again")
+        chunk_bytes = self.chunk_bytes(job_id, version.num_bytes)
+        return Publication(version, chunk_bytes, (seed,), self.site(seed.endpoint))
 
     def announce(self, job_id: str, made: Publication, *, key: bytes, held: int = -1) -> None:
         """A version is served, or served by more seeds; `held` as in `hold`.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from paceline.errors import PacelineError, StateError, UnavailableError
+from paceline.errors import PacelineError, StateError
 from paceline.logs import Log
 from paceline.types import Job, JobState, PolicyVersion
 from paceline.weights.route import Source
@@ -131,7 +131,7 @@ class Training:
                     num_bytes=num_bytes,
                     digest=digest,
                 )
-            made = self._made(job_id, version, seed)
+            made = self._tracker.publication(job_id, version, seed)
             key = await self._jobs.weights_key(job_id)
             published = json.dumps(asdict(made))
             await self._jobs.note(job_id, version=made.version.version, published=published)
@@ -140,16 +140,6 @@ class Training:
             if job_id in self._ledgers.active:
                 self._tracker.announce(job_id, made, key=key, held=held)
         return Announced(made.version, held, key, made.chunk_bytes, made.source)
-
-    def _made(self, job_id: str, version: PolicyVersion | None, seed: Source) -> Publication:
-        newest = self._tracker.newest(job_id)
-        known = None if newest is None else newest.version.version
-        if version is not None and newest is not None and known == version.version:
-            return replace(newest, version=version).seeded(seed)
-        if version is None or seed.part:
-            raise UnavailableError(f"part {seed.part} waits for part 0 of this step; ask again")
-        chunk_bytes = self._tracker.chunk_bytes(job_id, version.num_bytes)
-        return Publication(version, chunk_bytes, (seed,), self._tracker.site(seed.endpoint))
 
     async def restore(self, job: Job, *, held: int) -> None:
         """Tell the tracker what was published last, and the version that workers stay at."""

@@ -222,15 +222,6 @@ class Broadcast:
             return None
         return self._routing.route(worker_id, spread, base=lambda: self._base(worker_id, spread))
 
-    def available(self, version: int) -> bool:
-        """Whether the seeds still serve a version, or some worker holds it whole."""
-        if version not in self._spreads:
-            return False
-        served = sorted(self._spreads)[-self._seed_keeps :]
-        return version in served or any(
-            self._members.whole(w, version) for w in self._members.nodes
-        )
-
     def view(self) -> View:
         """Versions, newest first, and holders: seeds first, then workers by id."""
         versions = [

@@ -270,7 +270,6 @@ def test_old_versions_are_forgotten(chain: Job) -> None:
         chain.announce(version)
     assert chain.broadcast.versions == (7, 8)
     assert chain.broadcast.newest == 8
-    assert not chain.broadcast.available(3)
 
 
 def test_a_worker_at_another_endpoint_is_a_new_one(chain: Job) -> None:
