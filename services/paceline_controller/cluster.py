@@ -8,12 +8,13 @@ from functools import partial
 
 from kubernetes.aio.client.configuration import Configuration
 
+from paceline.access import derived
 from paceline.chassis import Chassis, Service
 from paceline.config.service import ControllerOptions, KubernetesOptions
 from paceline.errors import FencedError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.membership import Membership
-from paceline.rpc import connect_as
+from paceline.rpc import connect, connect_as
 from paceline.tenants import Tenant
 from paceline.types import JobState, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -61,7 +62,13 @@ class ClusterService(Service):
         )
         self._channel = connect_as(settings, settings.experience)
         self._gateway = (
-            connect_as(settings, options.kubernetes.gateway, WorkerKind.GATEWAY)
+            connect(
+                options.kubernetes.gateway,
+                tls=settings.tls,
+                kind=WorkerKind.GATEWAY,
+                # A name of its own in the audit log, and no more rights than it needs.
+                token=derived(settings.token, "controller") if settings.token else "",
+            )
             if options.kubernetes.gateway
             else connect_as(settings, settings.experience)
         )

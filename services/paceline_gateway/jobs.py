@@ -1,4 +1,7 @@
-"""What REST and gRPC both call: validates jobs and forwards to the experience service."""
+"""What REST and gRPC both call: validates jobs and forwards to the experience service.
+
+Every call says on whose behalf; the experience service shows to each what is of their tenant.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paceline.config import parse_job
-from paceline.errors import DeadlineError, InvalidError, UnavailableError
+from paceline.access import ALL_TENANTS, Principal
+from paceline.config import JobSpec, parse_job
+from paceline.errors import (
+    DeadlineError,
+    InvalidError,
+    PermissionDeniedError,
+    UnavailableError,
+)
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call, stream
 from paceline.types import JobState
@@ -22,6 +31,7 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.checks import check_files, check_plugins, read_model
+from paceline_gateway.refusals import Refusal
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
@@ -38,22 +48,26 @@ class Desk:
         self,
         *,
         jobs: JobsAsyncStub,
+        refused: Callable[[Refusal], None],
         timeout_s: float = 10.0,
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`refused` is told of jobs for another tenant."""
         self._jobs = jobs
+        self._refused = refused
         self._timeout_s = timeout_s
         self._outage_s = outage_s
         self._clock = clock
 
-    async def submit(self, request: pb.SubmitJobRequest) -> types_pb2.Job:
+    async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and hand it over with the small files of its model.
 
         Raises:
             ConfigError: the job is wrong; the message names the field.
+            PermissionDeniedError: it is for another tenant.
         """
-        spec = parse_job(decode(request.spec_json, yaml_too=False))
+        spec = self._owned(parse_job(decode(request.spec_json, yaml_too=False)), who)
         check_plugins(spec)
         if request.files:
             files = check_files(request.files, where="files")
@@ -65,46 +79,50 @@ class Desk:
             request_id=request.request_id or uuid.uuid4().hex,
             files=files,
         )
-        job = await self._call(self._jobs.SubmitJob, checked)
+        job = await self._call(self._jobs.SubmitJob, checked, who)
         log.info("submitted", job=job.status.job_id, name=spec.name, tenant=spec.tenant)
         return job
 
-    async def get(self, request: pb.GetJobRequest) -> types_pb2.Job:
+    async def get(self, request: pb.GetJobRequest, who: Principal) -> types_pb2.Job:
         """One job."""
-        return await self._call(self._jobs.GetJob, request)
+        return await self._call(self._jobs.GetJob, request, who)
 
-    async def list_jobs(self, request: pb.ListJobsRequest) -> pb.ListJobsReply:
+    async def list_jobs(self, request: pb.ListJobsRequest, who: Principal) -> pb.ListJobsReply:
         """A page of jobs."""
-        return await self._call(self._jobs.ListJobs, request)
+        return await self._call(self._jobs.ListJobs, request, who)
 
-    async def cancel(self, request: pb.CancelJobRequest) -> types_pb2.Job:
+    async def cancel(self, request: pb.CancelJobRequest, who: Principal) -> types_pb2.Job:
         """Ask a job to end."""
-        job = await self._call(self._jobs.CancelJob, request)
+        job = await self._call(self._jobs.CancelJob, request, who)
         log.info("cancelled", job=request.job_id, reason=request.reason)
         return job
 
-    async def metrics(self, request: pb.ListMetricsRequest) -> pb.ListMetricsReply:
+    async def metrics(self, request: pb.ListMetricsRequest, who: Principal) -> pb.ListMetricsReply:
         """Metric rows so far."""
-        return await self._call(self._jobs.ListMetrics, request)
+        return await self._call(self._jobs.ListMetrics, request, who)
 
-    async def trajectories(self, request: pb.ListTrajectoriesRequest) -> pb.ListTrajectoriesReply:
+    async def trajectories(
+        self, request: pb.ListTrajectoriesRequest, who: Principal
+    ) -> pb.ListTrajectoriesReply:
         """A page of trajectories."""
-        return await self._call(self._jobs.ListTrajectories, request)
+        return await self._call(self._jobs.ListTrajectories, request, who)
 
-    async def audit(self, request: pb.AuditJobRequest) -> pb.AuditReport:
+    async def audit(self, request: pb.AuditJobRequest, who: Principal) -> pb.AuditReport:
         """Whether the ledger's identity holds."""
-        return await self._call(self._jobs.AuditJob, request)
+        return await self._call(self._jobs.AuditJob, request, who)
 
-    async def weights(self, request: ListWeightsRequest) -> ListWeightsReply:
+    async def weights(self, request: ListWeightsRequest, who: Principal) -> ListWeightsReply:
         """Who has which weights, and from whom."""
-        return await self._call(self._jobs.ListWeights, request)
+        return await self._call(self._jobs.ListWeights, request, who)
 
     async def ready(self) -> None:
         """Raise `UnavailableError` while the experience service cannot answer."""
         request = pb.ListJobsRequest(page_size=1)
         await call(self._jobs.ListJobs, request, timeout_s=2.0)
 
-    async def watch(self, request: pb.WatchJobRequest) -> AsyncIterator[pb.JobEvent]:
+    async def watch(
+        self, request: pb.WatchJobRequest, who: Principal
+    ) -> AsyncIterator[pb.JobEvent]:
         """The state now and every change until the job ends, over outages of the upstream."""
         seen, state = request.after_metric, ""
         attempt = 0
@@ -112,7 +130,7 @@ class Desk:
         while not state or not JobState(state).terminal:
             try:
                 again = pb.WatchJobRequest(job_id=request.job_id, after_metric=seen)
-                events = stream(self._jobs.WatchJob, again, timeout_s=WATCH_S)
+                events = stream(self._jobs.WatchJob, again, timeout_s=WATCH_S, on_behalf_of=who)
                 async with aclosing(events):  # pyright: ignore[reportArgumentType]
                     async for event in events:
                         seen += len(event.metrics)
@@ -126,8 +144,23 @@ class Desk:
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1
 
-    async def _call(self, method: Any, request: Any) -> Any:
-        return await call(method, request, timeout_s=self._timeout_s, idempotent=True)
+    def _owned(self, spec: JobSpec, who: Principal) -> JobSpec:
+        """The job with its tenant: of who submits it, unless they may choose."""
+        if who.tenant == ALL_TENANTS:
+            return spec
+        if spec.tenant == JobSpec.model_fields["tenant"].default:
+            return spec.model_copy(update={"tenant": who.tenant})
+        try:
+            who.check_tenant(spec.tenant)
+        except PermissionDeniedError:
+            self._refused(Refusal(who, who.source, "job.submit", "tenant"))
+            raise
+        return spec
+
+    async def _call(self, method: Any, request: Any, who: Principal) -> Any:
+        return await call(
+            method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+        )
 
 
 class _Plain(yaml.SafeLoader):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -22,15 +22,22 @@ from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
 from paceline.types import Worker, WorkerKind
-from paceline.v1 import jobs_pb2_grpc
+from paceline.v1 import access_pb2, access_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_gateway.administration import Administration
 from paceline_gateway.app import create_app
-from paceline_gateway.auth import Auth
+from paceline_gateway.auth import Door
+from paceline_gateway.bootstrap import bootstrap_token, own_tokens
+from paceline_gateway.guard import GrpcGuard
 from paceline_gateway.jobs import Desk
-from paceline_gateway.servicer import JobsServicer
+from paceline_gateway.refusals import Refusals
+from paceline_gateway.rules import check_grpc
+from paceline_gateway.servicer import AccessServicer, JobsServicer
 
 if TYPE_CHECKING:
+    from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
@@ -85,11 +92,20 @@ class GatewayService(Service):
         self._channel = connect_as(settings, settings.experience)
         jobs: JobsAsyncStub = JobsStub(self._channel)
         roster: RosterAsyncStub = RosterStub(self._channel)
-        self._desk = Desk(jobs=jobs)
+        access: AccessAsyncStub = AccessStub(self._channel)
+        gatekeeper: GatekeeperAsyncStub = GatekeeperStub(self._channel)
+        self._refusals = Refusals(gatekeeper=gatekeeper, metrics=chassis.metrics)
+        self._door = Door(
+            gatekeeper=gatekeeper,
+            refusals=self._refusals,
+            own=own_tokens(bootstrap_token(settings)),
+        )
+        self._desk = Desk(jobs=jobs, refused=self._refusals.note)
+        self._administration = Administration(access=access)
         self._membership = Membership(roster=roster, report=self.report)
-        auth = Auth([settings.token] if settings.token else [])
         self._scheme = "http" if certificate is None else "https"
-        self._web = Web(create_app(desk=self._desk, auth=auth), certificate)
+        app = create_app(desk=self._desk, administration=self._administration, door=self._door)
+        self._web = Web(app, certificate)
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -100,24 +116,36 @@ class GatewayService(Service):
         return f"{self._scheme}://{host}:{self._listener.getsockname()[1]}"
 
     async def start(self) -> None:
-        """Register the servicer and open REST."""
-        servicer = JobsServicer(self._desk)
-        jobs_pb2_grpc.add_JobsServicer_to_server(servicer, self._chassis.server)
+        """Register the servicers and open REST."""
+        server = self._chassis.server
+        jobs = self._guarded(JobsServicer(self._desk), "paceline.v1.Jobs")
+        access = self._guarded(AccessServicer(self._administration), "paceline.v1.Access")
+        jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+        access_pb2_grpc.add_AccessServicer_to_server(access, server)
+        check_grpc(
+            file.services_by_name[name]
+            for file, name in ((jobs_pb2.DESCRIPTOR, "Jobs"), (access_pb2.DESCRIPTOR, "Access"))
+        )
         self._serving = asyncio.create_task(self._web.serve([self._listener]), name="rest")
+
+    def _guarded(self, servicer: object, service: str) -> Any:
+        return GrpcGuard(servicer, service=service, door=self._door)
 
     async def run(self) -> None:
         """Say where we are, then stay in the roster while REST is served."""
         assert self._serving is not None
         self._tell()
         member = asyncio.create_task(self._membership.run(), name="membership")
+        reports = asyncio.create_task(self._refusals.run(), name="refusals")
         try:
             done, _ = await asyncio.wait(
-                {member, self._serving}, return_when=asyncio.FIRST_COMPLETED
+                {member, reports, self._serving}, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 task.result()
         finally:
             member.cancel()
+            reports.cancel()
 
     def report(self) -> Worker:
         """This worker as the roster should know it."""
@@ -134,6 +162,7 @@ class GatewayService(Service):
     async def drain(self) -> None:
         """Leave the roster and finish open requests."""
         self._web.should_exit = True
+        await self._refusals.flush()
         await self._membership.leave()
         if self._serving is not None:
             await self._serving
@@ -174,6 +203,8 @@ class Web(uvicorn.Server):
                 ssl_keyfile=certificate and certificate.key,
                 log_config=None,
                 access_log=False,
+                # Who calls is the peer of the connection; headers that say otherwise are anybody's.
+                proxy_headers=False,
                 lifespan="off",
                 ws="none",
                 timeout_graceful_shutdown=SHUTDOWN_S,

@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 
 from paceline import wire
+from paceline.access import Role
 from paceline.rest import (
+    AuditEntryView,
+    AuditLogPage,
     AuditView,
     JobEvent,
     JobPage,
     JobView,
     MetricPage,
     MetricRow,
+    TokenMade,
+    TokenPage,
+    TokenView,
     TrajectoryPage,
     WeightsView,
 )
+from paceline.v1 import access_pb2, types_pb2
 from paceline.v1 import jobs_pb2 as pb
-from paceline.v1 import types_pb2
 from paceline.v1.roster_pb2 import ListWeightsReply
 from paceline.weights.wire import holdings_from
 
@@ -70,6 +76,56 @@ def weights_view(message: ListWeightsReply) -> WeightsView:
     """Who has which weights."""
     found = holdings_from(message)
     return WeightsView(versions=list(found.versions), holders=list(found.holders))
+
+
+def token_view(message: access_pb2.Token) -> TokenView:
+    """A token, without its secret."""
+    return TokenView(
+        token_id=message.token_id,
+        name=message.name,
+        tenant=message.tenant,
+        role=Role(message.role),
+        age_s=message.age_s,
+        expires_in_s=message.expires_in_s if message.HasField("expires_in_s") else None,
+        used_s=message.used_s if message.HasField("used_s") else None,
+        revoked=message.revoked,
+        created_by=message.created_by,
+    )
+
+
+def token_made(message: access_pb2.CreateTokenReply) -> TokenMade:
+    """A new token with its secret."""
+    return TokenMade(token=token_view(message.token), secret=message.secret)
+
+
+def token_page(message: access_pb2.ListTokensReply) -> TokenPage:
+    """Tokens."""
+    return TokenPage(tokens=list(map(token_view, message.tokens)))
+
+
+def audit_log_page(message: access_pb2.ListAuditReply) -> AuditLogPage:
+    """A page of the audit log."""
+    entries = [_entry(each) for each in message.entries]
+    return AuditLogPage(entries=entries, next=message.next)
+
+
+def _entry(message: access_pb2.AuditEntry) -> AuditEntryView:
+    who = message.principal
+    return AuditEntryView(
+        id=message.id,
+        time=message.time,
+        who=who.name,
+        token_id=who.token_id,
+        tenant_of_caller=who.tenant,
+        role=who.role,
+        source=who.source,
+        action=message.action,
+        tenant=message.tenant,
+        target=message.target,
+        outcome=message.outcome,
+        detail=message.detail,
+        count=message.count,
+    )
 
 
 def _row(message: pb.MetricRow) -> MetricRow:

@@ -141,6 +141,11 @@ def new_token() -> tuple[str, str]:
     return token_id, f"pl_{token_id}_{secrets.token_hex(_SECRET_BYTES)}"
 
 
+def new_bootstrap() -> str:
+    """A fresh token for an installation; has the form of the others, and no id."""
+    return f"pl_bootstrap_{secrets.token_hex(_SECRET_BYTES)}"
+
+
 def token_id_of(token: str) -> str:
     """The id in a token; empty for what has not the shape of one."""
     found = _TOKEN.fullmatch(token)

@@ -121,8 +121,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
     """
     metrics = Metrics()
-    tokens = [settings.token] if settings.token else []
-    errors = ErrorInterceptor(metrics=metrics, tokens=tokens, guard=_guard(settings, metrics))
+    errors = ErrorInterceptor(metrics=metrics, guard=_guard(settings, metrics))
     server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
     port = bind(server, settings)
     address = address_of(settings, port)

@@ -6,95 +6,33 @@ import asyncio
 import json
 import ssl
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import httpx
-from pydantic import BaseModel
 
-from paceline import errors
-from paceline.config import JobSpec
+from paceline import calls, errors
+from paceline.calls import Request, Spec, View
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
 from paceline.rest import (
+    AuditLogPage,
     AuditView,
     JobEvent,
     JobPage,
     JobView,
     MetricPage,
+    TokenMade,
+    TokenPage,
+    TokenView,
     TrajectoryPage,
     WeightsView,
 )
 
-View = TypeVar("View", bound=BaseModel)
-Spec = JobSpec | Mapping[str, Any] | Path | str
 PAUSE_S = 0.5
 # The gateway says something at least every 15 s.
 SILENCE_S = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request(Generic[View]):
-    """One call, independent of who sends it."""
-
-    method: str
-    path: str
-    view: type[View]
-    params: dict[str, Any] = field(default_factory=dict[str, Any])
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    content: str | None = None
-
-
-def submit(spec: Spec, *, request_id: str = "") -> Request[JobView]:
-    """Submit a `JobSpec`, a mapping, or a YAML file by its path."""
-    media = "application/json"
-    if isinstance(spec, (str, Path)):
-        content, media = Path(spec).read_text(), "application/yaml"
-    elif isinstance(spec, JobSpec):
-        content = spec.model_dump_json()
-    else:
-        content = json.dumps(dict(spec))
-    key = request_id or uuid.uuid4().hex
-    headers = {"content-type": media, "idempotency-key": key}
-    return Request("POST", "/v1/jobs", JobView, headers=headers, content=content)
-
-
-def get(job_id: str) -> Request[JobView]:
-    """One job."""
-    return Request("GET", f"/v1/jobs/{job_id}", JobView)
-
-
-def list_jobs(**params: Any) -> Request[JobPage]:
-    """A page of jobs; `tenant`, `state`, `page_size`, `page_token`."""
-    return Request("GET", "/v1/jobs", JobPage, params=params)
-
-
-def cancel(job_id: str, reason: str) -> Request[JobView]:
-    """Ask a job to end."""
-    return Request("POST", f"/v1/jobs/{job_id}/cancel", JobView, params={"reason": reason})
-
-
-def metrics(job_id: str, **params: Any) -> Request[MetricPage]:
-    """Metric rows; `after`, `page_size`."""
-    return Request("GET", f"/v1/jobs/{job_id}/metrics", MetricPage, params=params)
-
-
-def trajectories(job_id: str, **params: Any) -> Request[TrajectoryPage]:
-    """A page of trajectories; `page_size`, `page_token`, `purpose`."""
-    return Request("GET", f"/v1/jobs/{job_id}/trajectories", TrajectoryPage, params=params)
-
-
-def audit(job_id: str) -> Request[AuditView]:
-    """Check the ledger's identity."""
-    return Request("GET", f"/v1/jobs/{job_id}/audit", AuditView)
-
-
-def weights(job_id: str) -> Request[WeightsView]:
-    """Who has which weights, and from whom."""
-    return Request("GET", f"/v1/jobs/{job_id}/weights", WeightsView)
 
 
 def read(response: httpx.Response, view: type[View]) -> View:
@@ -225,35 +163,58 @@ class Client(AbstractContextManager["Client"]):
 
     def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; the same `request_id`, the same job."""
-        return self.send(submit(spec, request_id=request_id))
+        return self.send(calls.submit(spec, request_id=request_id))
 
     def get(self, job_id: str) -> JobView:
         """One job."""
-        return self.send(get(job_id))
+        return self.send(calls.get(job_id))
 
     def list(self, **params: Any) -> JobPage:
         """A page of jobs; `tenant`, `state`, `page_size`, `page_token`."""
-        return self.send(list_jobs(**params))
+        return self.send(calls.list_jobs(**params))
 
     def cancel(self, job_id: str, *, reason: str = "") -> JobView:
         """Ask a job to end."""
-        return self.send(cancel(job_id, reason))
+        return self.send(calls.cancel(job_id, reason))
 
     def metrics(self, job_id: str, **params: Any) -> MetricPage:
         """Metric rows; `after`, `page_size`."""
-        return self.send(metrics(job_id, **params))
+        return self.send(calls.metrics(job_id, **params))
 
     def trajectories(self, job_id: str, **params: Any) -> TrajectoryPage:
         """A page of trajectories; `page_size`, `page_token`, `purpose`."""
-        return self.send(trajectories(job_id, **params))
+        return self.send(calls.trajectories(job_id, **params))
 
     def audit(self, job_id: str) -> AuditView:
         """Check the ledger's identity."""
-        return self.send(audit(job_id))
+        return self.send(calls.audit(job_id))
 
     def weights(self, job_id: str) -> WeightsView:
         """Who has which weights, and from whom."""
-        return self.send(weights(job_id))
+        return self.send(calls.weights(job_id))
+
+    def create_token(
+        self,
+        name: str,
+        *,
+        role: str = "submit",
+        tenant: str = "",
+        expires_in_s: float | None = None,
+    ) -> TokenMade:
+        """A new token of a tenant (empty: the caller's; `*`: all); told this once."""
+        return self.send(calls.create_token(name, role, tenant, expires_in_s))
+
+    def list_tokens(self, *, tenant: str = "") -> TokenPage:
+        """Tokens, oldest first."""
+        return self.send(calls.list_tokens(tenant))
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        """From now on it opens nothing."""
+        return self.send(calls.revoke_token(token_id))
+
+    def audit_log(self, **params: Any) -> AuditLogPage:
+        """Who changed what, newest first; `before`, `page_size`, `tenant`, `action`."""
+        return self.send(calls.audit_log(**params))
 
     def watch(self, job_id: str) -> Iterator[JobEvent]:
         """The state now and every change until the job ends."""
@@ -337,35 +298,58 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
 
     async def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
         """Submit a `JobSpec`, a mapping, or a YAML file; the same `request_id`, the same job."""
-        return await self.send(submit(spec, request_id=request_id))
+        return await self.send(calls.submit(spec, request_id=request_id))
 
     async def get(self, job_id: str) -> JobView:
         """One job."""
-        return await self.send(get(job_id))
+        return await self.send(calls.get(job_id))
 
     async def list(self, **params: Any) -> JobPage:
         """A page of jobs; `tenant`, `state`, `page_size`, `page_token`."""
-        return await self.send(list_jobs(**params))
+        return await self.send(calls.list_jobs(**params))
 
     async def cancel(self, job_id: str, *, reason: str = "") -> JobView:
         """Ask a job to end."""
-        return await self.send(cancel(job_id, reason))
+        return await self.send(calls.cancel(job_id, reason))
 
     async def metrics(self, job_id: str, **params: Any) -> MetricPage:
         """Metric rows; `after`, `page_size`."""
-        return await self.send(metrics(job_id, **params))
+        return await self.send(calls.metrics(job_id, **params))
 
     async def trajectories(self, job_id: str, **params: Any) -> TrajectoryPage:
         """A page of trajectories; `page_size`, `page_token`, `purpose`."""
-        return await self.send(trajectories(job_id, **params))
+        return await self.send(calls.trajectories(job_id, **params))
 
     async def audit(self, job_id: str) -> AuditView:
         """Check the ledger's identity."""
-        return await self.send(audit(job_id))
+        return await self.send(calls.audit(job_id))
 
     async def weights(self, job_id: str) -> WeightsView:
         """Who has which weights, and from whom."""
-        return await self.send(weights(job_id))
+        return await self.send(calls.weights(job_id))
+
+    async def create_token(
+        self,
+        name: str,
+        *,
+        role: str = "submit",
+        tenant: str = "",
+        expires_in_s: float | None = None,
+    ) -> TokenMade:
+        """A new token of a tenant (empty: the caller's; `*`: all); told this once."""
+        return await self.send(calls.create_token(name, role, tenant, expires_in_s))
+
+    async def list_tokens(self, *, tenant: str = "") -> TokenPage:
+        """Tokens, oldest first."""
+        return await self.send(calls.list_tokens(tenant))
+
+    async def revoke_token(self, token_id: str) -> TokenView:
+        """From now on it opens nothing."""
+        return await self.send(calls.revoke_token(token_id))
+
+    async def audit_log(self, **params: Any) -> AuditLogPage:
+        """Who changed what, newest first; `before`, `page_size`, `tenant`, `action`."""
+        return await self.send(calls.audit_log(**params))
 
     async def watch(self, job_id: str) -> AsyncIterator[JobEvent]:
         """The state now and every change until the job ends."""

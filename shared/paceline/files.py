@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,8 @@ import yaml
 
 from paceline.config.service import ServiceSettings
 from paceline.errors import StateError
+
+TOKEN_FILE = "token"
 
 
 @contextlib.contextmanager
@@ -61,6 +63,35 @@ def write_settings(path: Path, settings: ServiceSettings) -> str:
     path.touch(mode=0o600)
     path.write_text(text)
     return text
+
+
+def kept_secret(path: Path, make: Callable[[], str]) -> str:
+    """A secret in a file for the owner alone; made by whoever comes first, then the same.
+
+    Raises:
+        OSError: it can be neither read nor written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text().strip()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
+        handle.write(f"{make()}\n")
+    try:
+        # Unlike a rename this never replaces what another process has just written.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()
+    return path.read_text().strip()
+
+
+def token_of(run_dir: Path) -> str:
+    """The bootstrap token that the gateway of a run directory has made; empty if there is none."""
+    try:
+        return (run_dir / TOKEN_FILE).read_text().strip()
+    except OSError:
+        return ""
 
 
 def tail(path: Path, *, num_bytes: int) -> str:

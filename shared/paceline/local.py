@@ -24,7 +24,7 @@ from paceline.config.service import (
 )
 from paceline.embedded_store import EmbeddedStore, check_url
 from paceline.errors import UnavailableError
-from paceline.files import lock_for_life, write_settings
+from paceline.files import lock_for_life, token_of, write_settings
 from paceline.logs import Log
 from paceline.monitoring import lay_out, targets_of
 from paceline.ports import PortSlots, is_free
@@ -82,6 +82,11 @@ class Local:
     def url(self) -> str:
         """Where REST answers."""
         return f"http://{HOST}:{self._http_port}"
+
+    @property
+    def token(self) -> str:
+        """What opens the gateway; made by it at its first start."""
+        return token_of(self.run_dir)
 
     def start(self, *, timeout_s: float = 60.0) -> str:
         """Bring everything up; the URL of the gateway.

@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "up": ("paceline_up", ("kind",)),
     "spans": ("paceline_spans", ("outcome",)),
     "refused_calls": ("paceline_refused_calls", ("caller",)),
+    "access_refusals": ("paceline_access_refusals", ("reason",)),
     # ledger
     "episodes": ("paceline_episodes", ("job", "state")),
     "step": ("paceline_step", ("job",)),
@@ -64,6 +65,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 _HELP = {
     "refused_calls": "Calls refused by the caller's certificate, by its kind.",
+    "access_refusals": "Calls of users refused, by reason: missing, invalid, role, tenant.",
     "busy": "Seconds of work.",
     "wait": "Seconds of waiting, by what for.",
     "dropped": "Episodes dropped, by reason.",

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from paceline.access import Role
+from paceline.config.base import Closed
 from paceline.types import JobStatus, Trajectory
 from paceline.weights.holdings import Holder, Published
 
@@ -80,6 +82,81 @@ class WeightsView(BaseModel):
     """Newest first."""
     holders: list[Holder]
     """Seeds of the trainer, which have no `worker_id`, then rollout workers."""
+
+
+class TokenRequest(Closed):
+    """What a new token is to be."""
+
+    name: str
+    """Whose it is, for people and for the audit log."""
+    tenant: str = ""
+    """`*`: all; empty: that of who asks."""
+    role: Role = Role.SUBMIT
+    expires_in_s: float | None = Field(default=None, gt=0)
+
+
+class TokenView(BaseModel):
+    """A token, without its secret; times are in seconds from now."""
+
+    token_id: str
+    name: str
+    tenant: str
+    """`*`: all."""
+    role: Role
+    age_s: float
+    expires_in_s: float | None
+    """Negative: it has expired; null: it never does."""
+    used_s: float | None
+    """Since it was last used; null: never."""
+    revoked: bool
+    created_by: str
+
+
+class TokenMade(BaseModel):
+    """A new token."""
+
+    token: TokenView
+    secret: str = Field(repr=False)
+    """What goes into the authorization header. It is kept nowhere: this is the only time."""
+
+
+class TokenPage(BaseModel):
+    """Tokens, oldest first."""
+
+    tokens: list[TokenView]
+
+
+class AuditEntryView(BaseModel):
+    """Something that somebody did, or was refused."""
+
+    id: str
+    time: str
+    """ISO 8601, UTC, by the clock of the store."""
+    who: str
+    """Name of the token or of the service; empty: a stranger."""
+    token_id: str
+    tenant_of_caller: str
+    role: str
+    source: str
+    """Host from which the gateway was called."""
+    action: str
+    tenant: str
+    """Whose matter it is; `*`: of nobody in particular."""
+    target: str
+    """Id of the job, of the token, ..."""
+    outcome: str
+    """ok | refused | failed"""
+    detail: str
+    count: int
+    """Equal refusals within some seconds are one entry."""
+
+
+class AuditLogPage(BaseModel):
+    """Entries, newest first."""
+
+    entries: list[AuditEntryView]
+    next: str = ""
+    """`before` of the next page; empty: there are no more."""
 
 
 class ErrorDetail(BaseModel):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import inspect
 import random
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -108,8 +107,8 @@ def connect(
 def connect_as(
     settings: ServiceSettings, address: str, kind: WorkerKind = WorkerKind.EXPERIENCE
 ) -> aio.Channel:
-    """A channel to a service of this kind, with the credentials of this process."""
-    return connect(address, tls=settings.tls, kind=kind, token=settings.token)
+    """A channel to a service of this kind, with the certificate of this process."""
+    return connect(address, tls=settings.tls, kind=kind)
 
 
 async def call(
@@ -244,12 +243,9 @@ class ErrorInterceptor(aio.ServerInterceptor):
     With a `guard` the caller's certificate decides first.
     """
 
-    def __init__(
-        self, *, metrics: Metrics, tokens: Iterable[str] = (), guard: Guard | None = None
-    ) -> None:
+    def __init__(self, *, metrics: Metrics, guard: Guard | None = None) -> None:
         self._metrics = metrics
         self._guard = guard
-        self._expected = [f"Bearer {token}".encode() for token in tokens]
 
     async def intercept_service(
         self,
@@ -261,37 +257,28 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         method: str = handler_call_details.method
-        guarded = not method.startswith("/grpc.health")
-        metadata = dict(handler_call_details.invocation_metadata or ()) if guarded else None
         read = _reads_stream if handler.request_streaming else _reads_one
         if handler.response_streaming:
             kind = "stream_stream" if handler.request_streaming else "unary_stream"
             inner = read(getattr(handler, kind), handler.request_deserializer)
-            wrapped = self._streaming(inner, method, metadata)
+            wrapped = self._streaming(inner, method)
         else:
             kind = "stream_unary" if handler.request_streaming else "unary_unary"
             inner = read(getattr(handler, kind), handler.request_deserializer)
-            wrapped = self._unary(inner, method, metadata)
+            wrapped = self._unary(inner, method)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, response_serializer=handler.response_serializer)
 
-    def _check(self, metadata: dict[str, Any] | None, method: str, context: Any) -> None:
+    def _check(self, method: str, context: Any) -> None:
         if self._guard is not None:
             self._guard.check(method, context)
-        if not self._expected or metadata is None:
-            return
-        given = str(metadata.get("authorization", "")).encode()
-        if not any(hmac.compare_digest(given, expected) for expected in self._expected):
-            raise AuthenticationError("a valid bearer token is needed")
 
-    def _unary(
-        self, inner: Callable[..., Any], method: str, metadata: dict[str, Any] | None
-    ) -> Callable[..., Any]:
+    def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             code = "OK"
             try:
-                self._check(metadata, method, context)
+                self._check(method, context)
                 return await inner(request, context)
             except Exception as error:  # the boundary of one call
                 code = await _abort(error, context, method)
@@ -301,12 +288,10 @@ class ErrorInterceptor(aio.ServerInterceptor):
 
         return run
 
-    def _streaming(
-        self, inner: Callable[..., Any], method: str, metadata: dict[str, Any] | None
-    ) -> Callable[..., Any]:
+    def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._check(metadata, method, context)
+                self._check(method, context)
                 replies = inner(request, context)
                 if inspect.isawaitable(replies):  # it writes to the context itself
                     await replies

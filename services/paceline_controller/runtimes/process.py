@@ -143,7 +143,6 @@ class ProcessRuntime:
             experience=mine.experience,
             job_id=wanted.job_id,
             grace_s=self._child_grace_s,
-            token=mine.token,
             # One certificate for all kinds: what runs as one user could read the others' keys.
             tls=mine.tls,
             tracing=mine.tracing,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from paceline.access import Principal
 from paceline.errors import InvalidError
 from paceline.rest import (
     AuditView,
@@ -27,7 +28,7 @@ from paceline_gateway.events import lines
 from paceline_gateway.jobs import MAX_SPEC_BYTES, Desk, decode, too_large
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorView} for code in (401, 404, 409, 422, 503, 504)
+    code: {"model": ErrorView} for code in (401, 403, 404, 409, 422, 503, 504)
 }
 JOB_REF = {"schema": {"$ref": "#/components/schemas/JobSpec"}}
 JOB_BODY = {
@@ -46,7 +47,13 @@ def desk_of(request: Request) -> Desk:
     return request.app.state.desk
 
 
+def caller_of(request: Request) -> Principal:
+    """Who calls, as the guard has found; see `guard.RestGuard`."""
+    return request.state.principal
+
+
 TheDesk = Annotated[Desk, Depends(desk_of)]
+Caller = Annotated[Principal, Depends(caller_of)]
 PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
 
 
@@ -54,6 +61,7 @@ PageToken = Annotated[str, Query(description="`next_page_token` of the page befo
 async def submit(
     request: Request,
     desk: TheDesk,
+    who: Caller,
     idempotency_key: Annotated[str, Header(description="The same key, the same job.")] = "",
 ) -> JobView:
     """Submit a job file, as JSON or (content type `application/yaml`) as YAML."""
@@ -61,7 +69,7 @@ async def submit(
     body = await _body(request)
     text = await asyncio.to_thread(_as_json, body, yaml_too=media in YAML_TYPES)
     message = pb.SubmitJobRequest(spec_json=text, request_id=idempotency_key)
-    return views.job_view(await desk.submit(message))
+    return views.job_view(await desk.submit(message, who))
 
 
 async def _body(request: Request) -> bytes:
@@ -86,6 +94,7 @@ def _as_json(body: bytes, *, yaml_too: bool) -> str:
 @router.get("")
 async def list_jobs(
     desk: TheDesk,
+    who: Caller,
     tenant: str = "",
     state: Annotated[list[JobState], Query()] = [],  # noqa: B006
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -95,31 +104,32 @@ async def list_jobs(
     message = pb.ListJobsRequest(
         tenant=tenant, states=state, page_size=page_size, page_token=page_token
     )
-    return views.job_page(await desk.list_jobs(message))
+    return views.job_page(await desk.list_jobs(message, who))
 
 
 @router.get("/{job_id}")
-async def get(job_id: str, desk: TheDesk) -> JobView:
+async def get(job_id: str, desk: TheDesk, who: Caller) -> JobView:
     """One job."""
-    return views.job_view(await desk.get(pb.GetJobRequest(job_id=job_id)))
+    return views.job_view(await desk.get(pb.GetJobRequest(job_id=job_id), who))
 
 
 @router.post("/{job_id}/cancel")
 @router.delete("/{job_id}")
-async def cancel(job_id: str, desk: TheDesk, reason: str = "") -> JobView:
+async def cancel(job_id: str, desk: TheDesk, who: Caller, reason: str = "") -> JobView:
     """Ask a job to end; its record stays."""
     message = pb.CancelJobRequest(job_id=job_id, reason=reason)
-    return views.job_view(await desk.cancel(message))
+    return views.job_view(await desk.cancel(message, who))
 
 
 @router.get("/{job_id}/events", response_class=StreamingResponse)
 async def events(
     job_id: str,
     desk: TheDesk,
+    who: Caller,
     last_event_id: Annotated[int, Header(ge=0, description="Metric rows already seen.")] = 0,
 ) -> StreamingResponse:
     """Server-sent events until the job ends; each one is a `JobEvent`, the last is `end`."""
-    source = desk.watch(pb.WatchJobRequest(job_id=job_id, after_metric=last_event_id))
+    source = desk.watch(pb.WatchJobRequest(job_id=job_id, after_metric=last_event_id), who)
     # Fetched here so that a job that does not exist is a 404 and not a broken stream.
     first = await anext(source)
     return StreamingResponse(
@@ -133,18 +143,20 @@ async def events(
 async def metrics(
     job_id: str,
     desk: TheDesk,
+    who: Caller,
     after: Annotated[int, Query(ge=0)] = 0,
     page_size: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> MetricPage:
     """Metric rows, `after` of them skipped."""
     message = pb.ListMetricsRequest(job_id=job_id, after=after, page_size=page_size)
-    return views.metric_page(await desk.metrics(message))
+    return views.metric_page(await desk.metrics(message, who))
 
 
 @router.get("/{job_id}/trajectories", response_model=TrajectoryPage)
 async def trajectories(
     job_id: str,
     desk: TheDesk,
+    who: Caller,
     page_size: Annotated[int, Query(ge=1, le=200)] = 20,
     page_token: PageToken = "",
     purpose: Purpose = Purpose.TRAIN,
@@ -153,17 +165,17 @@ async def trajectories(
     message = pb.ListTrajectoriesRequest(
         job_id=job_id, page_size=page_size, page_token=page_token, purpose=purpose
     )
-    page = views.trajectory_page(await desk.trajectories(message))
+    page = views.trajectory_page(await desk.trajectories(message, who))
     return Response(page.model_dump_json(), media_type="application/json")
 
 
 @router.get("/{job_id}/audit")
-async def audit(job_id: str, desk: TheDesk) -> AuditView:
+async def audit(job_id: str, desk: TheDesk, who: Caller) -> AuditView:
     """Check the ledger's identity now."""
-    return views.audit_view(await desk.audit(pb.AuditJobRequest(job_id=job_id)))
+    return views.audit_view(await desk.audit(pb.AuditJobRequest(job_id=job_id), who))
 
 
 @router.get("/{job_id}/weights")
-async def weights(job_id: str, desk: TheDesk) -> WeightsView:
+async def weights(job_id: str, desk: TheDesk, who: Caller) -> WeightsView:
     """The versions of the weights, who has what of them, and from whom."""
-    return views.weights_view(await desk.weights(ListWeightsRequest(job_id=job_id)))
+    return views.weights_view(await desk.weights(ListWeightsRequest(job_id=job_id), who))

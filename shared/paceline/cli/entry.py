@@ -98,11 +98,35 @@ def _add_remote(commands: Any) -> None:
         command.add_argument("job", metavar="ID")
     for command in (submit, listing, watch, cancel, audit, weights):
         _add_gateway(command)
+    _add_access(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
     logs.add_argument("name", nargs="?", default="", help="of a process; without it: list them")
     logs.add_argument("-n", "--lines", type=int, default=50, help="last lines (default: 50)")
     logs.add_argument("-f", "--follow", action="store_true", help="and go on")
     _add_run_dir(logs, "default: runs/local")
+
+
+def _add_access(commands: Any) -> None:
+    tokens = commands.add_parser("tokens", help="make, list and revoke API tokens")
+    verbs = tokens.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    create = _command(verbs, "create", "access:create", "make a token; prints it, this once")
+    create.add_argument("name", metavar="NAME", help="whose it is, for people and the audit log")
+    create.add_argument(
+        "--role", default="submit", choices=("read", "submit", "admin"), help="default: submit"
+    )
+    create.add_argument("--tenant", default="", help="default: your own; '*': all")
+    create.add_argument("--days", type=float, default=None, help="until it expires; default: never")
+    listing = _command(verbs, "list", "access:list_tokens", "list tokens")
+    revoke = _command(verbs, "revoke", "access:revoke", "revoke a token")
+    revoke.add_argument("token", metavar="ID")
+    audit = _command(commands, "audit-log", "access:audit_log", "show who changed what")
+    audit.add_argument("-n", "--lines", type=int, default=50, help="newest ones (default: 50)")
+    audit.add_argument("--action", default="", help="job.submit, or job. for all of jobs")
+    audit.add_argument("--json", action="store_true", help="one JSON object a line")
+    for command in (listing, audit):
+        command.add_argument("--tenant", default="", help="only of this one")
+    for command in (create, listing, revoke, audit):
+        _add_gateway(command)
 
 
 def _add_offline(commands: Any) -> None:
@@ -149,7 +173,7 @@ def _add_gateway(command: argparse.ArgumentParser) -> None:
         type=Path,
         default=None,
         metavar="FILE",
-        help="holds the API token (default: PACELINE_TOKEN)",
+        help="holds the API token (default: PACELINE_TOKEN, else that of the run directory)",
     )
     command.add_argument(
         "--ca",

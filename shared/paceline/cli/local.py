@@ -22,6 +22,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.load import validate
 from paceline.config.service import LogSettings, TracingSettings
 from paceline.errors import PacelineError
+from paceline.files import TOKEN_FILE
 from paceline.local import Local
 from paceline.rest import JobView
 from paceline.types import JobState
@@ -36,6 +37,7 @@ def up(arguments: Namespace) -> int:
     run_dir = arguments.run_dir or DEFAULT_RUN_DIR
     with _running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
         print(f"serving at {local.url} (docs at {local.url}/docs), files in {run_dir}")
+        print(f"the API token is in {run_dir / TOKEN_FILE}; paceline commands find it there")
         print("stop with Ctrl-C", flush=True)
         threading.Event().wait()
     return Exit.OK
@@ -46,7 +48,10 @@ def run(arguments: Namespace) -> int:
     spec = read_job(arguments.job_file, arguments.overrides)
     check(spec)
     run_dir = arguments.run_dir or Path("runs") / spec.name
-    with _running(run_dir, arguments) as local, Client(local.url) as client:
+    with (
+        _running(run_dir, arguments) as local,
+        Client(local.url, token=local.token) as client,
+    ):
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
         try:
             job = follow(client, job_id, quiet=arguments.quiet)

@@ -16,7 +16,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.client import Client
 from paceline.errors import ConfigError, NotFoundError
-from paceline.files import read_json, tail
+from paceline.files import read_json, tail, token_of
 from paceline.rest import JobView
 from paceline.types import JobState
 
@@ -104,10 +104,12 @@ def logs(arguments: Namespace) -> int:
 def client_of(arguments: Namespace) -> Client:
     """The gateway that is meant: by option or variable, else that of a run directory."""
     url = arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
-    if not url:
-        note = read_json((arguments.run_dir or DEFAULT_RUN_DIR) / "gateway.json") or {}
+    run_dir = None if url else arguments.run_dir or DEFAULT_RUN_DIR
+    if run_dir is not None:
+        note = read_json(run_dir / "gateway.json") or {}
         url = note.get("http", DEFAULT_URL)
-    return Client(url, token=_token(arguments.token_file), ca=_authorities(arguments.ca))
+    token = _token(arguments.token_file, run_dir)
+    return Client(url, token=token, ca=_authorities(arguments.ca))
 
 
 def all_jobs(client: Client, states: list[str]) -> list[JobView]:
@@ -131,10 +133,14 @@ def verdict(job: JobView) -> int:
     return Exit.AUDIT if status.summary.get("audit_ok") is False else Exit.OK
 
 
-def _token(path: Path | None) -> str:
-    """Never an argument: those are seen by everybody on the machine."""
+def _token(path: Path | None, run_dir: Path | None) -> str:
+    """Of a file, of the environment, or of the run directory whose gateway is meant.
+
+    Never an argument: those are seen by everybody on the machine.
+    """
     if path is None:
-        return os.environ.get("PACELINE_TOKEN", "")
+        told = os.environ.get("PACELINE_TOKEN", "")
+        return told or (token_of(run_dir) if run_dir is not None else "")
     try:
         return path.read_text().strip()
     except OSError as error:

@@ -114,7 +114,8 @@ class ServiceSettings(Closed):
     """Empty: a shared pool."""
     grace_s: float = 20.0
     token: str = Field(default="", repr=False)
-    """Bearer token that this process sends; off if empty."""
+    """Of gateway and controller: the bootstrap token of the installation, from which the controller
+    makes its own. The gateway makes one in `run_dir` if empty."""
     tls: TlsSettings | None = None
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()

@@ -8,7 +8,6 @@ from grpc import aio
 
 from paceline import rpc
 from paceline.errors import (
-    AuthenticationError,
     DeadlineError,
     FencedError,
     NotFoundError,
@@ -31,17 +30,19 @@ class Flaky(pb_grpc.RewardServicer):
         self.error = error
         self.times = times
         self.calls = 0
+        self.given: list[str | None] = []
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreReply:
         self.calls += 1
+        self.given.append(dict(context.invocation_metadata()).get("authorization"))
         if self.error is not None and self.calls <= self.times:
             raise self.error
         return pb.ScoreReply()
 
 
 @asynccontextmanager
-async def served(servicer: Flaky, tokens: tuple[str, ...] = ()) -> AsyncGenerator[str]:
-    interceptor = rpc.ErrorInterceptor(metrics=Metrics(), tokens=tokens)
+async def served(servicer: Flaky) -> AsyncGenerator[str]:
+    interceptor = rpc.ErrorInterceptor(metrics=Metrics())
     server = aio.server(interceptors=[interceptor])
     pb_grpc.add_RewardServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -109,13 +110,12 @@ async def test_nobody_there_is_unavailable_within_the_deadline() -> None:
             await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=0.5, idempotent=True)
 
 
-async def test_tokens_are_asked_for_and_sent() -> None:
-    async with served(Flaky(None), tokens=("right",)) as address:
-        with pytest.raises(AuthenticationError):
-            await score(address)
-        with pytest.raises(AuthenticationError):
-            await score(address, token="wrong")
-        assert await score(address, token="right") == pb.ScoreReply()
+async def test_a_token_goes_along_with_every_call() -> None:
+    servicer = Flaky(None)
+    async with served(servicer) as address:
+        await score(address)
+        await score(address, token="mine")
+    assert servicer.given == [None, "Bearer mine"]
 
 
 def test_statuses_without_our_name_map_to_the_nearest_class() -> None:

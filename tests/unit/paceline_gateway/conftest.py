@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 
+TOKEN = "pl_bootstrap_of_these_tests"
+
+
 class Gateway:
     """A gateway on loopback with its upstream."""
 
@@ -32,8 +35,9 @@ class Gateway:
         self.jobs = jobs
         self.upstream = upstream
         self.upstream_port = port
-        self.http = httpx.AsyncClient(base_url=url, timeout=20.0)
-        self.channel = connect(chassis.address)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        self.http = httpx.AsyncClient(base_url=url, timeout=20.0, headers=headers)
+        self.channel = connect(chassis.address, token=TOKEN)
         self.stub: JobsAsyncStub = JobsStub(self.channel)
 
     async def post(self, job: Any, **headers: str) -> httpx.Response:
@@ -54,6 +58,7 @@ def gateway_settings(run_dir: Path, experience: str, **changes: Any) -> ServiceS
         "run_dir": run_dir,
         "experience": experience,
         "grace_s": 3.0,
+        "token": TOKEN,
         "options": {"http_port": 0},
     }
     return ServiceSettings(**(fields | changes))
@@ -79,6 +84,7 @@ async def gateway(tmp_path: Path, settings_changes: dict[str, Any]) -> AsyncIter
     serving = asyncio.create_task(serve(settings, note))
     chassis = await made
     while not (tmp_path / "gateway.json").exists():
+        assert not serving.done(), serving
         await asyncio.sleep(0.01)
     url = json.loads((tmp_path / "gateway.json").read_text())["http"]
     running = Gateway(chassis=chassis, url=url, jobs=jobs, upstream=upstream, port=port)

@@ -51,7 +51,7 @@ def settings(run_dir: Path, **changes: Any) -> ServiceSettings:
         "kind": WorkerKind.GATEWAY,
         "worker_id": "gateway-0",
         "run_dir": run_dir,
-        "token": "secret",
+        "token": "a secret of a user",
         "grace_s": 3.0,
         "options": {"http_port": 0, "https": True},
     }
@@ -92,7 +92,7 @@ async def test_grpc_wants_the_token_and_no_certificate(served: Served) -> None:
         stub: JobsAsyncStub = JobsStub(channel)
         with pytest.raises(AuthenticationError):
             await call(stub.ListJobs, ASK)
-        bearer = ("authorization", "Bearer secret")
+        bearer = ("authorization", "Bearer a secret of a user")
         reply = await stub.ListJobs(ASK, timeout=10, metadata=(bearer,))
     assert list(reply.jobs) == []
 
@@ -102,7 +102,7 @@ async def test_rest_is_served_with_the_same_certificate(served: Served) -> None:
     trust = ssl.create_default_context(cadata=served.authority.decode())
     async with httpx.AsyncClient(base_url=served.url, verify=trust) as http:
         assert (await http.get("/v1/jobs")).status_code == 401
-        passed = await http.get("/v1/jobs", headers={"authorization": "Bearer secret"})
+        passed = await http.get("/v1/jobs", headers={"authorization": "Bearer a secret of a user"})
         assert (passed.status_code, passed.json()["jobs"]) == (200, [])
     async with httpx.AsyncClient(base_url=served.url) as stranger:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):

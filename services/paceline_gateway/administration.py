@@ -1,0 +1,47 @@
+"""Tokens and the audit log: what REST and gRPC both call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.access import Principal
+from paceline.rpc import call
+from paceline.v1 import access_pb2 as pb
+
+if TYPE_CHECKING:
+    from paceline.v1.access_pb2_grpc import AccessAsyncStub
+
+
+class Administration:
+    """Everything an admin can ask for. Messages in, messages out."""
+
+    def __init__(self, *, access: AccessAsyncStub, timeout_s: float = 10.0) -> None:
+        self._access = access
+        self._timeout_s = timeout_s
+
+    async def create_token(
+        self, request: pb.CreateTokenRequest, who: Principal
+    ) -> pb.CreateTokenReply:
+        """A new token. Never tried twice: the answer to the first may have been seen."""
+        return await call(
+            self._access.CreateToken, request, timeout_s=self._timeout_s, on_behalf_of=who
+        )
+
+    async def list_tokens(
+        self, request: pb.ListTokensRequest, who: Principal
+    ) -> pb.ListTokensReply:
+        """Tokens, without their secrets."""
+        return await self._call(self._access.ListTokens, request, who)
+
+    async def revoke_token(self, request: pb.RevokeTokenRequest, who: Principal) -> pb.Token:
+        """A token that opens nothing any more."""
+        return await self._call(self._access.RevokeToken, request, who)
+
+    async def audit_log(self, request: pb.ListAuditRequest, who: Principal) -> pb.ListAuditReply:
+        """A page of the audit log."""
+        return await self._call(self._access.ListAudit, request, who)
+
+    async def _call(self, method: Any, request: Any, who: Principal) -> Any:
+        return await call(
+            method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+        )

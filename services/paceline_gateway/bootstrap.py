@@ -1,0 +1,42 @@
+"""The first token: of the installation, for everything, so that others can be made with it."""
+
+from __future__ import annotations
+
+from paceline.access import ALL_TENANTS, Principal, Role, derived, digest_of, new_bootstrap
+from paceline.config import ServiceSettings
+from paceline.errors import ConfigError
+from paceline.files import TOKEN_FILE, kept_secret
+
+LEAST_CHARACTERS = 16
+
+
+def bootstrap_token(settings: ServiceSettings) -> str:
+    """The token of the settings, else that of the run directory, made at the first start.
+
+    Raises:
+        ConfigError: it is too short, or there is none and it cannot be kept.
+    """
+    if settings.token:
+        if len(settings.token) < LEAST_CHARACTERS:
+            raise ConfigError(
+                f"token: has {len(settings.token)} characters; at least {LEAST_CHARACTERS} are "
+                "needed, for example from: openssl rand -hex 32"
+            )
+        return settings.token
+    path = settings.run_dir / TOKEN_FILE
+    try:
+        return kept_secret(path, new_bootstrap)
+    except OSError as error:
+        raise ConfigError(
+            f"token: is not set, and none can be kept in {path} ({error.strerror}); set it"
+        ) from None
+
+
+def own_tokens(token: str) -> dict[bytes, Principal]:
+    """What opens the door beside the tokens in the store, by digest."""
+    admin = Principal(token_id="bootstrap", name="bootstrap", tenant=ALL_TENANTS, role=Role.ADMIN)
+    # Submits what is asked for by `TrainingJob` objects, under a name of its own.
+    controller = Principal(
+        token_id="controller", name="controller", tenant=ALL_TENANTS, role=Role.SUBMIT
+    )
+    return {digest_of(token): admin, digest_of(derived(token, "controller")): controller}

@@ -1,0 +1,134 @@
+"""`paceline tokens` and `paceline audit-log`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.entry import Exit
+from paceline.cli.remote import client_of
+from paceline.client import Client
+from paceline.errors import ConfigError
+from paceline.rest import AuditEntryView, TokenView
+
+DAY_S = 86_400.0
+_PAGE = 1000
+
+
+def create(arguments: Namespace) -> int:
+    """`paceline tokens create NAME`: the token alone on standard output."""
+    days: float | None = arguments.days
+    if days is not None and days <= 0:
+        raise ConfigError(f"--days: {days:g} is not allowed; a positive number")
+    with client_of(arguments) as client:
+        made = client.create_token(
+            arguments.name,
+            role=arguments.role,
+            tenant=arguments.tenant,
+            expires_in_s=None if days is None else days * DAY_S,
+        )
+    token = made.token
+    print(made.secret, flush=True)
+    print(
+        f"{token.token_id}: {token.role} of {_tenant(token.tenant)}; "
+        "keep it now, it is not shown again",
+        file=sys.stderr,
+    )
+    return Exit.OK
+
+
+def list_tokens(arguments: Namespace) -> int:
+    """`paceline tokens list`."""
+    table = Table("id", "name", "tenant", "role", "age", "used", "ends", "made by", box=None)
+    with client_of(arguments) as client:
+        for token in client.list_tokens(tenant=arguments.tenant).tokens:
+            table.add_row(*_row(token))
+    Console().print(table)
+    return Exit.OK
+
+
+def revoke(arguments: Namespace) -> int:
+    """`paceline tokens revoke ID`."""
+    with client_of(arguments) as client:
+        token = client.revoke_token(arguments.token)
+    print(f"{token.token_id}: revoked")
+    return Exit.OK
+
+
+def audit_log(arguments: Namespace) -> int:
+    """`paceline audit-log`: oldest of the newest first, as logs are read."""
+    with client_of(arguments) as client:
+        found = _newest(client, arguments.lines, arguments.tenant, arguments.action)
+    if arguments.json:
+        for entry in reversed(found):
+            print(entry.model_dump_json())
+        return Exit.OK
+    names = ("time", "who", "role", "from", "action", "tenant", "target", "outcome", "detail")
+    table = Table(*names, box=None)
+    for entry in reversed(found):
+        table.add_row(*_cells(entry))
+    Console().print(table)
+    return Exit.OK
+
+
+def _newest(client: Client, number: int, tenant: str, action: str) -> list[AuditEntryView]:
+    found: list[AuditEntryView] = []
+    before = ""
+    while len(found) < number:
+        size = min(_PAGE, number - len(found))
+        page = client.audit_log(before=before, page_size=size, tenant=tenant, action=action)
+        found += page.entries
+        before = page.next
+        if not before:
+            break
+    return found
+
+
+def _row(token: TokenView) -> tuple[str, ...]:
+    ends = "revoked" if token.revoked else _ends(token.expires_in_s)
+    used = "never" if token.used_s is None else f"{_span(token.used_s)} ago"
+    return (
+        token.token_id,
+        token.name,
+        token.tenant,
+        token.role,
+        _span(token.age_s),
+        used,
+        ends,
+        token.created_by,
+    )
+
+
+def _cells(entry: AuditEntryView) -> tuple[str, ...]:
+    detail = entry.detail if entry.count == 1 else f"{entry.detail} ({entry.count} times)"
+    return (
+        entry.time,
+        entry.who or "?",
+        entry.role,
+        entry.source,
+        entry.action,
+        entry.tenant,
+        entry.target,
+        entry.outcome,
+        detail,
+    )
+
+
+def _ends(left_s: float | None) -> str:
+    if left_s is None:
+        return "never"
+    return f"in {_span(left_s)}" if left_s > 0 else "expired"
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("d", DAY_S), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _tenant(tenant: str) -> str:
+    return "all tenants" if tenant == "*" else f"tenant {tenant}"
