@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.client import Client
 from paceline.config import load_job
+from paceline.files import token_of
 from paceline.rpc import call, connect
 from paceline.types import JobState
 from paceline.v1 import roster_pb2 as pb
@@ -99,7 +100,7 @@ def run(name: str, job: Path, overrides: dict[str, Any], *more: str) -> dict[str
     up = subprocess.Popen([*command, *more], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         addresses = wait_for(folder / "gateway.json")
-        with Client(addresses["http"]) as client:
+        with Client(addresses["http"], token=token_of(folder)) as client:
             job_id = client.submit(spec).status.job_id
             samples = asyncio.run(watch(client, job_id, folder))
             summary = client.get(job_id).status.summary

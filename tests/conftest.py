@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from paceline.client import Client
+from paceline.files import token_of
 from paceline.testing.prometheus import MISSING, Prometheus, installed
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
@@ -104,9 +105,14 @@ class Platform:
     grpc: str
     up: "subprocess.Popen[bytes]"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """What opens its gateway."""
+        return {"authorization": f"Bearer {token_of(self.run_dir)}"}
+
     def client(self) -> Client:
         """An SDK client of its gateway."""
-        return Client(self.http)
+        return Client(self.http, token=token_of(self.run_dir))
 
     def pid_of(self, name: str) -> int:
         """Process id of a started process by its name, or by the beginning of it."""

@@ -105,6 +105,7 @@ class GatewayService(Service):
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
         app = create_app(desk=self._desk, administration=self._administration, door=self._door)
+        self.app = app
         self._web = Web(app, certificate)
         self._serving: asyncio.Task[None] | None = None
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., Any]) -> None:
     job = tiny_job(name="rest", stop={"steps": 6})
-    with httpx.Client(base_url=platform.http, timeout=120) as http:
+    with httpx.Client(base_url=platform.http, headers=platform.headers, timeout=120) as http:
         made = http.post("/v1/jobs", json=job, headers={"idempotency-key": "one"})
         assert made.status_code == 201, made.text
         job_id = made.json()["status"]["job_id"]
@@ -42,24 +42,26 @@ def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., A
 
 def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None:
     with grpc.insecure_channel(platform.grpc) as channel:
-        jobs = pb_grpc.JobsStub(channel)
+        jobs, who = pb_grpc.JobsStub(channel), tuple(platform.headers.items())
         spec = json.dumps(tiny_job(name="grpc", eval=None, stop={"steps": 2000}))
-        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=30)
+        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=30, metadata=who)
         job_id = job.status.job_id
-        for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120):
+        for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120, metadata=who):
             if event.status.step >= 2:
                 break
-        jobs.CancelJob(pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=30)
+        jobs.CancelJob(
+            pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=30, metadata=who
+        )
         states = [
             event.status.state
-            for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120)
+            for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120, metadata=who)
         ]
         assert states[-1] == "cancelled"
-        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=30)
+        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=30, metadata=who)
         assert report.ok, list(report.problems)
         assert report.dropped["cancelled"] > 0
         with pytest.raises(grpc.RpcError) as caught:
-            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=30)
+            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=30, metadata=who)
         assert "nope" in str(caught.value)
 
 
@@ -67,7 +69,8 @@ def test_a_source_without_tasks_is_refused_at_submit(
     platform: Any, tiny_job: Callable[..., Any]
 ) -> None:
     tasks = {"environment": "arithmetic", "options": {"digits": 1, "size": 0}}
-    refused = httpx.post(f"{platform.http}/v1/jobs", json=tiny_job(tasks=tasks), timeout=60)
+    job, url = tiny_job(tasks=tasks), f"{platform.http}/v1/jobs"
+    refused = httpx.post(url, json=job, headers=platform.headers, timeout=60)
     assert refused.status_code == 422
     assert "has no tasks" in refused.json()["error"]["message"]
 

@@ -76,7 +76,7 @@ class Site:
 
     def run(self, job: dict[str, Any], disturb: Disturb | None = None) -> Run:
         """Run a job to its end."""
-        with Client(self.local.url) as client:
+        with Client(self.local.url, token=self.local.token) as client:
             job_id = client.submit(job).status.job_id
             if disturb is not None:
                 with contextlib.suppress(OverError):
@@ -85,7 +85,7 @@ class Site:
 
     def result(self, job_id: str) -> Run:
         """What a job has made, once it is over."""
-        with Client(self.local.url) as client:
+        with Client(self.local.url, token=self.local.token) as client:
             status = client.wait(job_id, timeout_s=200).status
             assert status.state == "succeeded", status.reason
             report = client.audit(job_id)
@@ -180,7 +180,7 @@ def test_two_rollout_workers_make_the_same(alone: Run, site: Site, job_of: Job) 
 def amid(site: Site, job_id: str, *, step: int, number: int) -> str:
     """Wait until a rollout worker is sampling, at a step or later; its name."""
     name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 120
-    with Client(site.local.url) as client:
+    with Client(site.local.url, token=site.local.token) as client:
         while (status := client.get(job_id).status).step < step or not site.num_running(name):
             if JobState(status.state).terminal:
                 raise OverError
@@ -242,7 +242,7 @@ def test_whatever_dies_the_same_is_made(
 def test_asynchronous_runs_have_the_same_tasks_and_seeds(
     alone: Run, site: Site, job_of: Job
 ) -> None:
-    with Client(site.local.url) as client:
+    with Client(site.local.url, token=site.local.token) as client:
         jobs = [job_of(f"async-{n}", replicas=n, staleness=2) for n in (1, 2)]
         ids = [client.submit(job).status.job_id for job in jobs]
     drawn = [drawn_by(run) for run in (alone, *map(site.result, ids))]

@@ -101,7 +101,7 @@ def test_learning_does_not_change_while_it_scales(
     site: Local, job_of: Callable[..., dict[str, Any]], until: Until
 ) -> None:
     bounds = {"min_replicas": 1, "max_replicas": 3}
-    with Client(site.url) as client:
+    with Client(site.url, token=site.token) as client:
         # One request at a time, so that a step takes a while.
         job = job_of("scaled", steps=500, scaling=bounds, max_concurrent=1)
         job_id = client.submit(job).status.job_id

@@ -240,4 +240,4 @@ def test_generated_secrets_differ_from_release_to_release(helm: Any, chart: Path
     tokens = [line for text in both for line in text.splitlines() if line.startswith("  token: ")]
     assert len(tokens) == 2
     assert tokens[0] != tokens[1]
-    assert all(len(base64.b64decode(line.split()[1])) == 40 for line in tokens)
+    assert all(len(base64.b64decode(line.split()[1])) == 61 for line in tokens)

@@ -87,7 +87,7 @@ def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> Non
     release.apply(PASSING, "install")
     token = release.secret("rel-paceline-token")
     store = release.secret("rel-paceline-store")
-    assert len(token["token"]) == 40
+    assert len(token["token"]) == 61
     assert store["password"] in store["store.yaml"]
     assert store["password"] in store["password.conf"]
     assert (release.replicas("rel-paceline-gateway"), scaled(release)) == (2, 1)

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import socket
@@ -169,6 +170,15 @@ def test_the_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         paceline("list", "--url", url)
         paceline("list", "--url", url, "--token-file", str(tmp_path / "token"))
     assert tokens == ["Bearer from-variable", "Bearer from-file"]
+
+
+def test_the_token_of_a_run_directory_goes_to_its_gateway_alone(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-run\n")
+    with heard() as (url, tokens):
+        (tmp_path / "gateway.json").write_text(json.dumps({"http": url}))
+        paceline("list", "--run-dir", str(tmp_path))
+        paceline("list", "--run-dir", str(tmp_path), "--url", url)
+    assert tokens == ["Bearer of-the-run", ""]
 
 
 def test_port_in_use(tmp_path: Path) -> None:

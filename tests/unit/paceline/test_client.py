@@ -24,6 +24,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.files import token_of
 from paceline.rest import JobEvent
 from paceline.testing.jobs import JobsInMemory, serve_jobs
 from paceline.types import JobState, WorkerKind
@@ -43,6 +44,10 @@ class Gateway:
         self._http_port = 0
         self._chassis: Chassis | None = None
         self._serving: asyncio.Task[int] | None = None
+
+    @property
+    def token(self) -> str:
+        return token_of(self.run_dir)
 
     async def start(self) -> None:
         settings = ServiceSettings(
@@ -85,7 +90,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(gateway.url, outage_s=10.0) as made:
+    async with AsyncClient(gateway.url, token=gateway.token, outage_s=10.0) as made:
         yield made
 
 
@@ -209,7 +214,7 @@ def use(client: Client, job: dict[str, Any]) -> list[JobEvent]:
 
 
 async def test_synchronous(gateway: Gateway, job: dict[str, Any]) -> None:
-    with Client(gateway.url) as client:
+    with Client(gateway.url, token=gateway.token) as client:
         using = asyncio.create_task(asyncio.to_thread(use, client, job))
         while not any(j.status.state == "cancelling" for j in gateway.jobs.jobs.values()):
             await asyncio.sleep(0.01)

@@ -221,12 +221,15 @@ async def test_weights_on_the_command_line(gateway: Gateway, job: Doc) -> None:
     assert (await command("weights", "nope", "--url", url))[0] == 2
 
 
+TOKEN = "pl_bootstrap_of_these_tests"
+
+
 async def command(*words: str) -> tuple[int | None, str]:
     """What `paceline` prints on a wide terminal, and its exit code."""
     made = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "paceline.cli", *words),
         stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", "PACELINE_TOKEN": TOKEN},
     )
     text, _ = await asyncio.wait_for(made.communicate(), 60.0)
     return made.returncode, text.decode()

@@ -26,8 +26,11 @@ async def test_snippets_run(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
+    token = tmp_path / "given"
+    token.write_text(gateway.http.headers["authorization"].removeprefix("Bearer "))
     for shown, real in {
         "runs/local/gateway.json": str(tmp_path / "gateway.json"),
+        "runs/local/token": str(token),
         "examples/arithmetic.yaml": str(path),
         "http://127.0.0.1:8300": str(gateway.http.base_url),
     }.items():

