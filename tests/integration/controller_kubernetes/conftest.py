@@ -334,6 +334,10 @@ def running() -> dict[str, Any]:
     return {"phase": "Running", "conditions": [ready], "containerStatuses": [container]}
 
 
+TOKEN = "pl_bootstrap_of_these_tests"
+WHO = (("authorization", f"Bearer {TOKEN}"),)
+
+
 @dataclass
 class Services:
     """Store, experience and gateway as processes."""
@@ -353,6 +357,7 @@ class Services:
             run_dir=self.folder,
             experience="" if kind is WorkerKind.EXPERIENCE else self.experience,
             store_url=self.store if kind is WorkerKind.EXPERIENCE else "",
+            token=TOKEN if kind is WorkerKind.GATEWAY else "",
             options=options,
         )
         self.processes[kind] = spawn(settings, self.folder)
@@ -376,10 +381,11 @@ class Services:
 
     def submit(self, job: dict[str, Any]) -> str:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(job))
-        return self.jobs().SubmitJob(request, timeout=20).status.job_id
+        return self.jobs().SubmitJob(request, timeout=20, metadata=WHO).status.job_id
 
     def job(self, job_id: str) -> Any:
-        return self.jobs().GetJob(jobs_pb2.GetJobRequest(job_id=job_id), timeout=20).status
+        request = jobs_pb2.GetJobRequest(job_id=job_id)
+        return self.jobs().GetJob(request, timeout=20, metadata=WHO).status
 
     def set_state(self, job_id: str, state: str) -> None:
         """As its trainer would."""
@@ -481,6 +487,7 @@ class World:
             port=self.ports[name],
             run_dir=self.folder,
             experience=self.services.experience,
+            token=TOKEN,
             options=options,
         )
         self.controllers[name] = spawn(settings, self.folder)
