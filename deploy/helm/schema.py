@@ -37,6 +37,7 @@ COMPONENTS = (
     "reward",
     "trainer",
     "rollout",
+    "tracking",
     "store",
     "certificates",
 )
@@ -91,8 +92,21 @@ def _sections() -> Schema:
         "ingress": _ingress(),
         "networkPolicy": _network_policy(),
         "priorityClasses": _priority_classes(),
+        "tracing": _closed(
+            endpoint={"type": "string", "pattern": r"^(https?://[^/\s]+)?$"},
+            sample={"type": "number", "minimum": 0, "maximum": 1},
+            headersSecret=TEXT,
+            authoritySecret=TEXT,
+        ),
         "monitoring": _monitoring(),
+        "tenants": _closed(quota=_quota()),
     }
+
+
+def _quota() -> Schema:
+    most: Schema = {"type": ["integer", "null"], "minimum": 0}
+    limits = dict.fromkeys(("submitted", "jobs", "rollout_workers", "episodes"), most)
+    return _closed(**limits, weight={"type": "number", "exclusiveMinimum": 0})
 
 
 def _services() -> Schema:
@@ -124,6 +138,11 @@ def _services() -> Schema:
         ),
         environment=_workload(**pool),
         reward=_workload(**pool),
+        tracking=_workload(
+            replicas={"type": "integer", "minimum": 0, "maximum": 1},
+            scaling=fixed,
+            strategy=_closed(type=_enum("Recreate")),
+        ),
     )
 
 
@@ -252,6 +271,8 @@ def _network_policy() -> Schema:
         kubernetesApi=_closed(to=FREE_LIST, ports=PORTS),
         store=_closed(to=FREE_LIST, port=PORT | {"type": ["integer", "null"]}),
         storage=_closed(to=FREE_LIST, ports=PORTS),
+        tracking=_closed(to=FREE_LIST, ports=PORTS),
+        tracing=_closed(to=FREE_LIST, ports={"type": "array", "items": PORT}),
         extraEgress=by_component,
         extraIngress=by_component,
     )

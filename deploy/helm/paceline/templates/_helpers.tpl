@@ -44,6 +44,9 @@ environment: {ports: {}, serves: [], secrets: [], data: none}
 reward: {ports: {}, serves: [], secrets: [], data: none}
 trainer: {ports: {weights: 8402, torchrun: 8403}, serves: [], secrets: [], data: write}
 rollout: {ports: {weights: 8402}, serves: [], secrets: [], data: none}
+{{- if (.root | default .).Values.services.tracking.replicas }}
+tracking: {ports: {}, serves: [], secrets: [], data: write}
+{{- end }}
 {{- end }}
 
 {{- define "paceline.part" -}}

@@ -76,6 +76,10 @@ quota: {{ toJson .Values.tenants.quota }}
 {}
 {{- end }}
 
+{{- define "paceline.options.tracking" -}}
+{}
+{{- end }}
+
 {{- define "paceline.options.rollout" -}}
 weights_port: 8402
 {{- with .Values.rollout.weightsMbitPerSecond }}
