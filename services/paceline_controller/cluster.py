@@ -21,6 +21,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
+from paceline_controller.costs import Costs
 from paceline_controller.leader import Leader, LeaseTimes
 from paceline_controller.ledger import RemoteLedger
 from paceline_controller.member import worker_of
@@ -123,12 +124,14 @@ class ClusterService(Service):
         )
         source = RemoteSource(roster=RosterStub(self._channel), experience=experience)
         scaler = Scaler(source=source, options=self._options, metrics=self._chassis.metrics)
+        costs = Costs(self._chassis.metrics, self._options)
         self._reconciler = Reconciler(
             ledger=LedgerOfTerm(ledger, self._events, may_write=self._leads),
             runtime=runtime,
             options=self._options,
             child_grace_s=self._chassis.settings.grace_s,
             sizing=scaler,
+            costs=costs,
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -140,6 +143,7 @@ class ClusterService(Service):
         finally:
             await self._reconciler.halt()
             scaler.close()
+            costs.close()
             self._reconciler = self._door = None
 
     def _make_door(self, runtime: KubernetesRuntime) -> TrainingJobs:

@@ -20,6 +20,7 @@ from paceline.errors import (
 from paceline.logs import Log
 from paceline.tenants import Tenant
 from paceline.types import JobState, WorkerKind
+from paceline_controller.costs import Costs
 from paceline_controller.plan import LiveJob, Wanted, plan, problem
 from paceline_controller.queue import Queue
 from paceline_controller.runtimes.base import Observed, Runtime
@@ -84,10 +85,12 @@ class Reconciler:
         child_grace_s: float,
         sizing: Sizing | None = None,
         untracked: Callable[[], Awaitable[bool]] | None = None,
+        costs: Costs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._sizing = sizing
+        self._costs = costs
         self._runtime = runtime
         self._options = options
         self._child_grace_s = child_grace_s
@@ -133,10 +136,17 @@ class Reconciler:
         self._stop_unwanted(wanted, observed)
         self._keep_slots(wanted, observed)
         await self._note_deaths(observed)
+        self._count(observed)
         await self._check_health(observed)
         self._start_missing()
         self._resize(observed)
         await self._move_jobs_on(observed)
+
+    def _count(self, observed: dict[str, Observed]) -> None:
+        if self._costs is not None and self._jobs is not None:
+            wanted = {name: slot.wanted for name, slot in self._slots.items()}
+            now_s = self._clock()
+            self._costs.look(observed.values(), wanted, jobs=self._jobs, now_s=now_s)
 
     async def settle(self) -> None:
         """Wait for the starts and stops that are under way."""
@@ -232,6 +242,8 @@ class Reconciler:
             if slot.running and not alive and name not in self._acts:
                 slot.ended(self._clock())
                 log.warning("process died", process=name, lives=slot.fruitless)
+                if self._costs is not None:
+                    self._costs.restarted(slot.wanted.kind)
                 await self._give_up_if_hopeless(slot)
 
     async def _check_health(self, observed: dict[str, Observed]) -> None:

@@ -17,6 +17,7 @@ from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
+from paceline_controller.costs import Costs
 from paceline_controller.ledger import RemoteLedger
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
@@ -55,6 +56,7 @@ class ControllerService(Service):
             ledger=ledger,
             untracked=ledger.untracked,
             runtime=self._runtime,
+            costs=Costs(chassis.metrics, options),
             options=options,
             child_grace_s=child_grace_s,
             sizing=Scaler(

@@ -231,7 +231,7 @@ class Episode:
         if not self._environment.replayable or not (unfinished or num_turns == num_actions):
             stages.restarted += 1
             stages.tokens_lost += transcript.num_policy_tokens
-            metrics.add("lost_tokens", transcript.num_policy_tokens, job=self._job.job_id)
+            metrics.add("lost_tokens", transcript.num_policy_tokens)
             log.warning("episode restarts", group=progress.group_id, index=self._index)
             return False
         ends = [builder.tokens[span.end - 1] for span in builder.turns]
@@ -243,12 +243,7 @@ class Episode:
             turn = self._turn = self._make_turn(builder.tokens.copy())
             turn.tokens, turn.logprobs, turn.versions = tokens, logprobs, versions
         stages.tokens_resumed += transcript.num_policy_tokens
-        metrics.add(
-            "resumed_tokens",
-            transcript.num_policy_tokens,
-            job=self._job.job_id,
-            on="environment",
-        )
+        metrics.add("resumed_tokens", transcript.num_policy_tokens, on="environment")
         return True
 
     async def _replay(self, action: str, end: int) -> None:
@@ -302,7 +297,10 @@ class Episode:
         except TimeoutError:
             raise DeadlineError(f"environment: {what} took more than {limit_s:g} s") from None
         finally:
-            self._environment_s += self._peers.clock() - started
+            took_s = self._peers.clock() - started
+            self._environment_s += took_s
+            self._peers.metrics.add("calls", call=what)
+            self._peers.metrics.add("call_seconds", took_s, call=what)
 
     async def _score(self) -> Score:
         if self._truncated and self._job.spec.sampling.truncated == "zero":
@@ -315,13 +313,12 @@ class Episode:
             environment_reward=self.environment_reward,
             truncated=self._truncated,
         )
-        with self._peers.stages.wait("score"), self._span.child("score", kind="client") as span:
+        scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
+        waiting = stages.waits_on(scoring.awaited(job.job_id))
+        with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
             item.trace = span.sent
-            score = await self._peers.scoring.score(
-                job_id=self._job.job_id,
-                rewards=self._job.rewards,
-                item=item,
-                tenant=self._job.spec.tenant,
+            score = await scoring.score(
+                job_id=job.job_id, rewards=job.rewards, item=item, tenant=job.spec.tenant
             )
         self._reward_s = self._peers.clock() - started
         return score

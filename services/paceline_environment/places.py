@@ -106,6 +106,14 @@ class Places:
         place.shunned_until = self._clock() + _SHUN_S
         asyncio.get_running_loop().call_later(_SHUN_S, self._serve)
 
+    def awaited(self, turn: Turn) -> str:
+        """Which service a turn waits for until it has a seat."""
+        workers = self._workers.of(turn.job_id)
+        if not workers:
+            return "controller"  # it is to start some
+        least = max(turn.min_version, turn.pinned_version, 0)
+        return "rollout" if any(w.active_version >= least for w in workers) else "weights"
+
     def has_others(self, turn: Turn, worker_id: str) -> bool:
         """Whether another worker serves the version of a turn, or will."""
         try:
@@ -115,9 +123,10 @@ class Places:
         return any(place.worker_id != worker_id for place in found)
 
     def _queue(self, turn: Turn, sign: int) -> None:
-        job_id = turn.job_id
-        self.queued_tokens[job_id] += sign * turn.weight
-        self._metrics.set("queued_tokens", self.queued_tokens[job_id], job=job_id)
+        self.queued_tokens[turn.job_id] += sign * turn.weight
+        if not self.queued_tokens[turn.job_id]:
+            del self.queued_tokens[turn.job_id]  # jobs come and go
+        self._metrics.set("queued_tokens", self.queued_tokens.total())
 
     def _refresh(self) -> None:
         """The roster has changed, or the load of its workers."""

@@ -61,11 +61,12 @@ class Policy:
         avoid: set[str] = set()
         faults = attempt = 0
         while not (reason := turn.finished()):
-            with turn.span.child("room"):
+            with turn.span.child("room"), self._stages.waits_on(self._places.awaited(turn)):
                 seat = await self._places.take(turn, avoid=avoid, deadline=deadline)
             worker = seat.place.worker
             try:
-                ending = await self._ask(worker, turn, deadline)
+                with self._stages.waits_on("rollout"):
+                    ending = await self._ask(worker, turn, deadline)
                 if ending.code == "UNAVAILABLE":
                     self._places.shun(seat.place)
             finally:
@@ -95,7 +96,7 @@ class Policy:
             turn.workers.append(worker.worker_id)
         if turn.sends:
             self._stages.tokens_resumed += len(turn.tokens)
-            self._metrics.add("resumed_tokens", len(turn.tokens), job=turn.job_id, on="rollout")
+            self._metrics.add("resumed_tokens", len(turn.tokens), on="rollout")
         turn.last = worker.worker_id
         left, had = max(deadline - self._clock(), _LEAST_S), len(turn.tokens)
         try:
@@ -105,7 +106,7 @@ class Policy:
                 span.error = ending.code
                 return ending
         finally:
-            self._metrics.add("received_tokens", len(turn.tokens) - had, job=turn.job_id)
+            self._metrics.add("received_tokens", len(turn.tokens) - had)
 
     def _fault(self, worker: Worker, turn: Turn, ending: Ending) -> bool:
         """Whether a failure counts against the turn; raises where trying again is no use."""

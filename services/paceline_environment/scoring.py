@@ -76,6 +76,10 @@ class Scoring:
         for channel in self._channels.values():
             await channel.close()
 
+    def awaited(self, job_id: str) -> str:
+        """Which service a score waits for: who is to start a worker, if there is none."""
+        return "reward" if self._workers.of(job_id) else "controller"
+
     async def _send(self, tenant: str, job_id: str, rewards: str, batch: list[_Waiting]) -> None:
         items = [waiting.item for waiting in batch if not waiting.score.done()]
         request = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, items=items, tenant=tenant)

@@ -50,7 +50,7 @@ class EnvironmentService(Service):
         roster: RosterAsyncStub = RosterStub(self._channel)
         self._rollouts = Workers(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = Workers(roster=roster, kind=WorkerKind.REWARD)
-        self.stages = Stages()
+        self.stages = Stages(usage=chassis.usage)
         self._places = Places(
             workers=self._rollouts,
             stages=self.stages,
@@ -92,6 +92,9 @@ class EnvironmentService(Service):
             receive=self.worker.receive,
         )
         self.worker.attach(self._leases)
+        chassis.usage.measure_slots(
+            lambda: self.worker.num_open, capacity=options.slots + options.eval_slots
+        )
         self._membership = Membership(roster=roster, report=self.report)
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress

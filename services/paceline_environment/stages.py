@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.progress import Pulse
+from paceline.usage import Usage
 
 STAGES = ("room", "generate", "step", "score", "submit")  # room: before and in generate
 
@@ -23,6 +24,7 @@ class Stages:
     restarted: int = 0  # episodes that could not be resumed
     tokens_lost: int = 0  # theirs
     tokens_resumed: int = 0  # sampled by a worker that failed, gone on from elsewhere
+    usage: Usage | None = None
 
     def pulse(self) -> Pulse:
         """Steps of worlds under way, and those that have ended; all else waits for others."""
@@ -41,3 +43,7 @@ class Stages:
         finally:
             self.waiting[stage] -= 1
             self.left[stage] += 1
+
+    def waits_on(self, service: str) -> AbstractContextManager[None]:
+        """Inside, one more episode waits for a service."""
+        return nullcontext() if self.usage is None else self.usage.wait(service)

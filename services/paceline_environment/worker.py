@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from paceline import wire
@@ -110,13 +109,11 @@ class EpisodeWorker:
 
     async def keep(self) -> None:
         """Renew, flush and watch the clock until cancelled."""
-        last, cpu_s = self._peers.clock(), time.process_time()
         while True:
             await asyncio.sleep(min(self._limits.flush_s, 1.0) / 4)
-            now, used_s = self._peers.clock(), time.process_time()
-            self.look_after(now)
-            self._measure(now - last, used_s - cpu_s)
-            last, cpu_s = now, used_s
+            self.look_after(self._peers.clock())
+            for purpose, count in self._held.items():
+                self._metrics.set("open", count, purpose=purpose)
 
     def look_after(self, now: float) -> None:
         """Renew what is due, tell of new tokens, end what takes too long."""
@@ -153,13 +150,6 @@ class EpisodeWorker:
         if last:
             await asyncio.wait(last, timeout=timeout_s)
 
-    def _measure(self, passed_s: float, busy_s: float) -> None:
-        """Tell how busy this process is and what its episodes wait for."""
-        self._metrics.add("busy", busy_s, job="")
-        self._metrics.set("open", len(self._open), job="")
-        for stage, waiting in self._peers.stages.waiting.items():
-            self._metrics.add("wait", waiting * passed_s, job="", on=stage)
-
     def _due(self, held: Open, now: float) -> bool:
         if held.episode is None or held.scored:
             return False
@@ -184,7 +174,8 @@ class EpisodeWorker:
 
     async def _start_later(self, assignment: Assignment, opened: list[Open]) -> None:
         try:
-            job = await self._jobs.get(assignment.job_id)
+            with self._peers.stages.waits_on("experience"):
+                job = await self._jobs.get(assignment.job_id)
         except PacelineError as error:
             reason = "invalid" if isinstance(error, InvalidError) else "infra_error"
             for held in opened:
@@ -214,6 +205,7 @@ class EpisodeWorker:
             try:
                 await self._attempt(held, group, progress)
                 self._peers.stages.finished += 1
+                self._metrics.add("finished")
                 self._close(held)
             except VersionGoneError as error:
                 self._give_back(held, "version_gone", str(error))
@@ -239,7 +231,9 @@ class EpisodeWorker:
         )
         trajectory = await held.episode.run()
         held.scored = True
-        with self._peers.stages.wait("submit"), held.span.child("submit", kind="client"):
+        stages = self._peers.stages
+        awaits = stages.waits_on("experience")
+        with stages.wait("submit"), awaits, held.span.child("submit", kind="client"):
             await self._submitter.submit(held.key.job_id, trajectory)
 
     def _give_back(self, held: Open, reason: str, detail: str) -> None:
@@ -255,7 +249,7 @@ class EpisodeWorker:
                 reason=reason,
                 detail=detail,
             )
-            self._metrics.add("dropped", job=held.key.job_id, reason=reason)
+        self._metrics.add("given_back", cause=reason)
         if reason == "infra_error":
             self._peers.stages.infra_errors += 1
         if self._leases is not None:

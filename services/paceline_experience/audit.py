@@ -8,14 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.types import EpisodeState
 from paceline_experience.book import payload_name
 from paceline_experience.core import Core
+from paceline_experience.counts import by_reason, by_state, identity
 from paceline_experience.payloads import PayloadStore
 from paceline_experience.store import LETTERS
 
 _STATES = {letter: str(state) for state, letter in LETTERS.items()}
-_TRAINING = [str(s) for s in EpisodeState if s is not EpisodeState.MEASURED]
 _LIVE = ["queued", "leased", "finished", "ready", "taken", "trained"]
 
 
@@ -43,7 +42,7 @@ async def audit(core: Core, payloads: PayloadStore) -> AuditReport:
     fixed = {int(k): json.loads(v) for k, v in batches.items()}
     step = int(meta.get(b"step", b"0"))
     problems = [
-        *_identity(numbers),
+        *identity(numbers),
         *_recount(numbers, records),
         *_groups(numbers, records),
         *_batches(fixed, records, step),
@@ -56,27 +55,6 @@ async def audit(core: Core, payloads: PayloadStore) -> AuditReport:
         dropped=by_reason(numbers),
         problems=tuple(problems),
     )
-
-
-def by_state(numbers: Counter[str]) -> dict[str, int]:
-    """Training episodes by state, and `admitted`."""
-    return {"admitted": numbers["admitted"], **{name: numbers[name] for name in _TRAINING}}
-
-
-def by_reason(numbers: Counter[str]) -> dict[str, int]:
-    """Dropped training episodes by reason."""
-    return {k.removeprefix("drop:"): n for k, n in numbers.items() if k.startswith("drop:") and n}
-
-
-def _identity(numbers: Counter[str]) -> Iterable[str]:
-    total = sum(numbers[name] for name in _TRAINING)
-    if numbers["admitted"] != total:
-        yield f"admitted {numbers['admitted']} but {total} are in some state"
-    reasons = sum(by_reason(numbers).values())
-    if numbers["dropped"] != reasons:
-        yield f"dropped {numbers['dropped']} but {reasons} have a reason"
-    for name in (n for n, count in numbers.items() if count < 0):
-        yield f"counter {name} is {numbers[name]}"
 
 
 def _recount(numbers: Counter[str], records: dict[str, Any]) -> Iterable[str]:

@@ -189,6 +189,7 @@ class Batches:
         """Steps below are durable: their payloads may go."""
         async with self._core.transaction() as book:
             await self._core.change("checkpointed", incarnation, step, path)
+            self._core.meter.saved()
             for done in [k for k in book.batches if k < step]:
                 del book.batches[done]
             await self.trim(self._core.spec.experience.keep_trajectories)

@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from paceline.config import JobSpec
+from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline_experience.book import Book
 from paceline_experience.feed import Feed
 from paceline_experience.keys import JobKeys
+from paceline_experience.meter import JobMeter
 from paceline_experience.store import Store
 from paceline_experience.traces import Traces
 
@@ -100,7 +102,9 @@ class Core:
         feed: Feed,
         epoch: int = 0,
         tracer: Tracer = OFF,
+        meter: JobMeter | None = None,
     ) -> None:
+        self.meter = meter or JobMeter(Metrics(), job_id)
         self.store = store
         self.keys = keys
         self.job_id = job_id

@@ -34,6 +34,7 @@ class Entry:
 
     report: Report
     payload: bytes
+    message: pb.Trajectory
 
     @property
     def name(self) -> str:
@@ -84,6 +85,9 @@ class Groups:
             self._submitted += len(kept)
             self._submitted_bytes += sum(len(new[name]) for name in kept)
             await self.free([name for name in new if name not in kept])
+            for entry, outcome in zip(entries, outcomes, strict=True):
+                if outcome == "accepted":
+                    self._core.meter.submitted(entry.message)
         return outcomes
 
     def _wanted(self, groups: dict[str, Group], entry: Entry) -> bool:
@@ -101,7 +105,7 @@ class Groups:
         key = (message.group_id, message.index, message.attempt)
         score = message.score
         if score.status == VerifierStatus.INFRA_ERROR or not math.isfinite(score.reward):
-            return Entry(Report(*key, "again", score.detail), b"")
+            return Entry(Report(*key, "again", score.detail), b"", message)
         data = item if isinstance(item, bytes) else message.SerializeToString()
         payload = pack(data, self._compress_over)
         transcripts = message.transcripts
@@ -115,7 +119,7 @@ class Groups:
             oldest_version=min(oldest, default=-1),
             num_bytes=len(payload),
         )
-        return Entry(Report(*key, "ok", facts.encode()), payload)
+        return Entry(Report(*key, "ok", facts.encode()), payload, message)
 
     async def report(self, reports: Sequence[Report]) -> list[str]:
         """Inside a transaction: enter what became of episodes, and of their groups."""
@@ -154,6 +158,9 @@ class Groups:
         verdicts = [[group.group_id, self._verdict(group)] for group in complete]
         payloads = {g.group_id: g.payloads() for g in complete}
         await self._core.change("decide", json.dumps(verdicts))
+        for group in complete:
+            if not group.is_eval:
+                self._core.meter.decided([f.reward for f in group.decoded()])
         dropped = [name for name in payloads if name not in book.groups]
         await self.free([p for name in dropped for p in payloads[name]])
         if dropped:

@@ -18,7 +18,7 @@ from paceline.errors import (
 )
 from paceline.types import JOB_STEPS, Job, JobState, JobStatus, TrackerStatus
 from paceline_experience.keys import JobKeys
-from paceline_experience.store import Store, job_key, translated
+from paceline_experience.store import Store, job_key
 
 Value = str | int | float
 _TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
@@ -173,7 +173,7 @@ class JobStore:
         found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
         await self._learn(job_ids)
-        with translated():
+        with self._store.asked():
             async with self._store.redis.pipeline(transaction=False) as pipe:
                 for job_id in job_ids:
                     pipe.hget(self._key(self._tenants.get(job_id, ""), job_id), "state")
@@ -282,7 +282,7 @@ class JobStore:
         """Records in order; None where there is none."""
         await self._learn(job_ids)
         now = await self._store.now()
-        with translated():
+        with self._store.asked():
             async with self._store.redis.pipeline(transaction=False) as pipe:
                 for job_id in job_ids:
                     pipe.hgetall(self._key(self._tenants.get(job_id, ""), job_id))
@@ -299,7 +299,7 @@ class JobStore:
 
     async def _chunk(self, index: str, before: str) -> list[tuple[str, int]]:
         most = f"({before}" if before else "+inf"
-        with translated():
+        with self._store.asked():
             flat: Any = await self._store.redis.zrange(
                 index, most, "-inf", desc=True, byscore=True, offset=0, num=_CHUNK, withscores=True
             )

@@ -285,6 +285,7 @@ class Leases:
             ]
             if late:
                 await self._groups.report(late)
+                self._core.meter.expired(len(late))
         return len(late)
 
     async def release_stragglers(self, waiting_s: float) -> int:

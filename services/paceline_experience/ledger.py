@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,15 +16,17 @@ from paceline.interfaces import TaskSource
 from paceline.tracing import OFF, Tracer
 from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
-from paceline_experience.audit import AuditReport, audit, by_reason, by_state
+from paceline_experience.audit import AuditReport, audit
 from paceline_experience.batches import Batches, fence
 from paceline_experience.core import Clock, Core, Hooks, StoreClock
+from paceline_experience.counts import by_reason, by_state
 from paceline_experience.ending import Ending
 from paceline_experience.evals import Evals
 from paceline_experience.feed import Feed
 from paceline_experience.groups import Groups
 from paceline_experience.keys import JobKeys
 from paceline_experience.leases import Demand, EpisodeKey, Leases
+from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
@@ -50,6 +53,7 @@ class JobLedger:
         clock: Clock | None = None,
         epoch: int = 0,
         tracer: Tracer = OFF,
+        meter: JobMeter | None = None,
     ) -> None:
         experience = spec.experience
         sampler = plugins.find("samplers", experience.sampler.kind)
@@ -70,6 +74,7 @@ class JobLedger:
             feed=feed,
             epoch=epoch,
             tracer=tracer,
+            meter=meter,
         )
         over = options.compress_over_bytes
         groups = Groups(core=core, payloads=payloads, compress_over_bytes=over)
@@ -187,6 +192,7 @@ class JobLedger:
         if stats is not None:
             version = self._core.book.version
             values = {**metrics, **stats, "version": version, **self._totals()}
+            self._core.meter.row("train", values)
             await self._hooks.metric(step=step + 1, kind="train", values=values)
         await self._ending.check()
         await self._ending.told(self._core.book.stop)
@@ -261,6 +267,29 @@ class JobLedger:
         wants = self._leases.demand()
         if wants.new or wants.queued or wants.eval_queued:  # room can come from what told nobody
             self._core.work.fire()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The ledger's counters, as of the last change."""
+        return self._core.book.counts
+
+    @property
+    def incarnation(self) -> int:
+        """Of the newest trainer; 0: none was started yet."""
+        return self._core.book.number("incarnation")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further batch will come."""
+        return bool(self._core.book.stop)
+
+    def awaited(self) -> str:
+        """Which service a trainer waits for that has asked for a batch; empty: none has."""
+        if not self._batches.waiting:
+            return ""
+        load = self._leases.load()
+        held_up = load.step < self._core.book.step and self._leases.headroom() == 0
+        return "weights" if held_up and not load.open_episodes else "environment"
 
     async def audit(self) -> AuditReport:
         """Count everything again."""

@@ -6,11 +6,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.errors import FencedError, InvalidError, PacelineError
 from paceline.logs import Log
+from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline.types import Job, JobState
 from paceline_experience.core import Hooks, Signal
@@ -18,6 +20,7 @@ from paceline_experience.history import History
 from paceline_experience.jobs import JobStore
 from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import JobLedger
+from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import RedisPayloads
 from paceline_experience.sources import Sources, task_sources
 from paceline_experience.store import Store
@@ -51,7 +54,9 @@ class Ledgers:
         options: ExperienceOptions,
         owner: str,
         tracer: Tracer = OFF,
+        meter: Callable[[str], JobMeter] | None = None,
     ) -> None:
+        self._meter = meter or partial(JobMeter, Metrics())
         self.active: dict[str, Entry] = {}
         self.listeners: set[Signal] = set()
         self._store = store
@@ -177,6 +182,7 @@ class Ledgers:
             options=self._options,
             epoch=epoch,
             tracer=self._tracer,
+            meter=self._meter(job_id),
         )
         await ledger.open()
         return Entry(job, spec, ledger, epoch)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from paceline.errors import IntegrityError
-from paceline_experience.store import Store, translated
+from paceline_experience.store import Store
 
 _RAW, _ZLIB = b"\0", b"\1"
 _PAGE = 512
@@ -80,7 +80,7 @@ class RedisPayloads:
         names: list[bytes] = await self._store.command("HKEYS", self._key)
         for start in range(0, len(names), _PAGE):
             page = names[start : start + _PAGE]
-            with translated():
+            with self._store.asked():
                 async with self._store.redis.pipeline(transaction=False) as pipe:
                     for name in page:
                         pipe.execute_command("HSTRLEN", self._key, name)

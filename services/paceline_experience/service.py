@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Any
 
 from paceline.chassis import Chassis, Service
 from paceline.config import ServiceSettings
@@ -13,7 +12,6 @@ from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.errors import ConfigError, PacelineError
 from paceline.logs import Log
-from paceline.metrics import Metrics
 from paceline.types import Job, Worker, WorkerKind
 from paceline.v1.access_pb2_grpc import (
     add_AccessServicer_to_server,
@@ -46,6 +44,7 @@ from paceline_experience.tenants import Tenants
 from paceline_experience.tenants_servicer import TenantsServicer
 from paceline_experience.training import Training
 from paceline_experience.vitals import Vitals
+from paceline_experience.watch import Watch
 
 log = Log("experience")
 
@@ -77,7 +76,17 @@ class ExperienceService(Service):
             options=options,
             owner=self._settings.worker_id,
             tracer=chassis.tracer,
+            meter=lambda job_id: self._watch.meter(job_id),
         )
+        self._watch = Watch(
+            self._metrics,
+            usage=chassis.usage,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            roster=self._roster,
+            audit_s=options.audit_s,
+        )
+        store.usage = chassis.usage
         self._gauges = TenantGauges(self._metrics)
         self._flight = Flight(self._ledgers)
         self._tenants = Tenants(
@@ -118,6 +127,8 @@ class ExperienceService(Service):
             tasks.create_task(self._sweep(), name="sweep")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._vitals.run(), name="vitals")
+            tasks.create_task(self._watch.run(), name="watch")
+            tasks.create_task(self._watch.audit(), name="audit")
 
     async def _sweep(self) -> None:
         while True:
@@ -155,7 +166,10 @@ class ExperienceService(Service):
         """Release rollout workers when an eval is over, and tell Prometheus."""
         for job_id, entry in list(self._ledgers.active.items()):
             self._tracker.hold(job_id, await entry.ledger.hold())
-            gauge(self._metrics, job_id, await entry.ledger.live())
+        try:
+            await self._watch.look()
+        except PacelineError as error:
+            log.warning("cannot look at jobs; their metrics stay as they were", error=error)
 
     async def _look_at_tenants(self) -> None:
         try:
@@ -222,20 +236,6 @@ class ExperienceService(Service):
         add_TenantsServicer_to_server(
             TenantsServicer(tenants=self._tenants, audit=self._audit), chassis.server
         )
-
-
-def gauge(metrics: Metrics, job_id: str, live: dict[str, Any]) -> None:
-    """Tell Prometheus what a ledger holds."""
-    for state, count in live["counts"].items():
-        metrics.set("episodes", count, job=job_id, state=state)
-    for reason, count in live["dropped"].items():
-        metrics.set("dropped", count, job=job_id, reason=reason)
-    metrics.set("step", live["step"], job=job_id)
-    metrics.set("version", live["version"], job=job_id)
-    metrics.set("wait", live["trainer_wait_total_s"], job=job_id, on="batch")
-    for purpose, reward in (("train", live["reward_mean"]), ("eval", live["eval_reward"])):
-        if reward is not None:
-            metrics.set("reward", reward, job=job_id, purpose=purpose)
 
 
 async def build(chassis: Chassis) -> ExperienceService:

@@ -116,10 +116,15 @@ def batch_stats(groups: Sequence[Group], book: Book, step: int) -> dict[str, Any
     facts = [f for group in groups for f in group.decoded()]
     rewards = np.array([f.reward for f in facts])
     lengths = np.array([f.policy_tokens for f in facts])
+    grouped = [[f.reward for f in group.decoded()] for group in groups]
+    deviations = [float(np.std(each)) for each in grouped]
     ages = [0 if f.oldest_version < 0 else step - book.age(f.oldest_version) for f in facts]
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
+        "group_reward_std": sum(deviations) / len(deviations),
+        "zero_variance_share": sum(max(r) == min(r) for r in grouped) / len(grouped),
+        "batch_versions": len({f.oldest_version for f in facts}),
         "staleness_mean": sum(ages) / len(ages),
         "staleness_max": max(ages),
         "staleness": {str(age): n for age, n in sorted(Counter(ages).items())},

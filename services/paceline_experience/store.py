@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -34,6 +34,7 @@ from paceline.logs import Log
 from paceline.rpc import backoff_s
 from paceline.store_url import malformed, plain, without_secrets
 from paceline.types import EPISODE_STEPS, EpisodeState
+from paceline.usage import Usage
 
 PING_TIMEOUT_S = 5.0
 log = Log("store")
@@ -76,6 +77,7 @@ class Store:
         # A script whose answer was lost must not run again behind the back of who called it.
         redis.set_retry(Retry(NoBackoff(), 0))
         self.redis = redis
+        self.usage: Usage | None = None  # told of every wait, if it is there
         self._digests: dict[str, str] = {}
 
     @classmethod
@@ -104,7 +106,7 @@ class Store:
         """Run `lua/<script>.lua` atomically."""
         if script not in self._digests:
             await self._load(script)
-        with translated():
+        with self.asked():
             try:
                 return await self._evalsha(script, keys, args)
             except NoScriptError:
@@ -113,12 +115,12 @@ class Store:
 
     async def command(self, *args: str | int | float | bytes) -> Any:
         """One plain command."""
-        with translated():
+        with self.asked():
             return await self.redis.execute_command(*args)
 
     async def hashes(self, *keys: str) -> list[dict[bytes, bytes]]:
         """Several whole hashes, as of one moment."""
-        with translated():
+        with self.asked():
             async with self.redis.pipeline(transaction=True) as pipe:
                 for key in keys:
                     pipe.hgetall(key)
@@ -126,7 +128,7 @@ class Store:
 
     async def together(self, *commands: tuple[str | int, ...]) -> list[Any]:
         """Several plain commands on keys of one slot, all or none; their answers in order."""
-        with translated():
+        with self.asked():
             async with self.redis.pipeline(transaction=True) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
@@ -134,9 +136,15 @@ class Store:
 
     async def now(self) -> float:
         """Ledger time: seconds by the clock of Redis."""
-        with translated():
+        with self.asked():
             seconds, micros = await self.redis.time()
         return seconds + micros / 1e6
+
+    @contextmanager
+    def asked(self) -> Generator[None]:
+        """Inside, somebody waits for Redis; its errors leave as errors of our tree."""
+        with nullcontext() if self.usage is None else self.usage.wait("store"), translated():
+            yield
 
     async def close(self) -> None:
         """Close all connections."""
@@ -145,7 +153,7 @@ class Store:
     async def _load(self, script: str) -> None:
         folder = files("paceline_experience") / "lua"
         parts = [_state_table(), *((folder / f"{n}.lua").read_text() for n in ("common", script))]
-        with translated():
+        with self.asked():
             self._digests[script] = str(await self.redis.script_load("\n".join(parts)))
 
     async def _evalsha(self, script: str, keys: list[str], args: tuple[Any, ...]) -> Any:

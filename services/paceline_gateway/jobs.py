@@ -27,6 +27,7 @@ from paceline.errors import (
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call, stream
 from paceline.types import JobState
+from paceline.usage import Usage, nowhere
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
@@ -52,8 +53,10 @@ class Desk:
         timeout_s: float = 10.0,
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        usage: Usage | None = None,
     ) -> None:
         """`refused` is told of jobs for another tenant."""
+        self._waits_on = nowhere if usage is None else usage.wait
         self._jobs = jobs
         self._refused = refused
         self._timeout_s = timeout_s
@@ -158,9 +161,10 @@ class Desk:
         return spec
 
     async def _call(self, method: Any, request: Any, who: Principal) -> Any:
-        return await call(
-            method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
-        )
+        with self._waits_on("experience"):
+            return await call(
+                method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+            )
 
 
 class _Plain(yaml.SafeLoader):

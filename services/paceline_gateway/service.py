@@ -31,6 +31,7 @@ from paceline_gateway.app import create_app
 from paceline_gateway.auth import Door
 from paceline_gateway.bootstrap import bootstrap_token, own_tokens
 from paceline_gateway.guard import GrpcGuard
+from paceline_gateway.handling import Handling
 from paceline_gateway.jobs import Desk
 from paceline_gateway.refusals import Refusals
 from paceline_gateway.rules import check_grpc
@@ -100,12 +101,13 @@ class GatewayService(Service):
             refusals=self._refusals,
             own=own_tokens(bootstrap_token(settings)),
         )
-        self._desk = Desk(jobs=jobs, refused=self._refusals.note)
+        self._desk = Desk(jobs=jobs, refused=self._refusals.note, usage=chassis.usage)
         self._administration = Administration(access=access)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
-        app = create_app(desk=self._desk, administration=self._administration, door=self._door)
-        self.app = app
+        made = create_app(desk=self._desk, administration=self._administration, door=self._door)
+        self.app = made
+        app = Handling(made, usage=chassis.usage)
         self._web = Web(app, certificate)
         self._serving: asyncio.Task[None] | None = None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from paceline.interfaces import RewardInput
 from paceline.logs import Log
+from paceline.metrics import Metrics
 from paceline.progress import Pulse
 from paceline.tracing import Span
 from paceline.types import Score, VerifierStatus
@@ -31,8 +33,14 @@ class Scorer:
     """Runs trusted built-ins here and everything else in the child pool."""
 
     def __init__(
-        self, *, pool: Pool, clock: Callable[[], float] = time.monotonic, max_cached: int = 256
+        self,
+        *,
+        pool: Pool,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_cached: int = 256,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self._pool = pool
         self._clock = clock
         self._max_cached = max_cached
@@ -61,7 +69,7 @@ class Scorer:
         parts = self._parts_of(rewards_json)
         self._enter(len(items))
         try:
-            columns = [_inline(part, items, spans) if part.inline else None for part in parts]
+            columns = [self._inline(part, items, spans) if part.inline else None for part in parts]
             waiting = [
                 self._pooled(part, items, spans, owner)
                 for part, column in zip(parts, columns, strict=True)
@@ -74,14 +82,6 @@ class Scorer:
             return scores
         finally:
             self._leave(len(items))
-
-    async def _pooled(
-        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span], owner: Owner
-    ) -> list[Score]:
-        below = _begin(part, spans)
-        scores = await self._pool.run(part, items, owner=owner)
-        _end(below, scores)
-        return scores
 
     def pulse(self) -> Pulse:
         """Items being scored, and what comes of them; also of those within one call."""
@@ -100,6 +100,28 @@ class Scorer:
         """Wait until nothing is being scored."""
         await self._idle.wait()
 
+    def _inline(
+        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span]
+    ) -> list[Score]:
+        with self._timed(part, items):
+            return _inline(part, items, spans)
+
+    async def _pooled(
+        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span], owner: Owner
+    ) -> list[Score]:
+        below = _begin(part, spans)
+        with self._timed(part, items):
+            scores = await self._pool.run(part, items, owner=owner)
+        _end(below, scores)
+        return scores
+
+    @contextmanager
+    def _timed(self, part: Part, items: Sequence[RewardInput]) -> Generator[None]:
+        started = self._clock()
+        yield
+        self._metrics.add("part_seconds", self._clock() - started, part=part.name)
+        self._metrics.add("part_scores", len(items), part=part.name)
+
     def _parts_of(self, rewards_json: str) -> tuple[Part, ...]:
         found = self._parts.get(rewards_json)
         if found is None:
@@ -114,11 +136,13 @@ class Scorer:
         if not self._pending:
             self._busy_since = self._clock()
         self._pending += count
+        self._metrics.set("scoring", self._pending)
         if self._pending:
             self._idle.clear()
 
     def _leave(self, count: int) -> None:
         self._pending -= count
+        self._metrics.set("scoring", self._pending)
         self._scored += count
         if not self._pending and not self._idle.is_set():
             self._busy_s += self._clock() - self._busy_since

@@ -29,7 +29,9 @@ async def build(chassis: Chassis) -> RewardService:
     """Make the service from the settings of this process."""
     options = validate(RewardOptions, chassis.settings.options)
     pool = Pool(processes=options.processes)
-    return RewardService(chassis=chassis, pool=pool, scorer=Scorer(pool=pool))
+    return RewardService(
+        chassis=chassis, pool=pool, scorer=Scorer(pool=pool, metrics=chassis.metrics)
+    )
 
 
 class RewardService(Service):
@@ -51,6 +53,7 @@ class RewardService(Service):
             scorer=self._scorer, metrics=self._chassis.metrics, tracer=self._chassis.tracer
         )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._chassis.server)
+        self._chassis.usage.measure_seconds(lambda: self._scorer.load()["busy_s"])
         settings = self._chassis.settings
         if settings.experience:
             self._channel = connect_as(settings, settings.experience)

@@ -30,7 +30,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         owner = Owner(request.tenant, request.job_id)
         scores = await self._scorer.score(request.rewards_json, items, spans, owner=owner)
         for status, count in Counter(score.status for score in scores).items():
-            self._metrics.add("scored", count, job=request.job_id, status=status)
+            self._metrics.add("scored", count, status=status)
         return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
 
     def _span(self, trace: str) -> Span:

@@ -22,6 +22,7 @@ from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights.server import WeightServer
+from paceline_rollout.gauges import Gauges
 from paceline_rollout.job import build_engine, fetch_files, read_job
 from paceline_rollout.servicer import Servicer
 from paceline_rollout.streams import Hub
@@ -68,7 +69,7 @@ class RolloutService(Service):
         )
         self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
-        self._counted = {"tokens": 0, "prompt_tokens": 0}
+        self._gauges = Gauges(chassis.metrics, job_id=settings.job_id)
         self._healthy = True
         self._changing = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
@@ -103,6 +104,9 @@ class RolloutService(Service):
             bytes_per_s=self._weights_bytes_per_s,
             tracer=self._chassis.tracer,
         )
+        follower = self._follower
+        self._gauges.follow(lag=lambda: follower.lag, age_s=lambda: follower.age_s)
+        self._chassis.usage.measure_seconds(lambda: self._engine.status().busy_s)
         self._member = Membership(
             roster=self._roster, report=self.report, progress=self._follower.progress
         )
@@ -142,7 +146,7 @@ class RolloutService(Service):
     def report(self) -> Worker:
         """This worker as the roster is to see it."""
         now = self._engine.status()
-        self._observe(now)
+        self._gauges.show(now)
         return Worker(
             worker_id=self._settings.worker_id,
             kind=WorkerKind.ROLLOUT,
@@ -173,15 +177,6 @@ class RolloutService(Service):
 
     def _status(self) -> tuple[EngineStatus, PolicyVersion, float]:
         return self._engine.status(), self._follower.active, self._follower.canary_error
-
-    def _observe(self, now: EngineStatus) -> None:
-        job, metrics = self._settings.job_id, self._chassis.metrics
-        for name, value in (("tokens", now.tokens_generated), ("prompt_tokens", now.prompt_tokens)):
-            metrics.add(name, value - self._counted[name], job=job)
-            self._counted[name] = value
-        metrics.set("version", now.version, job=job)
-        metrics.set("requests", now.running, job=job, state="running")
-        metrics.set("requests", now.waiting, job=job, state="waiting")
 
     async def _on_change(self, healthy: bool) -> None:
         """A version is active, or its canary disagreed: then nobody may use this worker.

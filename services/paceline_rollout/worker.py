@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ class Follower:
         self.active = NONE
         self.newest = NONE  # that this worker was told of
         self.canary_error = 0.0
+        self._active_since: float | None = None
         self._roster = roster
         self._engine = engine
         self._job_id = job_id
@@ -82,6 +84,16 @@ class Follower:
             tls=tls,
             bytes_per_s=bytes_per_s,
         )
+
+    @property
+    def lag(self) -> int:
+        """Versions between the active one and the newest it was sent for."""
+        return max(self._receiver.wanted - self.active.version, 0)
+
+    @property
+    def age_s(self) -> float:
+        """Since the active version became so; not a number before the first one."""
+        return math.nan if self._active_since is None else time.monotonic() - self._active_since
 
     def progress(self) -> list[TransferProgress]:
         """What this worker can serve to peers."""
@@ -133,7 +145,7 @@ class Follower:
             await self._retry(header)
             return
         took = asyncio.get_running_loop().time() - started
-        self._metrics.observe("weight_seconds", took, job=self._job_id, stage="swap")
+        self._metrics.add("weight_seconds", took, job=self._job_id, stage="swap")
         self.canary_error = error
         if not error <= self._tolerance:
             log.error(
@@ -161,6 +173,7 @@ class Follower:
         if header.version < self.active.version:
             return
         self._failures = 0
+        self._active_since = time.monotonic()
         self.active = PolicyVersion(
             version=header.version,
             step=header.step,

@@ -30,6 +30,7 @@ from paceline.weights.server import WeightServer
 from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Bell, Group
+from paceline_trainer.gauges import Gauges, peak_of, shape_of
 from paceline_trainer.learner import Learner
 from paceline_trainer.mismatch import mismatch_of
 from paceline_trainer.model import load_policy, shard
@@ -47,6 +48,7 @@ EXIT_INVALID = 2
 EXIT_FENCED = 4
 ORPHAN_POLL_S = 1.0
 BELL_POLL_S = 1.0
+SHOW_S = 1.0
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 log = Log("service")
@@ -206,7 +208,26 @@ class TrainerService(Service):
                 incarnation=self._options.incarnation,
                 rank=self._place.rank,
             ),
+            gauges=self._make_gauges(engine, spec),
+            # Waits are counted once for a job, however many ranks it has.
+            usage=self._chassis.usage if self._place.first else None,
         )
+
+    def _make_gauges(self, engine: Engine, spec: JobSpec) -> Gauges:
+        policy, device = engine.policy, engine.group.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        config = policy.config.get_text_config()
+        gauges = Gauges(
+            self._chassis.metrics,
+            job_id=self._settings.job_id,
+            seconds=self._clock.so_far,
+            shape=shape_of(config, parameters=policy.num_parameters, tied=bool(policy.tied)),
+            peak=peak_of(name, spec.trainer.dtype),
+        )
+        self._chassis.usage.measure_seconds(gauges.busy_s)
+        show = asyncio.create_task(_every(SHOW_S, gauges.show), name="gauges")
+        self._background.append(show)
+        return gauges
 
     def _make_publisher(self) -> Publisher | Seed | None:
         place = self._place
@@ -295,3 +316,9 @@ class TrainerService(Service):
             phase=self._clock.phase,
             seconds=self._clock.seconds,
         )
+
+
+async def _every(seconds: float, work: Callable[[], None]) -> None:
+    while True:
+        work()
+        await asyncio.sleep(seconds)

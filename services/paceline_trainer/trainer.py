@@ -15,9 +15,11 @@ from paceline.config.job import TrainerSpec
 from paceline.errors import FencedError
 from paceline.logs import Log
 from paceline.types import PolicyVersion
+from paceline.usage import Usage, nowhere
 from paceline_trainer.checkpoint import Checkpoints
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
+from paceline_trainer.gauges import Gauges
 from paceline_trainer.learner import Learner
 from paceline_trainer.mismatch import Mismatch
 from paceline_trainer.model import Policy
@@ -90,7 +92,11 @@ class Trainer:
         spec: TrainerSpec,
         clock: Clock,
         traces: StepTraces | None = None,
+        gauges: Gauges | None = None,
+        usage: Usage | None = None,
     ) -> None:
+        self._gauges = gauges
+        self._waits_on = nowhere if usage is None else usage.wait
         self._engine = engine
         self._ledger = ledger
         self._publisher = publisher
@@ -151,7 +157,8 @@ class Trainer:
         since = self._traces.now()
         with self.clock.during("waiting"):
             self._next = self._next or self._ask()
-            share = await self._until_stopped(self._next)
+            with self._waits_on("experience"):
+                share = await self._until_stopped(self._next)
             self._next = None
             reason = "signal" if share is None else share.stop
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
@@ -171,6 +178,8 @@ class Trainer:
             metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
+        if self._gauges is not None:
+            self._gauges.stepped(share, metrics, first=self._place.first)
         return metrics
 
     async def commit(self, share: Share, metrics: dict[str, float]) -> None:
@@ -179,7 +188,7 @@ class Trainer:
             told = metrics | self._seconds()
             # JSON has no infinity.
             sound = {name: value for name, value in told.items() if math.isfinite(value)}
-            with self._traces.stage("train.commit"):
+            with self._traces.stage("train.commit"), self._waits_on("experience"):
                 stop = await self._ledger.commit(share.step, share.batch_id, sound)
             log.info("step", step=self.step, loss=metrics["loss"], stop=stop)
         self._traces.end()
@@ -195,7 +204,8 @@ class Trainer:
             self._saved = self.step
             if self._place.first:
                 try:
-                    await self._ledger.checkpointed(self.step, str(path))
+                    with self._waits_on("experience"):
+                        await self._ledger.checkpointed(self.step, str(path))
                 except FencedError:
                     # A newer incarnation goes its own way from an older step.
                     await self._run(engine.checkpoints.discard, self.step)
@@ -247,7 +257,8 @@ class Trainer:
         if not self._place.first:
             publication.cancel()  # rank 0 waits for nobody's seed
             return
-        version = await publication
+        with self._waits_on("weights"):
+            version = await publication
         assert version is not None
         self._parent = version.version
 

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from paceline import logs
+from paceline import __version__, logs
 from paceline.callers import Guard, Refusals
 from paceline.config import ServiceSettings, parse_arguments
 from paceline.errors import PacelineError, UnavailableError
@@ -31,6 +31,8 @@ from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.tls import renewed, server_credentials
 from paceline.tracing import OFF, Tracer
 from paceline.tracing import start as start_tracing
+from paceline.types import WorkerKind
+from paceline.usage import Usage
 
 CANCEL_S = 5.0
 LATE_S = 1.5
@@ -53,6 +55,11 @@ class Chassis:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     limit: threading.Timer | None = None
     failed: bool = False
+    usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
+
+    def __post_init__(self) -> None:
+        if cast(Usage | None, self.usage) is None:
+            self.usage = usage_of(self.settings, self.metrics)
 
     def stop(self) -> None:
         """Begin to drain; from here on the process is not ready, and its time is limited."""
@@ -121,13 +128,15 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
     """
     metrics = Metrics()
-    errors = ErrorInterceptor(metrics=metrics, guard=_guard(settings, metrics))
+    metrics.watch_process()
+    metrics.set("build", 1, service=settings.kind, version=__version__)
+    usage = usage_of(settings, metrics)
+    errors = ErrorInterceptor(metrics=metrics, usage=usage, guard=_guard(settings, metrics))
     server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
     port = bind(server, settings)
     address = address_of(settings, port)
     about = {"kind": settings.kind, "worker_id": settings.worker_id, "job": settings.job_id}
     health = Health(settings=settings.probes, about=about)
-    metrics.set("up", 1, kind=settings.kind)
     host, port = settings.metrics_host or settings.host, settings.metrics_port
     probes = Probes(host=host, port=port, health=health, metrics=metrics)
     try:
@@ -138,6 +147,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             address=address,
             health=health,
             tracer=start_tracing(settings, metrics),
+            usage=usage,
         )
         if end is not None:
             chassis.limit = _limit(chassis, end)
@@ -163,6 +173,7 @@ async def _live(chassis: Chassis, build: Build) -> int:
     async with _beside(
         beat=chassis.health.beat,
         verdict=partial(_pass_verdict, chassis.health, health),
+        usage=chassis.usage.watch,
         guard=partial(_orphan_guard, chassis),
         renewal=partial(_renew, chassis),
         orphans=Orphans().watch,
@@ -193,6 +204,11 @@ async def _pass_verdict(health: Health, servicer: HealthServicer) -> None:
             reply = health_pb2.HealthCheckResponse
             await servicer.set("", reply.NOT_SERVING if why else reply.SERVING)
         before = why
+
+
+def usage_of(settings: ServiceSettings, metrics: Metrics) -> Usage:
+    """Of a process of this kind; every episode of an environment waits for itself."""
+    return Usage(metrics, service=settings.kind, each=settings.kind is WorkerKind.ENVIRONMENT)
 
 
 def bind(server: aio.Server, settings: ServiceSettings) -> int:

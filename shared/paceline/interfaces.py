@@ -157,6 +157,8 @@ class EngineStatus:
     busy_s: float
     idle_s: float
     swap_s: float
+    cached_tokens: int = 0  # of prompts, found in the prefix cache
+    kv_ratio: float = -1.0  # share of the KV cache in use; below 0: unknown
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -23,6 +23,7 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tls import channel_credentials
 from paceline.types import WorkerKind
+from paceline.usage import Usage
 
 # The largest message: a submit with a tokenizer of a large vocabulary (17 MiB and more).
 MAX_MESSAGE_BYTES = 48 << 20
@@ -243,8 +244,11 @@ class ErrorInterceptor(aio.ServerInterceptor):
     With a `guard` the caller's certificate decides first.
     """
 
-    def __init__(self, *, metrics: Metrics, guard: Guard | None = None) -> None:
+    def __init__(
+        self, *, metrics: Metrics, usage: Usage | None = None, guard: Guard | None = None
+    ) -> None:
         self._metrics = metrics
+        self._handle = nullcontext if usage is None else usage.handle
         self._guard = guard
 
     async def intercept_service(
@@ -276,17 +280,24 @@ class ErrorInterceptor(aio.ServerInterceptor):
     def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
-            code = "OK"
+            outcome = "ok"
             try:
                 self._check(method, context)
-                return await inner(request, context)
+                with self._handle():
+                    return await inner(request, context)
             except Exception as error:  # the boundary of one call
-                code = await _abort(error, context, method)
+                outcome = "error"
+                await _abort(error, context, method)
             finally:
-                took = time.perf_counter() - started
-                self._metrics.observe("rpc", took, method=method, code=code)
+                if not method.startswith("/grpc.health"):
+                    self._count(method, outcome, time.perf_counter() - started)
 
         return run
+
+    def _count(self, method: str, outcome: str, seconds: float) -> None:
+        name = method.rpartition("/")[2]
+        self._metrics.add("rpcs", method=name, outcome=outcome)
+        self._metrics.add("rpc_seconds", seconds, method=name)
 
     def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
@@ -331,7 +342,7 @@ def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
         raise errors.InvalidError(f"message: {error}") from None
 
 
-async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> str:
+async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> None:
     if isinstance(error, PacelineError):
         status, text = error.grpc, error.message
     elif isinstance(error, aio.AbortError):
@@ -340,4 +351,3 @@ async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], metho
         log.exception("call failed", method=method)
         status, text = grpc.StatusCode.INTERNAL, "internal error; see the log of the service"
     await context.abort(status, text, ((ERROR_KEY, type(error).__name__),))
-    return status.name

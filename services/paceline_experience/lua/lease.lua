@@ -24,6 +24,7 @@ for _, item in ipairs(plan.lease) do
     move(rec, i, 'l')
     rec.a[i] = rec.a[i] + 1
     rec.w[i] = plan.worker
+    bump('attempts', 1)
   end
 end
 return finish(0)

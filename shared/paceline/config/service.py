@@ -253,6 +253,8 @@ class ControllerOptions(Closed):
         default_factory=lambda: {"default": PoolOptions()}, min_length=1
     )
     """Pools of rollout workers that jobs may use, by name."""
+    trainer_cost: float = Field(default=1.0, gt=0)
+    """Of a trainer rank for an hour, in the unit of the pools' `cost`; for the metrics."""
     scaling: ScalingOptions = ScalingOptions()
     patience_s: float = Field(default=600.0, ge=0)
     """So long a queued job lets smaller ones pass; then what becomes free is kept for it."""
@@ -280,6 +282,8 @@ class ExperienceOptions(Closed):
     """Of the audit log that the store keeps, about; files and logs have all of them."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
+    audit_s: float = Field(default=60.0, gt=0)
+    """How often every live ledger is counted again, for the metrics."""
     quota: Quota = Quota()
     """Of every tenant that an admin has given none of its own."""
 

@@ -70,6 +70,11 @@ class Receiver:
             self._transfer.reroute(route)
         self._news.set()
 
+    @property
+    def wanted(self) -> int:
+        """The newest version that a route has sent it for; -1: none yet."""
+        return -1 if self._route is None else self._route.version.version
+
     def again(self, version: int) -> None:
         """Fetch a version once more, which was whole but did not work; unless a newer one is."""
         if version == self._have:

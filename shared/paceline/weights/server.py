@@ -316,7 +316,7 @@ class WeightServer:
 
     def _encoded(self, job_id: str, took_s: float) -> None:
         if self._metrics is not None:
-            self._metrics.observe("weight_seconds", took_s, job=job_id, stage="encode")
+            self._metrics.add("weight_seconds", took_s, job=job_id, stage="encode")
 
     def _count(self, job_id: str, num_bytes: int, is_delta: bool) -> None:
         if self._metrics is not None:

@@ -358,7 +358,7 @@ class Transfer:
         if self._metrics is not None:
             spent_s = {"pull": time.monotonic() - self._started_s, **self._spent_s}
             for stage, seconds in spent_s.items():
-                self._metrics.observe("weight_seconds", seconds, job=self._job_id, stage=stage)
+                self._metrics.add("weight_seconds", seconds, job=self._job_id, stage=stage)
 
     def _give_up(self) -> NoReturn:
         told = "; ".join(self._peers.errors()) or "no endpoint"

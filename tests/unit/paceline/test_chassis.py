@@ -148,7 +148,7 @@ def test_health_and_metrics_answer(tmp_path: Path) -> None:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
-        assert 'paceline_up{kind="reward"} 1.0' in text
+        assert 'paceline_build_info{service="reward",' in text
     finally:
         process.terminate()
         process.communicate(timeout=20)

@@ -65,8 +65,8 @@ class Desk:
     def leave(self, name: str) -> None:
         self.places.leave(self.seats.pop(name))
 
-    def gauge(self, job: str) -> float | None:
-        return self.metrics.registry.get_sample_value("paceline_queued_tokens", {"job": job})
+    def gauge(self) -> float | None:
+        return self.metrics.registry.get_sample_value("paceline_queued_tokens")
 
 
 async def settle() -> None:
@@ -81,7 +81,7 @@ async def test_when_all_are_full_turns_wait_in_order_and_are_seen_waiting() -> N
         await settle()
     assert desk.order == ["0", "1"]
     assert desk.stages.waiting["room"] == 3
-    assert desk.gauge("job") == desk.places.queued_tokens["job"] == 30
+    assert desk.gauge() == desk.places.queued_tokens["job"] == 30
     desk.leave("1")
     await settle()
     assert desk.order == ["0", "1", "2"]
@@ -89,7 +89,7 @@ async def test_when_all_are_full_turns_wait_in_order_and_are_seen_waiting() -> N
         desk.leave(name)
     await settle()
     assert desk.order == list("01234")
-    assert desk.stages.waiting["room"] == desk.gauge("job") == 0
+    assert desk.stages.waiting["room"] == desk.gauge() == 0
 
 
 async def test_who_waits_too_long_is_told_and_leaves_no_trace() -> None:

@@ -74,7 +74,7 @@ class SglangEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefix = secrets.token_hex(10)
         self._calls = 0
-        self._counts = {"tokens": 0, "prompt": 0}
+        self._counts = {"tokens": 0, "prompt": 0, "cached": 0}
         self._seconds: Seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
         self._seen = clock()
         self._heard = clock()  # when the server last said something, or had nothing to say
@@ -161,6 +161,7 @@ class SglangEngine:
             busy_s=self._seconds["busy"],
             idle_s=self._seconds["idle"],
             swap_s=self._seconds["swap"],
+            cached_tokens=self._counts["cached"],
         )
 
     async def close(self) -> None:
@@ -234,6 +235,8 @@ class SglangEngine:
         """Emit what an event brings; how the answer ends, if it does."""
         self._heard = self._clock()
         end: Mapping[str, Any] = event["meta_info"].get("finish_reason") or {}
+        if end:
+            self._counts["cached"] += int(event["meta_info"].get("cached_tokens") or 0)
         if end and (wrong := answers.mislabelled(slot, event)):
             log.warning("versions differ", job=self._job_id, tokens=wrong)
         if answers.stale_start(slot, event):

@@ -147,6 +147,8 @@ class TorchEngine:
             busy_s=self._seconds["busy"],
             idle_s=idle_s,
             swap_s=self._seconds["swap"],
+            cached_tokens=made.adopted_tokens,
+            kv_ratio=made.kv_ratio,
         )
 
     async def close(self) -> None:

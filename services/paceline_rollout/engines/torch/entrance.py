@@ -50,6 +50,11 @@ class Entrance:
         return self._prefill.tokens_done + self._joined
 
     @property
+    def tokens_adopted(self) -> int:
+        """Prompt tokens found among the prefixes."""
+        return self._prefill.tokens_adopted
+
+    @property
     def memory(self) -> int:
         """Tokens for which there is memory at this moment."""
         store = self._cache.rows * self._cache.columns

@@ -88,6 +88,7 @@ class Prefill:
         self._least_shared = least_shared
         self._begun: dict[Hashable, Block] = {}
         self.tokens_done = 0
+        self.tokens_adopted = 0
 
     @property
     def size(self) -> int:
@@ -130,6 +131,7 @@ class Prefill:
         block = Block(1, len(tokens))
         if known is not None:
             block.adopt(known)
+            self.tokens_adopted += block.done
         return block
 
     def _extend(self, name: Hashable, tokens: Tokens, num: int) -> int:

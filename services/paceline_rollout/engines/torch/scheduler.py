@@ -57,13 +57,14 @@ class Scheduler:
         self._line: Line[Running] = Line(self.gate)
         self._cache = SlotCache()
         self._rows = Rows(most=max_concurrent, device=policy.device)
+        self._most = max(cache_bytes // policy.token_bytes, 1)
         self._entrance = Entrance(
             policy=policy,
             rows=self._rows,
             cache=self._cache,
             max_concurrent=max_concurrent,
             prefill_tokens=prefill_tokens,
-            most=max(cache_bytes // policy.token_bytes, 1),
+            most=self._most,
             least_shared=least_shared,
         )
         self._groups: list[Group] | None = None
@@ -83,6 +84,16 @@ class Scheduler:
     def cached_tokens(self) -> int:
         """Tokens for whose keys and values there is memory at this moment."""
         return self._entrance.memory
+
+    @property
+    def adopted_tokens(self) -> int:
+        """Tokens of prompts that a known prefix made unnecessary to compute."""
+        return self._entrance.tokens_adopted
+
+    @property
+    def kv_ratio(self) -> float:
+        """Share of the memory for keys and values that is in use."""
+        return self._entrance.memory / self._most
 
     @property
     def num_waiting(self) -> int:

@@ -151,7 +151,7 @@ async def test_differences_travel_down_a_chain(chunk_bytes: int) -> None:
         assert last.base_version == 1
         assert 0 < last.wire_bytes < last.num_bytes / 4
         assert worker.count("paceline_weight_bytes_total", direction="in", kind="delta") > 0
-        assert worker.count("paceline_weight_seconds_count", stage="encode") == 0
+        assert worker.count("paceline_weight_seconds_total", stage="encode") == 0
 
 
 async def test_who_does_not_hold_the_base_gets_whole_chunks() -> None:

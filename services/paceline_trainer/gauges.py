@@ -1,0 +1,113 @@
+"""What Prometheus is told of a rank: where its time goes, and how well it uses its device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.metrics import Metrics
+from paceline_trainer.take import Share
+
+PHASES = ("waiting", "stepping", "checkpointing", "publishing")
+WORK = ("stepping", "checkpointing", "publishing")
+# FLOP/s of dense bfloat16 matrix products, from NVIDIA's data sheets; the first name that fits.
+PEAKS: tuple[tuple[str, float], ...] = (
+    ("B200", 2250e12),
+    ("H200", 989e12),
+    ("H100 NVL", 835e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+    ("A10", 125e12),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model its floating point operations depend on."""
+
+    parameters: int  # of matrix products: without the input embedding unless the output uses it
+    layers: int
+    width: int  # heads times size of a head
+
+    def flops(self, lengths: Iterable[int]) -> float:
+        """To train once on sequences of these lengths, forward and backward.
+
+        6 N per token and 12 L H Q T for attention over a context of T (PaLM, arXiv 2204.02311,
+        appendix B); what is computed again or padded does not count.
+        """
+        return float(
+            sum(n * (6 * self.parameters + 12 * self.layers * self.width * n) for n in lengths)
+        )
+
+
+def shape_of(config: Any, *, parameters: int, tied: bool) -> Shape:
+    """From a Hugging Face text configuration and the number of all parameters."""
+    heads = int(config.num_attention_heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    embedding = 0 if tied else int(config.vocab_size) * int(config.hidden_size)
+    return Shape(parameters - embedding, int(config.num_hidden_layers), heads * int(size))
+
+
+def peak_of(device: str, dtype: str) -> float | None:
+    """FLOP/s that a device can do in this type; None if it is not known."""
+    if dtype not in ("bfloat16", "float16"):
+        return None
+    return next((peak for name, peak in PEAKS if name in device), None)
+
+
+class Gauges:
+    """The metrics of one rank; only the first one tells of all."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        job_id: str,
+        seconds: Callable[[], dict[str, float]],
+        shape: Shape,
+        peak: float | None,
+    ) -> None:
+        """`seconds` by phase since the start; `peak` FLOP/s of this rank's device, if known."""
+        self._metrics = metrics
+        self._job_id = job_id
+        self._seconds = seconds
+        self._shape = shape
+        self._peak = peak
+        self._stepping_s = 0.0
+
+    def busy_s(self) -> float:
+        """Seconds of work since the start."""
+        found = self._seconds()
+        return sum(found.get(phase, 0.0) for phase in WORK)
+
+    def show(self) -> None:
+        """Seconds by phase, and the device's memory."""
+        found = self._seconds()
+        for phase in PHASES:
+            seconds = found.get(phase, 0.0)
+            self._metrics.total("phase_seconds", seconds, job=self._job_id, phase=phase)
+        if torch.cuda.is_initialized():
+            self._memory("allocated", torch.cuda.memory_allocated())
+            self._memory("peak", torch.cuda.max_memory_allocated())
+
+    def stepped(self, share: Share, metrics: Mapping[str, float], *, first: bool) -> None:
+        """A step is done; `metrics` are of all ranks, `share` is what this one trained on."""
+        if first:
+            self._metrics.add("rank_tokens", metrics["tokens"], job=self._job_id)
+            self._metrics.add("fed_tokens", metrics["fed_tokens"], job=self._job_id)
+        now = self._seconds().get("stepping", 0.0)
+        took_s, self._stepping_s = now - self._stepping_s, now
+        if self._peak and took_s > 0:
+            lengths = (len(s.tokens) for s in share.samples if s.logprobs and not s.masked)
+            ratio = self._shape.flops(lengths) / (took_s * self._peak)
+            self._metrics.set("mfu", ratio, job=self._job_id)
+        self.show()
+
+    def _memory(self, name: str, num_bytes: int) -> None:
+        self._metrics.set("memory", num_bytes, job=self._job_id, memory=name)
