@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import promql_parser as promql
@@ -82,6 +83,7 @@ def values_of(query: str) -> str:
     return f'{found[1]}{{{found[2]}!=""}}'
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     """All rules of all files: alerts and recording rules."""
     files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yaml"))]
@@ -95,9 +97,14 @@ def alert_queries() -> Iterator[Asked]:
             yield Asked(rule["alert"], rule["expr"])
 
 
-def recorded() -> dict[str, str]:
-    """Recording rules: name to expression."""
-    return {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+@cache
+def recorded() -> dict[str, list[str]]:
+    """Recording rules: expressions by name; several may make series of one name."""
+    found: dict[str, list[str]] = {}
+    for rule in rules():
+        if "record" in rule:
+            found.setdefault(rule["record"], []).append(rule["expr"])
+    return found
 
 
 def selectors(expr: str) -> list[Selector]:
@@ -108,7 +115,7 @@ def selectors(expr: str) -> list[Selector]:
         if isinstance(node, promql.MatrixSelector):
             node = node.vector_selector
         if isinstance(node, promql.VectorSelector):
-            found.append(_selector(node))
+            found.extend(_selectors(node))
 
     promql.walk(promql.parse(expr), visit)
     return list(dict.fromkeys(found))
@@ -130,7 +137,10 @@ def labels_named(expr: str) -> set[str]:
     return found
 
 
-def _selector(node: promql.VectorSelector) -> Selector:
-    matchers = node.matchers.matchers
+def _selectors(node: promql.VectorSelector) -> list[Selector]:
+    """One for each name: `{__name__=~"a|b"}` has two."""
+    matchers = [m for m in node.matchers.matchers if m.name != "__name__"]
+    named = [m.value for m in node.matchers.matchers if m.name == "__name__"]
+    names = [node.name] if node.name else [name for value in named for name in value.split("|")]
     equal = tuple((m.name, m.value) for m in matchers if m.op == promql.MatchOp.Equal)
-    return Selector(node.name or "", frozenset(m.name for m in matchers), equal)
+    return [Selector(name, frozenset(m.name for m in matchers), equal) for name in names]
