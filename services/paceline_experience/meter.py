@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.config import JobSpec
 from paceline.metrics import Metrics
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.counts import identity
@@ -57,6 +58,11 @@ class JobMeter:
         follow, job = self._metrics.follow, self._job_id
         follow("sample_age", lambda: self._clock() - self._sampled, job=job)
         follow("checkpoint_age", lambda: self._clock() - self._saved, job=job)
+
+    def bounded(self, spec: JobSpec) -> None:
+        """Tell how far rollout workers may be behind."""
+        versions = spec.experience.max_staleness // spec.trainer.publish_every
+        self._metrics.set("lag_bound", versions, job=self._job_id)
 
     def close(self) -> None:
         """The job is over; what is still told of it goes nowhere."""

@@ -63,6 +63,7 @@ class Watch:
         for job_id, entry in list(active.items()):
             meter = self.meter(job_id)
             meter.open()
+            meter.bounded(entry.spec)
             meter.show(await entry.ledger.live(), entry.ledger.counts)
         await self._count()
 

@@ -335,6 +335,12 @@ NAMES: dict[str, Spec] = {
     "version_lag": _gauge(
         "version_lag", "job", "rollout", "Versions behind the newest one it was sent for."
     ),
+    "lag_bound": _gauge(
+        "version_lag_bound",
+        "job",
+        "experience",
+        "Versions that a rollout worker may be behind: max_staleness by publish_every.",
+    ),
     "weights_age": _gauge(
         "weights_age_seconds", "job", "rollout", "Since its weights became active."
     ),
