@@ -21,7 +21,7 @@ from paceline.testing.trackers import ROWS, fulfils_the_contract, tracked_rows, 
 from paceline_tracking.trackers import tensorboard, wandb
 
 BIN = Path(sys.executable).parent
-START_S = 120.0
+START_S = 240.0
 ROW = "paceline/row"
 # Steps 1, 2, 3, 4, then again 3, 4.
 STEPS = [1, 2, 3, 4, 3, 4]
@@ -188,6 +188,7 @@ def mlflow_server(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.timeout(600)
 def test_a_real_server_of_mlflow_has_every_row(
     tmp_path: Path, mlflow_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ async def test_an_outage_is_told_and_loses_nothing(
     bench: Any, ailment: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINES_API_KEY", "correct-horse")
-    bench.timeout_s = 3.0 if ailment == "hang" else 60.0
+    bench.timeout_s = 10.0 if ailment == "hang" else 60.0
     bench.trouble.write_text(ailment)
     bench.history.total = 5
     bench.history.over = True  # the job has ended and waits for nobody
