@@ -16,6 +16,7 @@ from paceline.errors import (
     InvalidError,
     NotFoundError,
     PacelineError,
+    QuotaError,
     StateError,
     UnavailableError,
 )
@@ -190,6 +191,9 @@ class TrainingJobs:
             self._tell(body, "Rejected", error.message, warning=True)
             await self._write(body, rejected(body, error.message, now=self._now()))
             return
+        except QuotaError as error:  # it is tried again, and people want to know why it takes long
+            self._tell(body, "QuotaUsed", error.message, warning=True)
+            raise
         log.info("submitted", object=name_of(body), job=job.status.job_id)
         self._tell(body, "Submitted", f"job {job.status.job_id}")
         await self._write(body, self._seen(body, job))

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from paceline.client import Client
 from paceline.rest import JobEvent, JobView
-from paceline.types import TrackerStatus
+from paceline.types import JobState, TrackerStatus
 
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
@@ -64,7 +64,9 @@ class Progress:
         """Take in one event."""
         status, live = event.status, event.live
         steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
-        self.status |= {"state": status.state, "step": steps}
+        waits = status.reason if status.state is JobState.QUEUED else ""
+        state = f"{status.state}: {waits}" if waits else str(status.state)
+        self.status |= {"state": state, "step": steps}
         if status.eval_reward is not None:
             self.status["held-out reward"] = f"{status.eval_reward:.3f} (step {status.eval_step})"
         if status.tracking:

@@ -54,7 +54,8 @@ SLOTS = 16_384
 class Client:
     """All stubs of one running service."""
 
-    def __init__(self, channel: aio.Channel) -> None:
+    def __init__(self, channel: aio.Channel, address: str = "") -> None:
+        self.address = address
         self.jobs: JobsAsyncStub = JobsStub(channel)
         self.experience: ExperienceAsyncStub = ExperienceStub(channel)
         self.roster: RosterAsyncStub = RosterStub(channel)
@@ -342,7 +343,7 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
     work = asyncio.create_task(service.run())
     try:
         async with connect(address) as channel:
-            yield Client(channel)
+            yield Client(channel, address)
     finally:
         work.cancel()
         await server.stop(0.1)

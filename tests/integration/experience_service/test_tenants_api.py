@@ -1,0 +1,114 @@
+"""Quotas by REST, by the command, and for tokens of tenants: a real gateway before the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.calls import Request
+from paceline.chassis import Chassis, serve
+from paceline.client import AsyncClient
+from paceline.config import ServiceSettings
+from paceline.config.quota import Quota
+from paceline.errors import InvalidError, PermissionDeniedError, QuotaError
+from paceline.rest import TenantView
+from paceline.types import WorkerKind
+from paceline_gateway.service import GatewayService, build
+
+if TYPE_CHECKING:
+    from conftest import Client
+
+BELOW_ZERO = '{"jobs": -1}'
+ADMIN = "pl_bootstrap_of_these_tests"
+
+
+@pytest.fixture
+async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
+    """Of the gateway."""
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
+
+    async def note(chassis: Chassis) -> GatewayService:
+        made.set_result(chassis)
+        return await build(chassis)
+
+    settings = ServiceSettings(
+        kind=WorkerKind.GATEWAY,
+        worker_id="gateway-0",
+        run_dir=folder,
+        experience=client.address,
+        grace_s=3.0,
+        token=ADMIN,
+        options={"http_port": 0},
+    )
+    serving = asyncio.create_task(serve(settings, note))
+    chassis = await made
+    while not (folder / "gateway.json").exists():
+        assert not serving.done(), serving
+        await asyncio.sleep(0.01)
+    yield json.loads((folder / "gateway.json").read_text())["http"]
+    chassis.stop()
+    assert await serving == 0
+
+
+async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Client) -> None:
+    async with AsyncClient(url, token=ADMIN) as admin:
+        made = await admin.set_quota("a", Quota(submitted=1, weight=2.0))
+        assert (made.own, made.quota) == (True, Quota(submitted=1, weight=2.0))
+        await admin.set_quota("b", Quota(jobs=1))
+        await client.submit(tenant="a")
+        found = await admin.list_tenants()
+        assert [(each.name, each.use.submitted) for each in found.tenants] == [("a", 1), ("b", 0)]
+        with pytest.raises(InvalidError, match="jobs"):
+            await admin.send(Request("PUT", "/v1/tenants/a/quota", TenantView, content=BELOW_ZERO))
+        tokens = {
+            role: (await admin.create_token(role, role=role, tenant="a")).secret
+            for role in ("read", "submit", "admin")
+        }
+        log = await admin.audit_log(action="quota.set")
+        assert [each.target for each in log.entries] == ["b", "a"]
+    for token in tokens.values():
+        async with AsyncClient(url, token=token) as mine:
+            assert [each.name for each in (await mine.list_tenants()).tenants] == ["a"]
+            assert not (await mine.list_tenants(tenant="b")).tenants
+            for quota in (Quota(submitted=9), None):
+                with pytest.raises(PermissionDeniedError):
+                    await mine.set_quota("a", quota)
+    with pytest.raises(QuotaError, match="quota submitted"):
+        await client.submit(tenant="a")
+
+
+async def test_the_command(url: str, tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(ADMIN)
+    where = ["--url", url, "--token-file", str(secret)]
+
+    async def run(*words: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline.cli", "tenants", *words, *where),
+            env={**os.environ, "COLUMNS": "200"},
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
+        told, _ = await process.communicate()
+        return f"{process.returncode}: {told.decode()}"
+
+    await run("set", "a", "--jobs", "4", "--rollout-workers", "8", "--weight", "2")
+    told = await run("set", "a", "--jobs", "none", "--episodes", "100")
+    cells = " ".join(told.split("\n")[1].split())
+    assert told.startswith("0: ")
+    assert cells == "a 0 of any 0 of any 0 of 8 0 of 100 2"
+    assert "0 of 100" in await run("list")
+    assert "nothing to set" in await run("set", "a")
+    assert "2: paceline: jobs" in await run("set", "a", "--jobs=-3")
+    assert "default" in await run("reset", "a")
+    assert "a" not in (await run("list")).split()
