@@ -1,0 +1,195 @@
+"""A real Prometheus on what `paceline up` lays out: dashboards and alerts find what they want."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import StateError
+from paceline.testing.dashboards import (
+    Asked,
+    Selector,
+    alert_queries,
+    board_queries,
+    recorded,
+    selectors,
+)
+from paceline.testing.prometheus import MISSING, Prometheus, installed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not installed(), reason=MISSING),
+    pytest.mark.timeout(500),
+]
+PATIENCE_S = 240.0
+SHARED = {"gateway", "controller", "experience", "environment", "reward"}
+OF_A_JOB = {"trainer", "rollout"}
+
+# Not in this run, and why. A query that reads one of these may find nothing; all others have to.
+NO_GPU = "there is no accelerator"
+NO_TROUBLE = "a counter of troubles appears with the first one"
+ABSENT = {
+    "paceline_mfu_ratio": NO_GPU,
+    "paceline_accelerator_memory_bytes": NO_GPU,
+    "paceline_weight_events_total": NO_TROUBLE,
+    "paceline_leases_expired_total": NO_TROUBLE,
+    "paceline_given_back_episodes_total": NO_TROUBLE,
+    "paceline_resumed_tokens_total": NO_TROUBLE,
+    "paceline_lost_tokens_total": NO_TROUBLE,
+    "paceline_restarts_total": NO_TROUBLE,
+    "paceline_refused_calls_total": NO_TROUBLE,
+    "paceline_tracking_errors_total": NO_TROUBLE,
+    "paceline_tracking_lag_seconds": "the job names no tracker",
+    "paceline_spans_total": "no collector is set up",
+    "paceline_queued_tokens": "no turn has had to wait for room",
+    "paceline_tenant_quota": "no tenant has a quota",
+    "ALERTS": "nothing is wrong",
+}
+
+
+@pytest.fixture(scope="module")
+def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
+    """A job that goes on until the tests of this module are over."""
+    spec = tiny_job(
+        name="monitored",
+        stop={"steps": 100_000},
+        rollout={"replicas": 2, "scaling": {"min_replicas": 2, "max_replicas": 2}},
+        experience={
+            **dict.fromkeys(("batch_groups", "group_size"), 4),
+            "lease_s": 3.0,
+            "filters": [{"kind": "zero_variance"}],
+        },
+    )
+    with platform.client() as client:
+        job_id = client.submit(spec).status.job_id
+        yield job_id
+        with contextlib.suppress(StateError):  # the last test has ended it
+            client.cancel(job_id)
+
+
+@pytest.fixture(scope="module")
+def server(
+    platform: Any, job: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
+    """Runs by the file of the run directory, only faster; the job has been evaluated."""
+    folder: Path = platform.run_dir / "monitoring"
+    config = folder / "faster.yml"
+    config.write_text((folder / "prometheus.yml").read_text().replace("5s", "1s"))
+    with Prometheus(folder=tmp_path_factory.mktemp("prometheus"), config=config) as made:
+        evaluated = f'paceline_reward_mean{{job="{job}", purpose="eval"}}'
+        made.until(evaluated, bool, timeout_s=PATIENCE_S)
+        yield made
+
+
+def services(server: Prometheus) -> dict[str, list[dict[str, Any]]]:
+    """Targets that answer, by the service that their labels name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for target in server.targets():
+        if target["health"] == "up":
+            found.setdefault(target["labels"]["service"], []).append(target)
+    return found
+
+
+def test_every_process_is_scraped(
+    server: Prometheus, platform: Any, job: str, until: Callable[..., None]
+) -> None:
+    until(lambda: set(services(server)) == SHARED | OF_A_JOB, "some do not answer", PATIENCE_S)
+    until(lambda: len(services(server)["rollout"]) == 2, "one of two", PATIENCE_S)
+    for service in OF_A_JOB:
+        for target in services(server)[service]:
+            assert target["labels"]["job"] == job
+    told = {sample.labels["service"] for sample in server.query("paceline_build_info")}
+    assert told == SHARED | OF_A_JOB
+
+
+def read_by(expr: str) -> Iterator[Selector]:
+    """What an expression reads, through recording rules."""
+    for one in selectors(expr):
+        yield one
+        for recorded_as in recorded().get(one.metric, ()):
+            # A rule may read series of its own name that another one makes.
+            if one.metric not in {below.metric for below in selectors(recorded_as)}:
+                yield from read_by(recorded_as)
+
+
+def may_be_empty(asked: Asked) -> bool:
+    return any(selector.metric in ABSENT for selector in read_by(asked.expr))
+
+
+def is_answered(server: Prometheus, asked: Asked) -> bool:
+    """Whether there is data, and some of it has every label that the panel names it by."""
+    found = server.query(asked.expr)
+    return bool(found) and all(any(s.labels.get(name) for s in found) for name in asked.shown)
+
+
+def unanswered(server: Prometheus, wanted: Iterable[Asked]) -> list[Asked]:
+    """Those that have no answer, however long one waits."""
+    left, deadline = list(wanted), time.monotonic() + PATIENCE_S
+    while left and time.monotonic() < deadline:
+        left = [asked for asked in left if not is_answered(server, asked)]
+        time.sleep(1.0 if left else 0.0)
+    return left
+
+
+def test_every_query_of_the_dashboards_finds_data(server: Prometheus) -> None:
+    asked = list(board_queries())
+    wanted = [one for one in asked if not may_be_empty(one)]
+    assert len(wanted) > 100
+    assert unanswered(server, wanted) == []
+    for one in asked:
+        server.query(one.expr)  # those that may be empty are at least understood
+
+
+def calm(selector: Selector) -> str:
+    """Without values that stand for trouble, of which there is no series while there is none."""
+    kept = tuple(pair for pair in selector.equal if pair[0] not in {"event", "reason", "on"})
+    return Selector(selector.metric, selector.labels, kept).text
+
+
+def test_every_alert_reads_series_that_there_are(server: Prometheus) -> None:
+    read = {
+        selector
+        for asked in alert_queries()
+        for selector in read_by(asked.expr)
+        if selector.metric not in ABSENT
+    }
+    series = [Asked(selector.metric, calm(selector)) for selector in read]
+    assert len(series) > 20
+    assert unanswered(server, series) == []
+
+
+def test_rules_are_evaluated_and_nothing_is_wrong(server: Prometheus) -> None:
+    found = [rule for group in server.rule_groups() for rule in group["rules"]]
+    assert {rule["name"] for rule in found} == {
+        *recorded(),
+        *(asked.place for asked in alert_queries()),
+    }
+    for rule in found:
+        assert rule["health"] == "ok", rule
+    firing = [a["labels"] for a in server.alerts() if a["state"] == "firing"]
+    assert [labels for labels in firing if labels["severity"] == "critical"] == []
+
+
+def test_a_query_for_a_metric_that_is_gone_is_noticed(server: Prometheus) -> None:
+    assert not is_answered(server, Asked("renamed", "paceline_busy_secs_total"))
+    assert not is_answered(server, Asked("labels", "paceline_step", frozenset({"service_kind"})))
+
+
+def test_workers_that_end_are_no_targets_any_more(
+    server: Prometheus, platform: Any, job: str, until: Callable[..., None]
+) -> None:
+    with platform.client() as client:
+        client.cancel(job)
+        assert client.wait(job, timeout_s=PATIENCE_S).status.state == "cancelled"
+    folder = platform.run_dir / "monitoring" / "targets"
+    until(lambda: not list(folder.glob("rollout*")), "targets are still told", PATIENCE_S)
+    until(
+        lambda: not {t["labels"]["service"] for t in server.targets()} & OF_A_JOB,
+        "targets are still scraped",
+        PATIENCE_S,
+    )
