@@ -1,13 +1,16 @@
 """The metrics of a process: kinds, totals, bounded labels, jobs that are over."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from paceline.metric_names import NAMES, OTHER, VALUES
 from paceline.metrics import Metrics
+from paceline.monitoring.metrics_table import with_table
 from paceline.testing.runtime import FakeClock
 from paceline.usage import LATE, TICK_S, Usage
+from paceline_experience.meter import JobMeter
 
 
 def read(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -149,3 +152,24 @@ async def test_a_watched_usage_tells_how_busy_it_is() -> None:
     watching.cancel()
     assert (read(metrics, "paceline_busy_seconds_total", service="reward") or 0) > 0
     assert read(metrics, "paceline_capacity", service="reward") == 8
+
+
+def test_the_table_in_the_docs_is_up_to_date() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text()
+    assert with_table(text) == text, (
+        "run python -m paceline.monitoring.metrics_table docs/metrics.md"
+    )
+
+
+def test_jobs_that_come_and_go_leave_nothing_behind() -> None:
+    metrics = Metrics()
+    for number in range(10_000):
+        meter = JobMeter(metrics, f"job-{number}")
+        meter.open()
+        meter.expired(1)
+        meter.decided([0.0, 1.0])
+        meter.row("train", {"loss": 1.0, "staleness": {"0": 2}, "batch_episodes": 2})
+        meter.close()
+        meter.expired(1)  # late
+    assert metrics.num_children == 0
+    assert not [sample for metric in metrics.registry.collect() for sample in metric.samples]
