@@ -55,12 +55,16 @@ class Door:
         gatekeeper: GatekeeperAsyncStub,
         refusals: Refusals,
         own: Mapping[bytes, Principal],
+        timeout_s: float = TIMEOUT_S,
+        most_known: int = MOST_KNOWN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`own`: tokens of the installation itself by their digests."""
         self._gatekeeper = gatekeeper
         self._refusals = refusals
         self._own = dict(own)
+        self._timeout_s = timeout_s
+        self._most_known = most_known
         self._clock = clock
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
@@ -106,7 +110,7 @@ class Door:
         request = pb.AuthenticateRequest(token_id=token_id, digest=digest)
         try:
             reply = await call(
-                self._gatekeeper.Authenticate, request, timeout_s=TIMEOUT_S, idempotent=True
+                self._gatekeeper.Authenticate, request, timeout_s=self._timeout_s, idempotent=True
             )
         except AuthenticationError:
             self._known.pop(digest, None)
@@ -118,7 +122,7 @@ class Door:
         who = from_message(reply.principal)
         self._known[digest] = _Known(who, now + FRESH_S, now + OUTAGE_S, now + left_s)
         self._known.move_to_end(digest)
-        while len(self._known) > MOST_KNOWN:
+        while len(self._known) > self._most_known:
             self._known.popitem(last=False)
         return who
 

@@ -44,9 +44,7 @@ class Refusals:
     def note(self, refusal: Refusal) -> None:
         """Count one."""
         self._metrics.add("access_refusals", reason=refusal.reason)
-        if refusal not in self._counts and len(self._counts) >= MOST:
-            refusal = Refusal(None, "others", "others", refusal.reason)
-        self._counts[refusal] += 1
+        self._count(refusal, 1)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -65,8 +63,12 @@ class Refusals:
         except PacelineError as error:
             log.warning("refusals are not in the audit log yet", number=len(taken), error=error)
             for refusal, count in taken.items():
-                if refusal in self._counts or len(self._counts) < MOST:
-                    self._counts[refusal] += count
+                self._count(refusal, count)
+
+    def _count(self, refusal: Refusal, count: int) -> None:
+        if refusal not in self._counts and len(self._counts) >= MOST:
+            refusal = Refusal(None, "others", "others", refusal.reason)
+        self._counts[refusal] += count
 
 
 def _message(refusal: Refusal, count: int) -> pb.Refusal:
