@@ -68,8 +68,8 @@ def body_of(path: str) -> dict[str, Any]:
 
 
 async def ask(http: httpx.AsyncClient, method: str, url: str, path: str, token: str | None) -> Any:
-    headers = (
-        {} if token is None else {"authorization": f"Bearer {token}".rstrip().encode("latin-1")}
+    headers: dict[bytes, bytes] = (
+        {} if token is None else {b"authorization": f"Bearer {token}".rstrip().encode("latin-1")}
     )
     more = body_of(path) if method in {"POST", "PUT", "PATCH"} else {}
     async with http.stream(method, url, headers=headers, **more) as response:
