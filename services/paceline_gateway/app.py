@@ -17,7 +17,7 @@ from paceline_gateway.administration import Administration
 from paceline_gateway.auth import Door
 from paceline_gateway.guard import RestGuard, answer, refusal
 from paceline_gateway.jobs import Desk
-from paceline_gateway.routes import access, health, jobs
+from paceline_gateway.routes import access, health, jobs, tenants
 from paceline_gateway.rules import check_rest
 
 log = Log("rest")
@@ -50,6 +50,7 @@ def create_app(*, desk: Desk, administration: Administration, door: Door) -> Fas
     app.state.administration = administration
     app.include_router(jobs.router)
     app.include_router(access.router)
+    app.include_router(tenants.router)
     app.include_router(health.router)
     app.add_middleware(RestGuard, door=door)
     app.add_exception_handler(PacelineError, _on_error)

@@ -22,10 +22,18 @@ from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
 from paceline.types import Worker, WorkerKind
-from paceline.v1 import access_pb2, access_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from paceline.v1 import (
+    access_pb2,
+    access_pb2_grpc,
+    jobs_pb2,
+    jobs_pb2_grpc,
+    tenants_pb2,
+    tenants_pb2_grpc,
+)
 from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_gateway.administration import Administration
 from paceline_gateway.app import create_app
 from paceline_gateway.auth import Door
@@ -35,12 +43,13 @@ from paceline_gateway.handling import Handling
 from paceline_gateway.jobs import Desk
 from paceline_gateway.refusals import Refusals
 from paceline_gateway.rules import check_grpc
-from paceline_gateway.servicer import AccessServicer, JobsServicer
+from paceline_gateway.servicer import AccessServicer, JobsServicer, TenantsServicer
 
 if TYPE_CHECKING:
     from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 # Open event streams end with the process; their readers come back with Last-Event-ID.
 SHUTDOWN_S = 1
@@ -94,6 +103,7 @@ class GatewayService(Service):
         jobs: JobsAsyncStub = JobsStub(self._channel)
         roster: RosterAsyncStub = RosterStub(self._channel)
         access: AccessAsyncStub = AccessStub(self._channel)
+        tenants: TenantsAsyncStub = TenantsStub(self._channel)
         gatekeeper: GatekeeperAsyncStub = GatekeeperStub(self._channel)
         self._refusals = Refusals(gatekeeper=gatekeeper, metrics=chassis.metrics)
         self._door = Door(
@@ -102,7 +112,7 @@ class GatewayService(Service):
             own=own_tokens(bootstrap_token(settings)),
         )
         self._desk = Desk(jobs=jobs, refused=self._refusals.note, usage=chassis.usage)
-        self._administration = Administration(access=access)
+        self._administration = Administration(access=access, tenants=tenants)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
         made = create_app(desk=self._desk, administration=self._administration, door=self._door)
@@ -125,9 +135,15 @@ class GatewayService(Service):
         access = self._guarded(AccessServicer(self._administration), "paceline.v1.Access")
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
         access_pb2_grpc.add_AccessServicer_to_server(access, server)
+        tenants = self._guarded(TenantsServicer(self._administration), "paceline.v1.Tenants")
+        tenants_pb2_grpc.add_TenantsServicer_to_server(tenants, server)
         check_grpc(
             file.services_by_name[name]
-            for file, name in ((jobs_pb2.DESCRIPTOR, "Jobs"), (access_pb2.DESCRIPTOR, "Access"))
+            for file, name in (
+                (jobs_pb2.DESCRIPTOR, "Jobs"),
+                (access_pb2.DESCRIPTOR, "Access"),
+                (tenants_pb2.DESCRIPTOR, "Tenants"),
+            )
         )
         self._serving = asyncio.create_task(self._web.serve([self._listener]), name="rest")
 

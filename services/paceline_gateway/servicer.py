@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from paceline.access import Principal
-from paceline.v1 import access_pb2, types_pb2
+from paceline.v1 import access_pb2, tenants_pb2, types_pb2
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.administration import Administration
@@ -91,3 +91,22 @@ class AccessServicer:
     ) -> access_pb2.ListAuditReply:
         """A page of the audit log."""
         return await self._administration.audit_log(request, who)
+
+
+class TenantsServicer:
+    """Hands every call to the administration."""
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    async def ListTenants(
+        self, request: tenants_pb2.ListTenantsRequest, who: Principal
+    ) -> tenants_pb2.ListTenantsReply:
+        """Quotas and use, of those that the caller may see."""
+        return await self._administration.tenants(request, who)
+
+    async def SetQuota(
+        self, request: tenants_pb2.SetQuotaRequest, who: Principal
+    ) -> tenants_pb2.Tenant:
+        """Set or reset a quota."""
+        return await self._administration.set_quota(request, who)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from paceline import wire
+from paceline import tenants, wire
 from paceline.access import Role
 from paceline.rest import (
     AuditEntryView,
@@ -15,13 +15,15 @@ from paceline.rest import (
     JobView,
     MetricPage,
     MetricRow,
+    TenantPage,
+    TenantView,
     TokenMade,
     TokenPage,
     TokenView,
     TrajectoryPage,
     WeightsView,
 )
-from paceline.v1 import access_pb2, types_pb2
+from paceline.v1 import access_pb2, tenants_pb2, types_pb2
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.roster_pb2 import ListWeightsReply
 from paceline.weights.wire import holdings_from
@@ -107,6 +109,17 @@ def audit_log_page(message: access_pb2.ListAuditReply) -> AuditLogPage:
     """A page of the audit log."""
     entries = [_entry(each) for each in message.entries]
     return AuditLogPage(entries=entries, next=message.next)
+
+
+def tenant_view(message: tenants_pb2.Tenant) -> TenantView:
+    """A tenant."""
+    found = tenants.tenant_from(message)
+    return TenantView(name=found.name, quota=found.quota, own=found.own, use=found.use)
+
+
+def tenant_page(message: tenants_pb2.ListTenantsReply) -> TenantPage:
+    """Tenants."""
+    return TenantPage(tenants=list(map(tenant_view, message.tenants)))
 
 
 def _entry(message: access_pb2.AuditEntry) -> AuditEntryView:

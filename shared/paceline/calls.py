@@ -12,12 +12,15 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from paceline.config import JobSpec
+from paceline.config.quota import Quota
 from paceline.rest import (
     AuditLogPage,
     AuditView,
     JobPage,
     JobView,
     MetricPage,
+    TenantPage,
+    TenantView,
     TokenMade,
     TokenPage,
     TokenView,
@@ -88,6 +91,24 @@ def audit(job_id: str) -> Request[AuditView]:
 def weights(job_id: str) -> Request[WeightsView]:
     """Who has which weights, and from whom."""
     return Request("GET", f"/v1/jobs/{job_id}/weights", WeightsView)
+
+
+def list_tenants(tenant: str) -> Request[TenantPage]:
+    """Quotas and use."""
+    return Request("GET", "/v1/tenants", TenantPage, params={"tenant": tenant})
+
+
+def set_quota(tenant: str, quota: Quota) -> Request[TenantView]:
+    """The whole quota of a tenant."""
+    headers = {"content-type": "application/json"}
+    content = quota.model_dump_json()
+    path = f"/v1/tenants/{tenant}/quota"
+    return Request("PUT", path, TenantView, headers=headers, content=content)
+
+
+def reset_quota(tenant: str) -> Request[TenantView]:
+    """The default of the installation again."""
+    return Request("DELETE", f"/v1/tenants/{tenant}/quota", TenantView)
 
 
 def create_token(

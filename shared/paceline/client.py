@@ -15,6 +15,7 @@ import httpx
 
 from paceline import calls, errors
 from paceline.calls import Request, Spec, View
+from paceline.config.quota import Quota
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
 from paceline.rest import (
     AuditLogPage,
@@ -23,6 +24,8 @@ from paceline.rest import (
     JobPage,
     JobView,
     MetricPage,
+    TenantPage,
+    TenantView,
     TokenMade,
     TokenPage,
     TokenView,
@@ -193,6 +196,14 @@ class Client(AbstractContextManager["Client"]):
         """Who has which weights, and from whom."""
         return self.send(calls.weights(job_id))
 
+    def list_tenants(self, *, tenant: str = "") -> TenantPage:
+        """Quotas and use of tenants."""
+        return self.send(calls.list_tenants(tenant))
+
+    def set_quota(self, tenant: str, quota: Quota | None) -> TenantView:
+        """The whole quota of a tenant; None: the default of the installation again."""
+        return self.send(calls.set_quota(tenant, quota) if quota else calls.reset_quota(tenant))
+
     def create_token(
         self,
         name: str,
@@ -327,6 +338,16 @@ class AsyncClient(AbstractAsyncContextManager["AsyncClient"]):
     async def weights(self, job_id: str) -> WeightsView:
         """Who has which weights, and from whom."""
         return await self.send(calls.weights(job_id))
+
+    async def list_tenants(self, *, tenant: str = "") -> TenantPage:
+        """Quotas and use of tenants."""
+        return await self.send(calls.list_tenants(tenant))
+
+    async def set_quota(self, tenant: str, quota: Quota | None) -> TenantView:
+        """The whole quota of a tenant; None: the default of the installation again."""
+        return await self.send(
+            calls.set_quota(tenant, quota) if quota else calls.reset_quota(tenant)
+        )
 
     async def create_token(
         self,

@@ -8,6 +8,8 @@ from pydantic import BaseModel, Field
 
 from paceline.access import Role
 from paceline.config.base import Closed
+from paceline.config.quota import Quota
+from paceline.tenants import Use
 from paceline.types import JobStatus, Trajectory
 from paceline.weights.holdings import Holder, Published
 
@@ -157,6 +159,22 @@ class AuditLogPage(BaseModel):
     entries: list[AuditEntryView]
     next: str = ""
     """`before` of the next page; empty: there are no more."""
+
+
+class TenantView(BaseModel):
+    """What a tenant may use, and what it uses."""
+
+    name: str
+    quota: Quota
+    own: bool
+    """Set for this tenant; otherwise the default of the installation."""
+    use: Use
+
+
+class TenantPage(BaseModel):
+    """Tenants by name."""
+
+    tenants: list[TenantView]
 
 
 class ErrorDetail(BaseModel):

@@ -99,6 +99,7 @@ def _add_remote(commands: Any) -> None:
     for command in (submit, listing, watch, cancel, audit, weights):
         _add_gateway(command)
     _add_access(commands)
+    _add_tenants(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
     logs.add_argument("name", nargs="?", default="", help="of a process; without it: list them")
     logs.add_argument("-n", "--lines", type=int, default=50, help="last lines (default: 50)")
@@ -126,6 +127,28 @@ def _add_access(commands: Any) -> None:
     for command in (listing, audit):
         command.add_argument("--tenant", default="", help="only of this one")
     for command in (create, listing, revoke, audit):
+        _add_gateway(command)
+
+
+def _add_tenants(commands: Any) -> None:
+    tenants = commands.add_parser("tenants", help="show and set quotas of tenants")
+    verbs = tenants.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    listing = _command(verbs, "list", "tenants:show", "list quotas and use")
+    listing.add_argument("--tenant", default="", help="only of this one")
+    change = _command(verbs, "set", "tenants:change", "set limits; those not named stay")
+    limits = {
+        "submitted": "jobs that are not over",
+        "jobs": "jobs that run at once",
+        "rollout-workers": "rollout workers of all jobs",
+        "episodes": "episodes in flight of all jobs",
+    }
+    for name, text in limits.items():
+        change.add_argument(f"--{name}", metavar="N", help=f"{text}; none: no limit")
+    change.add_argument("--weight", metavar="X", help="share, relative to other tenants")
+    reset = _command(verbs, "reset", "tenants:reset", "the default of the installation again")
+    for command in (change, reset):
+        command.add_argument("tenant", metavar="NAME")
+    for command in (listing, change, reset):
         _add_gateway(command)
 
 
