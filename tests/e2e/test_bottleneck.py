@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def family(pid: int) -> list[int]:
 
 
 @contextmanager
-def slowed(pid: int) -> Iterator[None]:
+def slowed(pid: int) -> Generator[None]:
     """A process that is frozen most of the time."""
     done = threading.Event()
 
