@@ -25,8 +25,9 @@ from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.rehearsal import spec_of
-from paceline_controller.scaling.scaler import Scaler, replicas_there
+from paceline_controller.scaling.scaler import Scaler
 from paceline_controller.scaling.signals import Signals
+from paceline_controller.starting import replicas_there
 
 OPTIONS = ControllerOptions(
     pools={"default": PoolOptions(), "spot": PoolOptions(cost=2.0, spot=True)},

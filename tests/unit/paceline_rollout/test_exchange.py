@@ -57,8 +57,15 @@ def policy_of(tmp_path: Path) -> Callable[..., Policy]:
 
 
 def scheduler_of(policy: Policy) -> Scheduler:
-    knobs = {"prefill_tokens": 512, "cache_bytes": 1 << 24, "least_shared": 16}
-    return Scheduler(policy=policy, max_context=64, max_concurrent=8, decode=None, **knobs)
+    return Scheduler(
+        policy=policy,
+        max_context=64,
+        max_concurrent=8,
+        decode=None,
+        prefill_tokens=512,
+        cache_bytes=1 << 24,
+        least_shared=16,
+    )
 
 
 def reference(model: Any, tokens: list[int]) -> list[float]:
