@@ -14,6 +14,8 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
 from paceline.metric_names import NAMES, OTHER, VALUES
 
@@ -26,6 +28,23 @@ _CLASSES: dict[str, type[Counter | Gauge | Histogram]] = {
 }
 
 disable_created_metrics()
+_OF_PROCESS = (
+    "process_cpu_seconds",
+    "process_resident_memory_bytes",
+    "process_open_fds",
+    "process_max_fds",
+)
+
+
+class _Process(Collector):
+    """The usual metrics of a process that something here reads: each is a series of every worker."""
+
+    def __init__(self) -> None:
+        self._all = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterable[Family]:
+        """As they are now."""
+        return [found for found in self._all.collect() if found.name in _OF_PROCESS]
 
 
 @dataclass(slots=True)
@@ -48,7 +67,7 @@ class Metrics:
 
     def watch_process(self) -> None:
         """Processor time, memory and files of this process."""
-        ProcessCollector(registry=self.registry)
+        self.registry.register(_Process())
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Raise a counter."""

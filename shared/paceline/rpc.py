@@ -289,13 +289,15 @@ class ErrorInterceptor(aio.ServerInterceptor):
                 outcome = "error"
                 await _abort(error, context, method)
             finally:
-                if not method.startswith("/grpc.health"):
-                    self._count(method, outcome, time.perf_counter() - started)
+                self._count(method, outcome, time.perf_counter() - started)
 
         return run
 
     def _count(self, method: str, outcome: str, seconds: float) -> None:
-        name = method.rpartition("/")[2]
+        """What asks only how a process is does no work."""
+        service, _, name = method.rpartition("/")
+        if name == "Status" or service.startswith("/grpc.health"):
+            return
         self._metrics.add("rpcs", method=name, outcome=outcome)
         self._metrics.add("rpc_seconds", seconds, method=name)
 

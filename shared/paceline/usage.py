@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from paceline.metric_names import NAMES
 from paceline.metrics import Metrics
 
 TICK_S = 0.1
@@ -50,6 +51,7 @@ class Usage:
         self._clock = clock
         self._waiting: Counter[str] = Counter()
         self._handling = 0
+        self._serves = service in NAMES["handling"].services
         self._busy: Callable[[], float] | None = None
         self._in_use: Callable[[], float] | None = None
         self._last = clock()
@@ -100,7 +102,7 @@ class Usage:
         metrics, service = self._metrics, self._service
         if stalled:
             metrics.add("stalled", stalled, service=service)
-        if self._handling:
+        if self._handling and self._serves:
             metrics.add("handling", passed, service=service)
         for on, count in self._waiting.items():
             if count:

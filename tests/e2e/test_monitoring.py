@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import StateError
+from paceline.metric_names import NAMES
 from paceline.testing.dashboards import (
     Asked,
     Selector,
@@ -20,6 +21,7 @@ from paceline.testing.dashboards import (
     selectors,
 )
 from paceline.testing.prometheus import MISSING, Prometheus, installed
+from paceline.testing.series import MOST_SERIES, SAYS
 
 pytestmark = [
     pytest.mark.slow,
@@ -105,6 +107,19 @@ def test_every_process_is_scraped(
             assert target["labels"]["job"] == job
     told = {sample.labels["service"] for sample in server.query("paceline_build_info")}
     assert told == SHARED | OF_A_JOB
+
+
+def test_a_worker_tells_no_more_than_is_counted(server: Prometheus, job: str) -> None:
+    """`test_cardinality.py` counts all that the table has."""
+    for kind, says in SAYS.items():
+        found = server.query(f'{{__name__=~"paceline_.*", app="paceline", service="{kind}"}}')
+        told = {sample.labels["__name__"] for sample in found}
+        assert told, f"no {kind}"
+        assert told <= {NAMES[name].name for name in says}, kind
+        for target in services(server)[kind]:
+            at = target["labels"]["instance"]
+            (scraped,) = server.query(f'scrape_samples_scraped{{instance="{at}"}}')
+            assert scraped.value <= MOST_SERIES
 
 
 def read_by(expr: str) -> Iterator[Selector]:

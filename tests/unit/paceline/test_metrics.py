@@ -87,9 +87,9 @@ def test_a_gauge_can_ask_when_it_is_read() -> None:
 class Bench:
     """A usage on a clock to turn; `each` as of an environment."""
 
-    def __init__(self, *, each: bool = False) -> None:
-        self.metrics, self.clock = Metrics(), FakeClock()
-        self.usage = Usage(self.metrics, service="environment", each=each, clock=self.clock)
+    def __init__(self, *, each: bool = False, service: str = "environment") -> None:
+        self.metrics, self.clock, self.service = Metrics(), FakeClock(), service
+        self.usage = Usage(self.metrics, service=service, each=each, clock=self.clock)
 
     def pass_s(self, seconds: float) -> None:
         """Time goes by while the loop turns."""
@@ -104,7 +104,7 @@ class Bench:
 
     def seconds(self, name: str, **labels: str) -> float:
         full = f"paceline_{name}_seconds_total"
-        return read(self.metrics, full, service="environment", **labels) or 0.0
+        return read(self.metrics, full, service=self.service, **labels) or 0.0
 
 
 def test_open_waits_count_before_they_end() -> None:
@@ -125,7 +125,7 @@ def test_every_episode_waits_for_itself_and_calls_of_a_server_together() -> None
 
 
 def test_a_frozen_process_blames_nobody_else() -> None:
-    bench = Bench()
+    bench = Bench(service="gateway")
     with bench.usage.wait("rollout"), bench.usage.handle():
         bench.pass_s(1)
         bench.freeze_s(9)
