@@ -37,7 +37,7 @@ _OF_PROCESS = (
 
 
 class _Process(Collector):
-    """The usual metrics of a process that something here reads: each is a series of every worker."""
+    """Of the usual metrics of a process those that are read: each is a series of every worker."""
 
     def __init__(self) -> None:
         self._all = ProcessCollector(registry=None)
