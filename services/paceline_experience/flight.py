@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ class Flight:
         self._ledgers = ledgers
         self._promised: Counter[str] = Counter()
         self._doubted: Counter[str] = Counter()
+        self._settling = asyncio.Lock()
 
     def promised(self, job_id: str) -> int:
         """Beside those that the ledger counts."""
@@ -51,11 +53,12 @@ class Flight:
 
     async def settle(self) -> None:
         """Read again what is in doubt; raises what the store raises."""
-        for job_id in [job_id for job_id, slots in self._doubted.items() if slots]:
-            slots = self._doubted[job_id]
-            if entry := self._ledgers.active.get(job_id):
-                await entry.ledger.refresh()
-            self._doubted[job_id] -= slots
+        # A doubt counts until the ledger has been read, and ends once however many streams settle.
+        async with self._settling:
+            for job_id, slots in [item for item in self._doubted.items() if item[1]]:
+                if entry := self._ledgers.active.get(job_id):
+                    await entry.ledger.refresh()
+                self._doubted[job_id] -= slots
 
 
 @dataclass(slots=True)
