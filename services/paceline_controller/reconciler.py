@@ -302,11 +302,20 @@ class Reconciler:
         if slot.wanted.kind is WorkerKind.TRACKING:
             log.error("trackers get nothing", process=name, lives=lives, words=words)
             return  # no job waits for it
-        reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
-        # A broken pool stops every job that waits for it.
-        for job_id in [slot.wanted.job_id] if slot.wanted.job_id else list(self._jobs or {}):
-            log.error("gives up", job=job_id, process=name)
-            await self._set_state(job_id, JobState.FAILED, reason=reason)
+        if job_id := slot.wanted.job_id:
+            reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
+            await self._give_up(job_id, name, reason)
+            return
+        # What a shared pool says last may quote any tenant's job: only the operator reads it.
+        log.error("a shared pool does not run", process=name, lives=lives, words=words)
+        reason = f"the shared pool {name} does not run: it failed {lives} times; see its log"
+        for job in list((self._jobs or {}).values()):
+            if job.state is not JobState.QUEUED:  # the pool may be back when its turn comes
+                await self._give_up(job.job_id, name, reason)
+
+    async def _give_up(self, job_id: str, name: str, reason: str) -> None:
+        log.error("gives up", job=job_id, process=name)
+        await self._set_state(job_id, JobState.FAILED, reason=reason)
 
     async def _set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
         try:

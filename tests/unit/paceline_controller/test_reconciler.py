@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 
 from paceline.config import parse_job
+from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
+from paceline.tenants import Tenant
 from paceline.testing.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
 from paceline.types import JobState
 from paceline_controller.plan import LiveJob, replicas_of
@@ -138,13 +140,22 @@ async def test_a_trainer_that_gets_on_is_restarted_for_ever(world: World) -> Non
     assert len(world.starts_of("trainer-a-1")) > 2 * OPTIONS.give_up_after
 
 
-async def test_a_broken_pool_fails_the_jobs_that_wait_for_it(world: World) -> None:
+async def test_a_broken_pool_fails_the_jobs_that_use_it_and_no_queued_one(world: World) -> None:
     world.submit(JobState.RUNNING)
+    world.ledger.jobs["a-2"] = LiveJob("a-2", JobState.QUEUED, 0, SPEC)
+    world.ledger.quotas["default"] = Tenant("default", Quota(jobs=1))
     for _ in range(60):
         await world.passes()
+        if world.state is JobState.FAILED:
+            break
         if "environment-0" in world.alive():
             world.runtime.die("environment-0")
     assert world.state is JobState.FAILED
+    assert world.ledger.jobs["a-2"].state is JobState.QUEUED
+    # What the pool said last may be of another tenant's job.
+    assert world.ledger.reasons["a-1"] == (
+        "the shared pool environment-0 does not run: it failed 3 times; see its log"
+    )
 
 
 async def test_what_cannot_be_started_at_all_is_tried_with_pauses(world: World) -> None:
