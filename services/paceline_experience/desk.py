@@ -185,7 +185,7 @@ class Desk:
 
     async def rows(self, job_id: str, *, after: int, page_size: int) -> tuple[list[Row], int]:
         """Rows of the history from `after` on, and where to go on; 0: no more at the moment."""
-        size = min(page_size or 500, 5000)
+        size = max(1, min(page_size or 500, 5000))
         found = await self._history.rows(await self._jobs.get(job_id), after=after, limit=size + 1)
         return found[:size], after + size if len(found) > size else 0
 

@@ -136,16 +136,17 @@ class JobStore:
     ) -> Page:
         """Jobs of a tenant in some states, newest first."""
         wanted = {_state(name) for name in states}
-        size = min(page_size or 100, 1000)
+        size = max(1, min(page_size or 100, 1000))
         only_live = bool(wanted) and not any(state.terminal for state in wanted)
         found: list[Job] = []
         last = _position(page_token)
         while True:
             chunk = await self._chunk(_LIVE if only_live else _INDEX, last)
-            jobs = await self._read([job_id for job_id, _ in chunk])
-            for (job_id, number), job in zip(chunk, jobs, strict=True):
+            jobs = await self._read_of(tenant, [job_id for job_id, _ in chunk])
+            for job_id, number in chunk:
                 last = str(number)
-                if job is None or (tenant and job.status.tenant != tenant):
+                job = jobs.get(job_id)
+                if job is None:
                     continue
                 if only_live and job.status.state.terminal:
                     await self._unlist(job_id)
@@ -289,6 +290,13 @@ class JobStore:
                 found = await pipe.execute()
         records = zip(job_ids, map(_decode, found), strict=True)
         return [_job(job_id, fields, now) if fields else None for job_id, fields in records]
+
+    async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
+        """Records of a tenant's jobs (empty: of all); whose a job is costs no record of it."""
+        await self._learn(job_ids)
+        if tenant:
+            job_ids = [job_id for job_id in job_ids if self._tenants.get(job_id) == tenant]
+        return dict(zip(job_ids, await self._read(job_ids), strict=True)) if job_ids else {}
 
     async def _learn(self, job_ids: Sequence[str]) -> None:
         unknown = [job_id for job_id in job_ids if job_id not in self._tenants]

@@ -109,7 +109,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         ledger = await self._ledgers.get(request.job_id)
         found, token = await ledger.trajectories(
             purpose=request.purpose or "train",
-            page_size=min(request.page_size or 20, 200),
+            page_size=max(1, min(request.page_size or 20, 200)),
             page_token=request.page_token,
         )
         trajectories = map(wire.trajectory_to, found)

@@ -140,7 +140,7 @@ class AuditLog:
         Raises:
             InvalidError: `before` is no id.
         """
-        size = min(page_size or 100, 1000)
+        size = max(1, min(page_size or 100, 1000))
         found: list[Entry] = []
         last = _position(before)
         for _ in range(_MOST_LOOKED_AT // _CHUNK):

@@ -95,6 +95,23 @@ async def test_pages_show_every_job_once_newest_first(jobs: JobStore) -> None:
     assert seen == [job.status.job_id for job in reversed(made)]
 
 
+async def test_a_list_reads_no_record_of_another_tenant(jobs: JobStore, store: Store) -> None:
+    for number in range(5):
+        await jobs.create(make_spec(tenant="b" if number == 2 else "a"), artefacts={})
+    before = (await store.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
+    page = await jobs.list_page(tenant="b")
+    after = (await store.redis.info("commandstats"))["cmdstat_hgetall"]["calls"]
+    assert [job.status.tenant for job in page.jobs] == ["b"]
+    assert after - before == 1
+
+
+async def test_a_page_has_one_job_at_least_and_a_bound(jobs: JobStore) -> None:
+    for _ in range(3):
+        await jobs.create(make_spec(), artefacts={})
+    page = await jobs.list_page(page_size=-1)
+    assert (len(page.jobs), bool(page.token)) == (1, True)
+
+
 async def test_pages_are_filtered_by_state_and_tenant(jobs: JobStore) -> None:
     over = await jobs.create(make_spec(), artefacts={})
     live = await jobs.create(make_spec(tenant="b"), artefacts={})
