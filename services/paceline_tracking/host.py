@@ -42,8 +42,9 @@ class Host:
         try:
             return self._do(verb, request[verb])
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            text = f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARS]
-            return {"error": without_secrets(text)}
+            # Before the cut, which may leave half of a secret.
+            text = without_secrets(f"{type(error).__name__}: {error}")
+            return {"error": text[:MOST_ERROR_CHARS]}
 
     def _do(self, verb: str, given: Any) -> dict[str, Any]:
         if verb == "open":
@@ -59,7 +60,8 @@ class Host:
             tracker.finish(given["state"], given["summary"])
         elif verb == "close":
             tracker.close()
-        return {"url": tracker.url, "rows": tracker.rows}
+        # Everybody who may see the job sees its address.
+        return {"url": without_secrets(tracker.url), "rows": tracker.rows}
 
 
 def _take_pipes() -> tuple[TextIO, TextIO]:

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 _NAMED = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
 _LEAST_CHARS = 6
+_USER = re.compile(r"://[^/@\s]+@")
+# Also those of signed addresses: X-Amz-Security-Token, X-Amz-Signature, ...
+_QUERY = re.compile(r"(?i)([?&][\w.-]*(?:token|key|password|secret|signature|credential)=)[^&#\s]*")
 
 
 def without_secrets(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The text without the values of variables that are named like secrets."""
+    """Without values of variables that are named like secrets, or credentials in addresses."""
     values = [
         value
         for name, value in environment.items()
@@ -19,4 +22,4 @@ def without_secrets(text: str, environment: Mapping[str, str] = os.environ) -> s
     ]
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, "***")
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+    return _QUERY.sub(r"\1***", _USER.sub("://***@", text))

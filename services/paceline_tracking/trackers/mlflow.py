@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -52,8 +53,7 @@ class MLflow:
         self._id = opened.info.run_id
         last = opened.data.metrics.get(ROW)
         self.rows = 0 if last is None else int(last) + 1
-        address = server.rstrip("/")
-        self.url = f"{address}/#/experiments/{experiment}/runs/{self._id}"
+        self.url = f"{_address(server)}/#/experiments/{experiment}/runs/{self._id}"
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
         """Metrics at their step; samples as a table beside them."""
@@ -95,6 +95,11 @@ class MLflow:
         path = f"samples/row-{point.index:06d}.json"
         content = {"columns": list(COLUMNS), "data": table(point.step, point.samples)}
         self._client.log_text(self._id, json.dumps(content), path)
+
+
+def _address(server: str) -> str:
+    """Of the server, without who logs in there."""
+    return re.sub(r"://[^/]*@", "://", server.partition("?")[0]).rstrip("/")
 
 
 def _experiment(client: Any, name: str) -> str:

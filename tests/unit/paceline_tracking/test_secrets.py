@@ -1,0 +1,96 @@
+"""Nothing that opens a door gets out of the process of a tracker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.interfaces import TrackedRun
+from paceline.testing.trackers import Lines, tracked_run
+from paceline_tracking.host import MOST_ERROR_CHARS, Host
+from paceline_tracking.messages import run_to
+from paceline_tracking.secrets import without_secrets
+from paceline_tracking.trackers.mlflow import MLflow
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://me:pw@host/a", "at https://***@host/a"),
+        ("https://h/?access_token=abc&a=1#/x", "https://h/?access_token=***&a=1#/x"),
+        ("https://h/?a=1&api_key=abc", "https://h/?a=1&api_key=***"),
+        ("https://h/?Password=abc and more", "https://h/?Password=*** and more"),
+        ("https://h/?client-secret=abc", "https://h/?client-secret=***"),
+        ("https://h/?X-Amz-Signature=abc", "https://h/?X-Amz-Signature=***"),
+        ("https://h/?monkeys=3&tokens=4", "https://h/?monkeys=3&tokens=4"),
+        ("the key is correct-horse", "the key is ***"),
+    ],
+)
+def test_addresses_and_values_of_variables_are_hidden(text: str, shown: str) -> None:
+    assert without_secrets(text, {"SOME_API_KEY": "correct-horse"}) == shown
+
+
+def leaky(run: TrackedRun) -> Lines:
+    """A tracker whose address holds everything that it should not."""
+    tracker = Lines(run, trouble="", tells=True)
+    tracker.url = "https://me:correct-horse@host/run?token=battery-staple"
+    return tracker
+
+
+def test_the_address_of_a_run_shows_no_secret(tmp_path: Path) -> None:
+    host = Host()
+    opened = {"kind": f"{__name__}:leaky", "options": {}, "run": run_to(tracked_run(tmp_path))}
+    requests: list[dict[str, Any]] = [
+        {"open": opened},
+        {"write": []},
+        {"finish": {"state": "succeeded", "summary": {}}},
+    ]
+    for request in requests:
+        assert host.serve(request)["url"] == "https://***@host/run?token=***"
+
+
+class Found:
+    """A client of MLflow that knows one run, which holds nothing."""
+
+    def search_runs(self, *_: Any, **__: Any) -> list[Any]:
+        return [self]
+
+    @property
+    def info(self) -> Any:
+        return self
+
+    @property
+    def data(self) -> Any:
+        return self
+
+    run_id = "r"
+    metrics: dict[str, float] = {}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        ("https://me:pw@host:5000/", "https://host:5000"),
+        ("https://host/base?token=abc", "https://host/base"),
+        ("http://host", "http://host"),
+    ],
+)
+def test_the_address_of_mlflow_names_nobody(tmp_path: Path, server: str, address: str) -> None:
+    tracker = MLflow(tracked_run(tmp_path), Found(), server=server, experiment="7")
+    assert tracker.url == f"{address}/#/experiments/7/runs/r"
+
+
+def test_a_message_is_cut_after_its_secrets_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "k" * MOST_ERROR_CHARS * 2)
+    opened = {"kind": f"{__name__}:refusing", "options": {}, "run": run_to(tracked_run(tmp_path))}
+    assert Host().serve({"open": opened}) == {"error": "ConnectionError: key ***"}
+
+
+def refusing(run: TrackedRun) -> Lines:
+    """A tracker that tells what it was given."""
+    raise ConnectionError(f"key {os.environ['SOME_API_KEY']}")
