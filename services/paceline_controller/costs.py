@@ -22,6 +22,8 @@ class Costs:
         self._options = options
         self._last_s: float | None = None
         self._jobs: set[str] = set()
+        for kind in WorkerKind:  # a rate does not see the first event of a counter
+            metrics.add("restarts", 0, service=kind)
 
     def look(
         self,

@@ -66,6 +66,9 @@ class EpisodeWorker:
         self._starting: set[asyncio.Task[None]] = set()
         self._longest_step_s = 0.0
         self._draining = False
+        # A rate does not see the first event of a counter.
+        metrics.add("finished", 0)
+        metrics.add("given_back", 0, cause="infra_error")
 
     @property
     def num_open(self) -> int:

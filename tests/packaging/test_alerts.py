@@ -49,12 +49,18 @@ def test_every_alert_has_cases() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_fires_when_it_should_and_only_then(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    fires = case["fires"]
-    told = {
+    cases = [
+        (fires["series"], [told(name, fires)]) for fires in [case["fires"], *case.get("also", [])]
+    ]
+    run(tmp_path, name, case["at"], [*cases, *((series, []) for series in case["quiet"])])
+
+
+def told(name: str, fires: dict[str, Any]) -> dict[str, Any]:
+    """The alert that is expected."""
+    return {
         "exp_labels": fires["labels"] | ALERTS[name]["labels"],
         "exp_annotations": ALERTS[name]["annotations"] | {"summary": fires["summary"]},
     }
-    run(tmp_path, name, case["at"], [(fires["series"], [told]), *((s, []) for s in case["quiet"])])
 
 
 def run(folder: Path, name: str, at: str, cases: list[tuple[dict[str, str], list[Any]]]) -> None:

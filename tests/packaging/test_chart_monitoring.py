@@ -134,3 +134,9 @@ def test_the_scrape_configuration_of_the_documents_is_one(tmp_path: Path) -> Non
     assert job["honor_labels"] is True
     wanted = {"app", "service", "job", "instance"}
     assert wanted <= {rule.get("target_label") for rule in job["relabel_configs"]}
+    # A pod that has ended does not answer, and is not down.
+    assert {
+        "source_labels": ["__meta_kubernetes_pod_phase"],
+        "regex": "Pending|Running",
+        "action": "keep",
+    } in job["relabel_configs"]

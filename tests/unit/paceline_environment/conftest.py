@@ -56,6 +56,7 @@ class Stage:
     service: EnvironmentService | None = None
     running: asyncio.Task[None] | None = None
     servers: list[aio.Server] = field(default_factory=list[aio.Server])
+    metrics: Metrics = field(default_factory=Metrics)
 
     def announce(self, *, rollouts: int | None = None, rewards: int | None = None) -> None:
         """Put peers on the roster."""
@@ -71,7 +72,7 @@ class Stage:
         self.announce()
         server = aio.server()
         port = server.add_insecure_port("127.0.0.1:0")
-        chassis = Chassis(self.settings, server, Metrics(), f"127.0.0.1:{port}")
+        chassis = Chassis(self.settings, server, self.metrics, f"127.0.0.1:{port}")
         self.service = await build(chassis)
         await server.start()
         self.servers.append(server)

@@ -171,6 +171,19 @@ async def test_a_broken_world_is_given_back(
     assert detail in key.detail
 
 
+async def test_episodes_are_counted_from_nought(staged: Any, until: Any, assign: Any) -> None:
+    """A rate sees nothing of a counter that appears with its first events."""
+    stage = await staged(spec={"tasks": {"environment": "paceline.testing.worlds:Crashing"}})
+    await stage.open()
+    told = stage.metrics.registry.get_sample_value
+    failed = "paceline_given_back_episodes_total", {"cause": "infra_error"}
+    assert told("paceline_finished_episodes_total") == 0.0
+    assert told(*failed) == 0.0
+    stage.experience.give([assign(size=1)])
+    await until(lambda: told(*failed))
+    assert told("paceline_finished_episodes_total") == 0.0
+
+
 async def test_an_episode_has_a_deadline(staged: Any, until: Any, assign: Any) -> None:
     tasks = {"environment": "arithmetic", "episode_timeout_s": 0.3}
     stage = await staged(spec={"tasks": tasks}, flush_s=0.2)
