@@ -105,4 +105,5 @@ def test_the_slowed_service_is_named(
     finally:
         done.set()
         user.join()
+        platform.stop()
     assert not wrong
