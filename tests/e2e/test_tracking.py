@@ -50,6 +50,7 @@ def test_a_hung_tracker_costs_the_job_nothing(
                 assert time.monotonic() < deadline, (trackers(), platform.logs())
                 time.sleep(0.5)
             found = trackers()
+        platform.stop()
     assert found["mlflow"].detail.startswith("hung: ")
     folder = tmp_path / "run" / "jobs" / job.status.job_id
     lines = (folder / "metrics.jsonl").read_text().splitlines()
