@@ -1,4 +1,4 @@
-"""Who changed what, when, from where, and whether it was allowed: one stream, only appended to."""
+"""Who changed what, when, from where, and whether it was allowed: streams, only appended to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from logging import LogRecord, makeLogRecord
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -17,7 +18,8 @@ from paceline.errors import InvalidError, PacelineError, StoreError
 from paceline.logs import Log
 from paceline_experience.store import Store
 
-STREAM = "{access}:audit"
+# Who may do little can be refused often: that must not push out what was done.
+_DONE, _NOT_DONE = "{access}:audit", "{access}:audit:refused"
 _TEXT = 200
 _CHUNK = 500
 # Of entries looked at for one page: a filter that fits nothing must not hold up the store.
@@ -55,7 +57,10 @@ class Change:
 
 
 class AuditLog:
-    """The log in the store; what this process adds also goes to a rotated file and to its log."""
+    """The log in the store; what this process adds also goes to a rotated file and to its log.
+
+    It keeps about `most` entries of what was done, and as many of what was refused or failed.
+    """
 
     def __init__(self, store: Store, *, path: Path, most: int = 100_000) -> None:
         self._store = store
@@ -88,7 +93,8 @@ class AuditLog:
     def command(self, fields: Mapping[str, str | int]) -> Command:
         """What adds an entry, for who does it in one transaction with a change; then `export`."""
         flat = [part for item in fields.items() for part in item]
-        return ("XADD", STREAM, "MAXLEN", "~", self._most, "*", *flat)
+        stream = _DONE if fields["outcome"] == "ok" else _NOT_DONE
+        return ("XADD", stream, "MAXLEN", "~", self._most, "*", *flat)
 
     def export(self, entry_id: bytes, fields: Mapping[str, str | int]) -> None:
         """Tell files and logs of an entry that is in the store."""
@@ -135,7 +141,7 @@ class AuditLog:
     ) -> tuple[list[Entry], str]:
         """Entries, newest first, and `before` of the next page; empty at the end.
 
-        A page may be short, or empty, and still have a next one.
+        A page may be short, or empty, and still have a next one, or have one entry more.
 
         Raises:
             InvalidError: `before` is no id.
@@ -144,17 +150,28 @@ class AuditLog:
         found: list[Entry] = []
         last = _position(before)
         for _ in range(_MOST_LOOKED_AT // _CHUNK):
-            most = f"({last}" if last else "+"
-            chunk = await self._store.command("XREVRANGE", STREAM, most, "-", "COUNT", _CHUNK)
-            for entry in map(_read, chunk):
+            chunk, more = await self._chunk(last)
+            for entry in chunk:
+                # Entries of both streams can have one id: no page ends between them.
+                if len(found) >= size and entry.id != last:
+                    return found, last
                 last = entry.id
                 if _wanted(entry, tenant=tenant, action=action):
                     found.append(entry)
-                if len(found) == size:
-                    return found, last
-            if len(chunk) < _CHUNK:
+            if not more:
                 return found, ""
         return found, last
+
+    async def _chunk(self, before: str) -> tuple[list[Entry], bool]:
+        """Entries of both streams, newest first, and whether there are more."""
+        most = f"({before}" if before else "+"
+        parts = await self._store.together(
+            *(("XREVRANGE", name, most, "-", "COUNT", _CHUNK) for name in (_DONE, _NOT_DONE))
+        )
+        found = sorted(map(_read, chain.from_iterable(parts)), key=_place, reverse=True)
+        ends = [_place(_read(part[-1])) for part in parts if len(part) == _CHUNK]
+        # Beyond the end of a part that was cut, the other one is not the whole truth.
+        return [entry for entry in found if not ends or _place(entry) >= max(ends)], bool(ends)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -199,8 +216,8 @@ def fields_of(
     detail: str = "",
     count: int = 1,
 ) -> dict[str, str | int]:
-    """The fields of an entry in the store."""
-    return {
+    """The fields of an entry in the store, each of a bounded length."""
+    texts = {
         "token_id": who.token_id,
         "name": who.name,
         "tenant_of_caller": who.tenant,
@@ -208,11 +225,11 @@ def fields_of(
         "source": who.source,
         "action": action,
         "tenant": tenant or ALL_TENANTS,
-        "target": target[:_TEXT],
+        "target": target,
         "outcome": outcome,
-        "detail": detail[:_TEXT],
-        "count": count,
+        "detail": detail,
     }
+    return {key: text[:_TEXT] for key, text in texts.items()} | {"count": count}
 
 
 def _wanted(entry: Entry, *, tenant: str, action: str) -> bool:
@@ -230,6 +247,10 @@ def _entry(entry_id: str, fields: Mapping[str, str]) -> Entry:
     time = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     texts = {key: value for key, value in fields.items() if key != "count"}
     return Entry(id=entry_id, time=time, count=int(fields["count"]), **texts)
+
+
+def _place(entry: Entry) -> tuple[int, ...]:
+    return tuple(map(int, entry.id.split("-")))
 
 
 def _position(before: str) -> str:

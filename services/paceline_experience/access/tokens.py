@@ -20,6 +20,7 @@ from paceline_experience.store import Store
 
 # How long those that are over can still be seen.
 KEEP_S = 30 * 86_400
+# Of those that open something, and as many again that are over.
 MOST_PER_TENANT = 1000
 _INDEX = "{access}:tokens"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@ -]{0,61}[A-Za-z0-9])?")
@@ -58,10 +59,13 @@ class Tokens:
         audit: AuditLog,
         *,
         fresh: Callable[[], tuple[str, str]] = new_token,
+        most: int = MOST_PER_TENANT,
     ) -> None:
         self._store = store
         self._audit = audit
         self._fresh = fresh
+        self._most = most
+        self._tenants: dict[str, str] = {}  # by id; a token keeps its tenant
 
     async def create(
         self,
@@ -80,14 +84,16 @@ class Tokens:
             StateError: the tenant has too many.
         """
         tenant = tenant or who.tenant
-        async with self._audit.refusals(who, "token.create", tenant=tenant):
+        async with self._audit.refusals(who, "token.create", tenant=who.tenant) as change:
             _check(name, tenant, expires_in_s)
             who.check_role(Role.ADMIN)
             who.check_tenant(tenant)
-            live = [each for each in await self.listed(tenant) if not each.over]
-            if sum(each.tenant == tenant for each in live) >= MOST_PER_TENANT:
+            change.tenant = tenant
+            found = await self.listed(tenant)
+            over = [each.token_id for each in found if each.over]
+            if len(found) - len(over) >= self._most:
                 raise StateError(
-                    f"tenant {tenant!r} has {MOST_PER_TENANT} tokens; revoke some of them first"
+                    f"tenant {tenant!r} has {self._most} tokens; revoke some of them first"
                 )
         token_id, secret = self._fresh()
         now = await self._store.now()
@@ -100,6 +106,8 @@ class Tokens:
             "created_by": who.name,
         }
         commands: list[Command] = [("ZADD", _INDEX, repr(now), token_id)]
+        if forgotten := over[: max(0, len(over) - self._most)]:
+            commands += [("DEL", *map(_key, forgotten)), ("ZREM", _INDEX, *forgotten)]
         if expires_in_s is not None:
             record["expires"] = repr(now + expires_in_s)
             commands.append(("EXPIRE", _key(token_id), int(expires_in_s) + KEEP_S))
@@ -110,13 +118,16 @@ class Tokens:
 
     async def listed(self, tenant: str = "") -> list[Token]:
         """Tokens of a tenant (empty: of all), oldest first; those that are over for a month."""
-        ids = [each.decode() for each in await self._store.command("ZRANGE", _INDEX, 0, -1)]
+        index = [each.decode() for each in await self._store.command("ZRANGE", _INDEX, 0, -1)]
+        self._tenants = {each: self._tenants[each] for each in index if each in self._tenants}
+        ids = [each for each in index if not tenant or self._tenants.get(each, tenant) == tenant]
         now = await self._store.now()
         records = await self._store.hashes(*map(_key, ids)) if ids else []
         found = dict(zip(ids, map(_text, records), strict=True))
         if gone := [token_id for token_id, record in found.items() if not record]:
             await self._store.command("ZREM", _INDEX, *gone)
         tokens = [_token(token_id, record, now) for token_id, record in found.items() if record]
+        self._tenants.update((token.token_id, token.tenant) for token in tokens)
         return [token for token in tokens if tenant in ("", token.tenant)]
 
     async def revoke(self, who: Principal, token_id: str) -> Token:
