@@ -173,14 +173,13 @@ class JobStore:
         """Id, tenant and state of all jobs that are not over, the oldest first."""
         found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
-        await self._learn(job_ids)
-        with self._store.asked():
-            async with self._store.redis.pipeline(transaction=False) as pipe:
-                for job_id in job_ids:
-                    pipe.hget(self._key(self._tenants.get(job_id, ""), job_id), "state")
-                states = await pipe.execute()
-        told = [(n, JobState(s.decode())) for n, s in zip(job_ids, states, strict=True) if s]
+        states = await self._field(job_ids, "state")
+        told = [(n, JobState(s)) for n, s in zip(job_ids, states, strict=True) if s]
         return [(n, self._tenants[n], state) for n, state in told if not state.terminal]
+
+    async def reasons(self, job_ids: Sequence[str]) -> list[str]:
+        """Why jobs are in the states that they are in, in order; empty where nothing was said."""
+        return await self._field(job_ids, "reason") if job_ids else []
 
     async def check_room(self, tenant: str, most: int | None) -> None:
         """Raise `QuotaError` if a tenant has as many jobs that are not over as it may."""
@@ -297,6 +296,16 @@ class JobStore:
         if tenant:
             job_ids = [job_id for job_id in job_ids if self._tenants.get(job_id) == tenant]
         return dict(zip(job_ids, await self._read(job_ids), strict=True)) if job_ids else {}
+
+    async def _field(self, job_ids: Sequence[str], name: str) -> list[str]:
+        """One field of several records, in order; empty where there is none."""
+        await self._learn(job_ids)
+        with self._store.asked():
+            async with self._store.redis.pipeline(transaction=False) as pipe:
+                for job_id in job_ids:
+                    pipe.hget(self._key(self._tenants.get(job_id, ""), job_id), name)
+                found: list[bytes | None] = await pipe.execute()
+        return [value.decode() if value else "" for value in found]
 
     async def _learn(self, job_ids: Sequence[str]) -> None:
         unknown = [job_id for job_id in job_ids if job_id not in self._tenants]

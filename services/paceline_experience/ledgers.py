@@ -70,6 +70,7 @@ class Ledgers:
         self._foreign = False
         self._past: OrderedDict[str, Entry] = OrderedDict()
         self._opening = asyncio.Lock()
+        self._next = ""  # the job that is about to become active
 
     async def open_all(self) -> None:
         """Take every live job that no other replica owns."""
@@ -101,13 +102,21 @@ class Ledgers:
             epoch = await self._jobs.claim(job, self._owner, lease_s=lease_s)
             if epoch == 0:
                 raise FencedError(f"job {job.status.job_id} is owned by another replica")
-            entry = await self._open(job, sources, epoch=epoch)
-            await self._history.open(job)
-            await self._opened(job, entry.ledger)
-            entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
-            self.active[job.status.job_id] = entry
+            self._next = job.status.job_id
+            try:
+                entry = await self._open(job, sources, epoch=epoch)
+                await self._history.open(job)
+                await self._opened(job, entry.ledger)
+                entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
+                self.active[job.status.job_id] = entry
+            finally:
+                self._next = ""
         self.wake()
         return entry.ledger
+
+    def live(self, job_id: str) -> bool:
+        """Whether a job is active here, or about to be."""
+        return job_id in self.active or job_id == self._next
 
     async def get(self, job_id: str) -> JobLedger:
         """The ledger of any job.

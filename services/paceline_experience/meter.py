@@ -126,6 +126,10 @@ class JobMeter:
         """What the ledger holds."""
         job, metrics = self._job_id, self._metrics
         states: dict[str, int] = dict(live["counts"])
+        if not states["queued"] + states["leased"]:
+            self._sampled = self._clock()  # nothing is wanted, so nothing is late
+        if not live["step"]:
+            self._saved = self._clock()  # nothing could be lost
         metrics.total("admitted", states.pop("admitted"), job=job)
         for state, count in states.items():
             metrics.set("episodes", count, job=job, state=state)

@@ -84,6 +84,7 @@ class ExperienceService(Service):
             jobs=self._jobs,
             ledgers=self._ledgers,
             roster=self._roster,
+            store=store,
             audit_s=options.audit_s,
         )
         store.usage = chassis.usage
@@ -128,6 +129,7 @@ class ExperienceService(Service):
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._vitals.run(), name="vitals")
             tasks.create_task(self._watch.run(), name="watch")
+            tasks.create_task(self._watch.follow(), name="look")
             tasks.create_task(self._watch.audit(), name="audit")
 
     async def _sweep(self) -> None:
@@ -159,17 +161,9 @@ class ExperienceService(Service):
             log.warning("cannot renew the ownership of jobs", error=error)
         for entry in list(self._ledgers.active.values()):
             await sweep(entry)
-        await self._look()
-        await self._look_at_tenants()
-
-    async def _look(self) -> None:
-        """Release rollout workers when an eval is over, and tell Prometheus."""
         for job_id, entry in list(self._ledgers.active.items()):
-            self._tracker.hold(job_id, await entry.ledger.hold())
-        try:
-            await self._watch.look()
-        except PacelineError as error:
-            log.warning("cannot look at jobs; their metrics stay as they were", error=error)
+            self._tracker.hold(job_id, await entry.ledger.hold())  # an eval may be over
+        await self._look_at_tenants()
 
     async def _look_at_tenants(self) -> None:
         try:

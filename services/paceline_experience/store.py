@@ -15,12 +15,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     MovedError,
     NoScriptError,
     RedisClusterException,
     RedisError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from paceline.errors import (
     FencedError,
@@ -38,6 +40,9 @@ from paceline.usage import Usage
 
 PING_TIMEOUT_S = 5.0
 log = Log("store")
+
+# What a command ends in that got no answer from the node it was for; all others are answers.
+_UNANSWERED = (RedisConnectionError, RedisTimeoutError, RedisClusterException, ClusterDownError)
 
 # A Lua script fails with `redis.error_reply("FENCED text")`; the first word picks the class.
 _SCRIPT_ERRORS = {
@@ -78,6 +83,7 @@ class Store:
         redis.set_retry(Retry(NoBackoff(), 0))
         self.redis = redis
         self.usage: Usage | None = None  # told of every wait, if it is there
+        self.away = False  # the last that was asked got no answer
         self._digests: dict[str, str] = {}
 
     @classmethod
@@ -144,7 +150,12 @@ class Store:
     def asked(self) -> Generator[None]:
         """Inside, somebody waits for Redis; its errors leave as errors of our tree."""
         with nullcontext() if self.usage is None else self.usage.wait("store"), translated():
-            yield
+            try:
+                yield
+            except (RedisError, RedisClusterException) as error:
+                self.away = isinstance(error, _UNANSWERED)
+                raise
+            self.away = False
 
     async def close(self) -> None:
         """Close all connections."""

@@ -35,6 +35,8 @@ class Vitals:
                 async with asyncio.timeout(self._within_s):
                     await self._store.now()
                 self._answers += 1
-            except (PacelineError, TimeoutError):
+            except TimeoutError:
+                self._store.away = True
+            except PacelineError:
                 pass  # the silence tells
             await asyncio.sleep(ASK_S)

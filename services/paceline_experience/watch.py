@@ -16,7 +16,9 @@ from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Entry, Ledgers
 from paceline_experience.meter import JobMeter
 from paceline_experience.roster import Query, Roster
+from paceline_experience.store import Store
 
+LOOK_S = 2.0  # a look at a hundred jobs holds the event loop up for 30 ms
 HELD = "held"  # queued, and the controller has said why: a quota
 LIVE = (JobState.QUEUED, JobState.STARTING, JobState.RUNNING)
 log = Log("watch")
@@ -33,6 +35,7 @@ class Watch:
         jobs: JobStore,
         ledgers: Ledgers,
         roster: Roster,
+        store: Store,
         audit_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -41,9 +44,11 @@ class Watch:
         self._jobs = jobs
         self._ledgers = ledgers
         self._roster = roster
+        self._store = store
         self._audit_s = audit_s
         self._clock = clock
         self._meters: dict[str, JobMeter] = {}
+        self._opened: set[str] = set()  # jobs whose meters tell ages
         self._seen: dict[str, int] = {}  # newest incarnation whose trainer was in the roster
         self._trainers: set[str] = set()  # jobs whose trainer is in the roster
         self._held: set[str] = set()
@@ -56,16 +61,27 @@ class Watch:
 
     async def look(self) -> None:
         """Tell what the ledgers hold; forget jobs that are over."""
-        active = self._ledgers.active
-        for job_id in [each for each in self._meters if each not in active]:
+        for job_id in [each for each in self._meters if not self._ledgers.live(each)]:
             self._meters.pop(job_id).close()
+            self._opened.discard(job_id)
             self._seen.pop(job_id, None)
-        for job_id, entry in list(active.items()):
+        for job_id, entry in list(self._ledgers.active.items()):
             meter = self.meter(job_id)
-            meter.open()
-            meter.bounded(entry.spec)
+            if job_id not in self._opened:
+                self._opened.add(job_id)
+                meter.open()
+                meter.bounded(entry.spec)
             meter.show(await entry.ledger.live(), entry.ledger.counts)
         await self._count()
+
+    async def follow(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except PacelineError as error:
+                log.warning("cannot look at jobs; their metrics stay as they were", error=error)
+            await asyncio.sleep(LOOK_S)
 
     async def run(self) -> None:
         """Account for what jobs wait for until cancelled."""
@@ -110,6 +126,8 @@ class Watch:
         started = job_id in self._trainers
         if started:
             self._seen[job_id] = ledger.incarnation
+        if self._store.away:
+            return "store"
         if on := ledger.awaited():
             return "store" if self._usage.waits("store") else on
         # Granted to a trainer that has not been seen yet: it is starting.
@@ -120,7 +138,8 @@ class Watch:
         states = await self._jobs.states()
         mine = [(job, state) for job, _, state in states if job in self._ledgers.active]
         queued = [job for job, state in mine if state is JobState.QUEUED]
-        self._held = {job for job in queued if (await self._jobs.get(job)).status.reason}
+        reasons = await self._jobs.reasons(queued)
+        self._held = {job for job, reason in zip(queued, reasons, strict=True) if reason}
         counts = Counter(HELD if job in self._held else str(state) for job, state in mine)
         for state in (HELD, *JobState):
             if not (isinstance(state, JobState) and state.terminal):
