@@ -8,7 +8,6 @@ from functools import partial
 
 from kubernetes.aio.client.configuration import Configuration
 
-from paceline.access import derived
 from paceline.chassis import Chassis, Service
 from paceline.config.service import ControllerOptions, KubernetesOptions
 from paceline.errors import FencedError, PacelineError, UnavailableError
@@ -67,8 +66,7 @@ class ClusterService(Service):
                 options.kubernetes.gateway,
                 tls=settings.tls,
                 kind=WorkerKind.GATEWAY,
-                # A name of its own in the audit log, and no more rights than it needs.
-                token=derived(settings.token, "controller") if settings.token else "",
+                token=settings.token,
             )
             if options.kubernetes.gateway
             else connect_as(settings, settings.experience)

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+
+from paceline.access import derived
 
 FEATURES = sorted(
     path.name.removesuffix("-values.yaml")
@@ -197,6 +200,8 @@ def secret_values(objects: list[Object]) -> set[str]:
             text = base64.b64decode(value).decode()
             if key in {"token", "password"}:
                 found.add(text)
+            elif key == "controller.yaml":
+                found.add(yaml.safe_load(text)["token"])
             elif key == "store.yaml":
                 found.add(text.partition("://")[2].rpartition("@")[0].partition(":")[2])
     return found - {""}
@@ -219,20 +224,29 @@ def test_secrets_are_in_secrets_only(feature: str, render: Render) -> None:
 @pytest.mark.parametrize(
     ("secret", "readers"),
     [
-        ("rel-paceline-token", {"gateway", "controller"}),
-        ("rel-paceline-store", {"experience", "store"}),
+        ("rel-paceline-token", {"gateway": "token.yaml", "controller": "controller.yaml"}),
+        ("rel-paceline-store", {"experience": "store.yaml", "store": "password.conf"}),
     ],
 )
 def test_secrets_are_mounted_where_they_are_read(
-    secret: str, readers: set[str], render: Render, pods: Any
+    secret: str, readers: dict[str, str], render: Render, pods: Any
 ) -> None:
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for template in pods(render()).values():
         for volume in template["spec"]["volumes"]:
             if volume.get("secret", {}).get("secretName") == secret:
-                found.add(template["metadata"]["labels"]["app.kubernetes.io/component"])
-                assert len(volume["secret"]["items"]) == 1
+                (item,) = volume["secret"]["items"]
+                reader = template["metadata"]["labels"]["app.kubernetes.io/component"]
+                assert found.setdefault(reader, item["key"]) == item["key"]
     assert found == readers
+
+
+def test_the_controllers_token_is_the_one_that_the_gateway_knows(render: Render) -> None:
+    (secret,) = (o for o in render() if o["metadata"]["name"] == "rel-paceline-token")
+    data = {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
+    tokens = {key: yaml.safe_load(data[key])["token"] for key in ("token.yaml", "controller.yaml")}
+    assert tokens["token.yaml"] == data["token"]
+    assert tokens["controller.yaml"] == derived(data["token"], "controller")
 
 
 def test_generated_secrets_differ_from_release_to_release(helm: Any, chart: Path) -> None:

@@ -48,7 +48,7 @@ ENVIRONMENT = {
 # Where a pod of the user's own Secrets gets them from.
 OURS = {
     "our-store": {"store.yaml": "store_url: redis://:secret@ours:6390/0"},
-    "our-token": {"token.yaml": "token: ours"},
+    "our-token": {"token.yaml": "token: ours", "controller.yaml": "token: its"},
     "our-headers": {"headers": "x-api-key: ours"},
     "our-authority": {"ca.crt": "-----BEGIN CERTIFICATE-----"},
 }

