@@ -129,8 +129,8 @@ def test_uninstall_keeps_what_is_to_be_kept(release: Release) -> None:
 
 def test_a_store_of_ones_own_takes_the_place_of_the_embedded_one(release: Release) -> None:
     release.apply(PASSING, "install")
-    release.apply(PASSING | {"store": {"url": "redis://:pw@redis.example.com:6379/0"}})
+    release.apply(PASSING | {"store": {"url": "redis://redis.example.com:6379/0"}})
     assert release.secret("rel-paceline-store") == {
-        "store.yaml": 'store_url: "redis://:pw@redis.example.com:6379/0"\n'
+        "store.yaml": 'store_url: "redis://redis.example.com:6379/0"\n'
     }
     assert not {name for kind, name in release.objects() if kind == "StatefulSet"}
