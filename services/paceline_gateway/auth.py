@@ -92,6 +92,8 @@ class Door:
         return who
 
     async def _who(self, token: str) -> Principal:
+        if not token:
+            raise AuthenticationError(NEEDED)
         digest = digest_of(token)
         # All of them are compared: how long it takes says nothing.
         fits = [who for own, who in self._own.items() if hmac.compare_digest(own, digest)]

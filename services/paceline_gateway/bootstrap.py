@@ -17,19 +17,23 @@ def bootstrap_token(settings: ServiceSettings) -> str:
         ConfigError: it is too short, or there is none and it cannot be kept.
     """
     if settings.token:
-        if len(settings.token) < LEAST_CHARACTERS:
-            raise ConfigError(
-                f"token: has {len(settings.token)} characters; at least {LEAST_CHARACTERS} are "
-                "needed, for example from: openssl rand -hex 32"
-            )
-        return settings.token
+        return _long_enough(settings.token, "token", "make one with: openssl rand -hex 32")
     path = settings.run_dir / TOKEN_FILE
     try:
-        return kept_secret(path, new_bootstrap)
+        kept = kept_secret(path, new_bootstrap)
     except OSError as error:
         raise ConfigError(
             f"token: is not set, and none can be kept in {path} ({error.strerror}); set it"
         ) from None
+    return _long_enough(kept, f"token: the file {path}", "remove it and a new one is made")
+
+
+def _long_enough(token: str, where: str, remedy: str) -> str:
+    if len(token) >= LEAST_CHARACTERS:
+        return token
+    raise ConfigError(
+        f"{where}: has {len(token)} characters; at least {LEAST_CHARACTERS} are needed; {remedy}"
+    )
 
 
 def own_tokens(token: str) -> dict[bytes, Principal]:

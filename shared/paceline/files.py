@@ -77,6 +77,9 @@ def kept_secret(path: Path, make: Callable[[], str]) -> str:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
         handle.write(f"{make()}\n")
+        # A crash of the machine must not leave the name without the content.
+        handle.flush()
+        os.fsync(handle.fileno())
     try:
         # Unlike a rename this never replaces what another process has just written.
         with contextlib.suppress(FileExistsError):

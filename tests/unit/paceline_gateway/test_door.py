@@ -53,7 +53,7 @@ class World:
     """A door, who it asks, and a clock that stands still until told."""
 
     def __init__(self, keeper: Gatekeeper, stub: GatekeeperAsyncStub) -> None:
-        self.keeper = keeper
+        self.keeper, self.keeper_stub = keeper, stub
         self.now = 100.0
         self.refusals = Refusals(gatekeeper=stub, metrics=Metrics())
         self.door = Door(
@@ -131,6 +131,13 @@ async def test_what_has_not_the_form_of_a_token_is_not_asked_about(world: World)
             await world.enter(token)
     assert world.keeper.asked == 0
     assert (await world.enter(derived(BOOTSTRAP, "controller"))).role is Role.SUBMIT
+
+
+async def test_no_token_is_never_one_of_the_own(world: World) -> None:
+    world.door = Door(gatekeeper=world.keeper_stub, refusals=world.refusals, own=own_tokens(""))
+    for authorization in ("", "Bearer ", "Bearer", "Basic eDp5"):
+        with pytest.raises(AuthenticationError):
+            await world.door.enter(authorization, Role.READ, source="h", action="x")
 
 
 async def test_not_more_is_remembered_than_there_is_room_for(world: World) -> None:

@@ -13,6 +13,7 @@ from paceline.access import service
 from paceline.chassis import serve
 from paceline.config import ServiceSettings
 from paceline.errors import ConfigError, UnavailableError
+from paceline.files import TOKEN_FILE
 from paceline.rpc import connect, stream
 from paceline.testing.jobs import serve_jobs
 from paceline.types import JobState, WorkerKind
@@ -83,6 +84,16 @@ async def test_port_in_use_as_a_process(tmp_path: Path) -> None:
 async def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await serve(settings(tmp_path, **changes), build)
+
+
+@pytest.mark.parametrize("kept", ["", "\n", "short\n"])
+async def test_a_token_file_that_is_cut_off_opens_nothing(tmp_path: Path, kept: str) -> None:
+    path = tmp_path / TOKEN_FILE
+    path.write_text(kept)
+    told = rf"token: the file {path}: has {len(kept.strip())} characters; at least 16"
+    with pytest.raises(ConfigError, match=told):
+        await serve(settings(tmp_path, token=""), build)
+    assert path.read_text() == kept
 
 
 async def test_upstream_unreachable(gateway: Gateway) -> None:
