@@ -16,6 +16,7 @@ from paceline_tracking.secrets import without_secrets
 COMMAND = (sys.executable, "-m", "paceline_tracking.host")
 MOST_WORDS = 2000
 LINE_BYTES = 1 << 20
+END_S = 5.0
 _PIPES = asyncio.subprocess.PIPE
 
 
@@ -73,8 +74,10 @@ class Child:
         """End it and all that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        # Something that left the family may hold the pipe open.
+        # Something that left the family may hold the pipe open, and asyncio waits for pipes too.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
 

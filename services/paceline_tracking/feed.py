@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from paceline.metrics import Metrics
 from paceline.processes import Restarts
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_tracking.child import Child, TrackerError
-from paceline_tracking.ledger import Ledger, Row
+from paceline_tracking.ledger import ROWS, Ledger, Row
 from paceline_tracking.messages import point_to, run_to
 from paceline_tracking.points import point_of
 from paceline_tracking.samples import Samples
@@ -45,6 +45,7 @@ class Feed:
         options: TrackingOptions,
         metrics: Metrics,
         start: Start = Child.start,
+        turn: AbstractAsyncContextManager[Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job_id = job.status.job_id
@@ -54,6 +55,7 @@ class Feed:
         self._options = options
         self._metrics = metrics
         self._start = start
+        self._turn = turn or nullcontext()  # to have a process; the pauses between are free
         self._clock = clock
         self._samples = Samples(ledger=ledger, job=job, spec=spec.samples)
         self._restarts = Restarts(most_s=options.retry_most_s)
@@ -88,6 +90,13 @@ class Feed:
 
     async def _live(self, system: System) -> None:
         """One life of the tracker's process, and the pause after it if it fails."""
+        async with self._turn:
+            if not self._stopping.is_set():
+                await self._process(system)
+        if self.status.state == "retrying":
+            await self._pause(self._restarts.due_s - self._clock())
+
+    async def _process(self, system: System) -> None:
         child: Child | None = None
         try:
             child = await self._start()
@@ -98,8 +107,6 @@ class Feed:
         finally:
             if child is not None:
                 await child.kill()
-        if self.status.state == "retrying":
-            await self._pause(self._restarts.due_s - self._clock())
 
     async def _open(self, child: Child) -> None:
         request = {
@@ -162,6 +169,8 @@ class Feed:
         rows = [point.index + 1 for point in points if point.index >= 0]
         self._metrics.add("tracking_rows", len(rows), tracker=self._spec.kind)
         await self._works(rows=max(rows, default=self.status.rows), url=answer["url"])
+        if len(rows) < ROWS:  # there was no more
+            self.caught_up_s = self._clock()
 
     async def _works(self, **changes: Any) -> None:
         """An outage is over, if there was one."""

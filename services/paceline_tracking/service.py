@@ -6,6 +6,9 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.chassis import Chassis, Service
@@ -23,37 +26,57 @@ from paceline.types import Job, Worker, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_tracking.feed import Feed, status_of
+from paceline_tracking.child import Child
+from paceline_tracking.feed import Feed, Start, status_of
 from paceline_tracking.ledger import Ledger, RemoteLedger
 
 log = Log("tracking")
 # Of the grace, for what has to end after the feeds.
 END_S = 2.0
+# Between two looks at all jobs: one may begin and end between two looks at those that live.
+ALL_S = 60.0
+# Processes at a time for jobs that are over: there may be thousands when trackers are turned on.
+MOST_LATE = 4
+MISSED = "the job had been over for too long when trackers were looked for"
 
 
 class Feeds:
     """All feeds of this process, by job and tracker."""
 
     def __init__(
-        self, *, ledger: Ledger, options: TrackingOptions, metrics: Metrics, run_dir: Path
+        self,
+        *,
+        ledger: Ledger,
+        options: TrackingOptions,
+        metrics: Metrics,
+        run_dir: Path,
+        start: Start = Child.start,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
         self._options = options
         self._metrics = metrics
         self._run_dir = run_dir
+        self._start = start
+        self._clock = clock
+        self._late = asyncio.Semaphore(MOST_LATE)
+        self._lags: dict[str, float] = {}  # by kind, as told
         self._seen: set[str] = set()  # jobs, by id: specs do not change
         self._feeds: dict[tuple[str, str], Feed] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look for jobs until cancelled: the first time also for those that are over."""
-        live = False
+        """Look for jobs until cancelled: now and then, and after an error, also for old ones."""
+        all_s: float | None = None  # when all were looked at
         while True:
+            now_s = self._clock()
+            live = all_s is not None and now_s - all_s < ALL_S
             try:
                 await self.look(live=live)
-                live = True
+                all_s = all_s if live else now_s
             except PacelineError as error:
                 log.warning("cannot list jobs; going on with those known", error=error)
+                all_s = None
             self._tend()
             await asyncio.sleep(self._options.poll_s)
 
@@ -61,8 +84,8 @@ class Feeds:
         """Begin to follow what is not followed yet."""
         for job in await self._ledger.jobs(live=live):
             if job.status.job_id not in self._seen:
+                await self._follow(job)
                 self._seen.add(job.status.job_id)
-                self._follow(job)
 
     async def drain(self, *, within_s: float) -> None:
         """Hand over what is there; what is not taken in time comes after the next start."""
@@ -82,14 +105,29 @@ class Feeds:
         """How many trackers are followed."""
         return {"trackers": float(len(self._tasks))}
 
-    def _follow(self, job: Job) -> None:
-        spec = parse_job(json.loads(job.spec))
+    async def _follow(self, job: Job) -> None:
+        try:
+            spec = parse_job(json.loads(job.spec))
+        except ConfigError as error:  # of another release
+            log.warning("job not tracked", job=job.status.job_id, error=error)
+            return
         for tracker in spec.tracking:
-            if status_of(job.status, tracker).state in {"done", "failed"}:
+            status = status_of(job.status, tracker)
+            if status.state in {"done", "failed"}:
+                continue
+            if self._missed(job):
+                missed = replace(status, state="failed", detail=MISSED)
+                await self._ledger.report(job.status.job_id, missed)
                 continue
             key = (job.status.job_id, tracker.label)
             self._feeds[key] = self._feed(job, tracker)
             self._begin(key)
+
+    def _missed(self, job: Job) -> bool:
+        """Nothing was ever tracked of it, and it is too old to begin now."""
+        status = job.status
+        over_s = status.created_s - status.running_s  # at most: it may have waited before it ran
+        return status.state.terminal and not status.tracking and over_s > self._options.give_up_s
 
     def _feed(self, job: Job, tracker: TrackingSpec) -> Feed:
         shared = self._run_dir / "tracking" / tracker.kind
@@ -111,6 +149,9 @@ class Feeds:
             ledger=self._ledger,
             options=self._options,
             metrics=self._metrics,
+            start=self._start,
+            turn=self._late if job.status.state.terminal else nullcontext(),
+            clock=self._clock,
         )
 
     def _begin(self, key: tuple[str, str]) -> None:
@@ -129,13 +170,16 @@ class Feeds:
         self._tell_lag()
 
     def _tell_lag(self) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock()
         lags: dict[str, float] = {}
         for feed in self._feeds.values():
             kind = feed.status.kind
             lags[kind] = max(lags.get(kind, 0.0), now_s - feed.caught_up_s)
         for kind, lag_s in lags.items():
             self._metrics.set("tracking_lag", lag_s, tracker=kind)
+        for kind in self._lags.keys() - lags.keys():
+            self._metrics.drop("tracking_lag", tracker=kind)
+        self._lags = lags
 
 
 class TrackingService(Service):

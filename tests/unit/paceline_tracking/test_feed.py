@@ -152,6 +152,17 @@ async def test_a_child_ends_with_its_parent(bench: Any) -> None:
         os.kill(pid, 0)
 
 
+async def test_one_that_left_the_family_with_a_pipe_holds_up_nothing(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    leaves = f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 600' & cat"
+    child = await Child.start(["sh", "-c", leaves])
+    await until(lambda: pid_file.exists() and bool(pid_file.read_text().strip()))
+    try:
+        await asyncio.wait_for(child.kill(), PATIENCE_S)
+    finally:
+        os.kill(int(pid_file.read_text()), 9)
+
+
 class Scripted:
     """A child without a process, which fails by a script: before, in or after a call."""
 
