@@ -94,7 +94,8 @@ class Process:
                 part=self._given.part,
                 parts=self._given.parts,
             ),
-            timeout_s=10.0,
+            timeout_s=30.0,
+            idempotent=True,
         )
         version = reply.version.version
         header = self._header(self._given.job_id, version, reply.chunk_bytes)
