@@ -67,8 +67,8 @@ class Health:
     async def beat(self) -> None:
         """Tick for as long as the event loop turns."""
         while True:
-            self.progress.look()
             self.tick()
+            self.progress.look()
             await asyncio.sleep(min(1.0, self._stuck_s / 4))
 
     def why_dead(self) -> str:

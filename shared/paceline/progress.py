@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.config.service import ProbeSettings
+from paceline.logs import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,9 @@ Read = Callable[[], Pulse]
 Seconds = Callable[[], float]
 # Time in which this process did not run itself (frozen, suspended) is nobody's fault.
 MOST_PASSED_S = 5.0
+SAY_EVERY_S = 60.0
 _UNSEEN = object()
+log = Log("progress")
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Progress:
         default_factory=list[Callable[[], Mapping[str, Any]]]
     )
     _told: dict[str, Any] = field(default_factory=dict[str, Any])
+    _said: dict[str, float] = field(default_factory=dict[str, float])
 
     def watch(
         self,
@@ -118,9 +123,14 @@ class Progress:
         now = self.clock()
         passed_s = 0.0 if self._looked is None else min(now - self._looked, MOST_PASSED_S)
         self._looked = now
-        for work in self._work.values():
-            work.look(now, passed_s)
-        self._told = {key: value for facts in self._tell for key, value in facts().items()}
+        for name, work in self._work.items():
+            with self._supervised(name):
+                work.look(now, passed_s)
+        told: dict[str, Any] = {}
+        for facts in self._tell:
+            with self._supervised("facts"):
+                told |= facts()
+        self._told = told
 
     def why_unready(self) -> str:
         """Why the process should get nothing new to do; empty while it should."""
@@ -144,6 +154,17 @@ class Progress:
             for each in list(self._work.values())
         }
         return {**self._told, "work": work}
+
+    @contextmanager
+    def _supervised(self, name: str) -> Generator[None]:
+        """What cannot be read at the moment says nothing about the rest."""
+        try:
+            yield
+        except Exception:  # the supervisor boundary of each kind of work
+            now = self.clock()
+            if now - self._said.get(name, float("-inf")) >= SAY_EVERY_S:
+                self._said[name] = now
+                log.exception("progress cannot be read", work=name)
 
     def _why(self, base_s: float, watched: list[Work]) -> str:
         return "; ".join(why for work in watched if (why := work.why(base_s)))

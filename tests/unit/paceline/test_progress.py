@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -95,6 +96,52 @@ def test_a_process_that_was_frozen_is_not_blamed() -> None:
     bench.progress.look()
     assert bench.verdict == (True, True)
     assert bench.progress.status()["work"]["work"]["silent_s"] == 2 + MOST_PASSED_S
+
+
+def test_what_cannot_be_read_hides_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> Any:
+        raise KeyError("gone")
+
+    bench = Bench()
+    progress = Progress(SETTINGS, clock=lambda: bench.now)
+    progress.watch("broken", fails)
+    progress.watch("work", lambda: Pulse(1, 0))
+    progress.tell(fails)
+    progress.tell(lambda: {"version": 3})
+    for _ in range(12):
+        bench.now += 1
+        progress.look()
+    assert progress.why_unready().startswith("work: 1 pending")
+    assert progress.status()["version"] == 3
+    assert [each.getMessage() for each in caplog.records] == ["progress cannot be read"] * 2
+    bench.now += 60
+    progress.look()
+    assert len(caplog.records) == 4
+
+
+async def test_the_beat_goes_on_after_a_reading_that_failed() -> None:
+    now, reads = 0.0, 0
+
+    def fails() -> Pulse:
+        nonlocal reads
+        reads += 1
+        raise KeyError("gone")
+
+    settings = ProbeSettings(stuck_s=0.04)
+    health = Health(settings=settings, clock=lambda: now)
+    health.progress.watch("broken", fails)
+    health.serve()
+    beat = asyncio.create_task(health.beat())
+    while reads < 3:
+        assert not beat.done()
+        await asyncio.sleep(0.01)
+    now += 1.0
+    assert health.why_dead() != ""
+    before = reads
+    while reads == before:
+        await asyncio.sleep(0.01)
+    assert health.why_dead() == ""
+    beat.cancel()
 
 
 # One entry for each second: how much is pending, and whether something comes of it.
