@@ -135,8 +135,11 @@ async def call(
             return await method(request, timeout=left, **_behalf(on_behalf_of))
         except aio.AioRpcError as error:
             pause = backoff_s(attempt)
-            if not idempotent or error.code() not in RETRIED or pause >= left:
-                raise translate(error) from None
+            told = translate(error)
+            # A quota is there on purpose: to ask again at once changes nothing.
+            final = error.code() not in RETRIED or isinstance(told, errors.QuotaError)
+            if not idempotent or final or pause >= left:
+                raise told from None
         await asyncio.sleep(pause)
         attempt += 1
 

@@ -12,6 +12,7 @@ from paceline.errors import (
     FencedError,
     NotFoundError,
     PacelineError,
+    QuotaError,
     UnavailableError,
     every_class,
 )
@@ -95,10 +96,11 @@ async def test_idempotent_calls_are_repeated_others_not() -> None:
         assert flaky.calls == 3
 
 
-async def test_a_refusal_is_not_repeated() -> None:
-    flaky = Flaky(FencedError("older"))
+@pytest.mark.parametrize("cls", [FencedError, QuotaError])
+async def test_a_refusal_is_not_repeated(cls: type[PacelineError]) -> None:
+    flaky = Flaky(cls("no"))
     async with served(flaky) as address:
-        with pytest.raises(FencedError):
+        with pytest.raises(cls):
             await score(address, idempotent=True)
         assert flaky.calls == 1
 
