@@ -61,13 +61,13 @@ class MLflow:
 
         for point in points:
             step, now_ms = place(self._run, point), int(time.time() * 1000)
-            values = dict(point.values)
             if point.samples:
                 self._samples(point, step)
+            metrics = [Metric(name, value, now_ms, step) for name, value in point.values.items()]
+            # The number of the row comes last: what is before it is there. Its own step, since
+            # the value that a run shows is that of the greatest step, and steps go back.
             if point.index >= 0:
-                values[ROW] = float(point.index)
-            metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
-            # The number of the row comes last: what is before it is there.
+                metrics.append(Metric(ROW, float(point.index), now_ms, point.index))
             for part in _parts(metrics, _MOST_METRICS):
                 self._client.log_batch(self._id, metrics=part, synchronous=True)
 

@@ -19,6 +19,7 @@ from paceline import plugins
 from paceline.interfaces import TrackedPoint, TrackedRun, TrackedSample, Tracker
 
 ROWS = 6
+REWOUND = 5  # rows when the step has just gone back
 Rows = Callable[[TrackedRun], Sequence[int]]
 
 
@@ -60,7 +61,7 @@ def tracked_rows(first: int, last: int, *, samples: bool = True) -> list[Tracked
 def fulfils_the_contract(
     kind: str, folder: Path, *, read: Rows, options: Mapping[str, Any] | None = None
 ) -> TrackedRun:
-    """Two lives of a run: it resumes, knows what it holds, and has every row once."""
+    """Three lives of a run, the third after a rewind: it resumes, and has every row once."""
     factory = plugins.find("trackers", kind)
     run = tracked_run(folder)
     first: Tracker = factory(run, **(options or {}))
@@ -69,9 +70,13 @@ def fulfils_the_contract(
     first.close()
     second: Tracker = factory(run, **(options or {}))
     assert second.rows in {3, None}, "it resumes with what it holds"
-    second.write(tracked_rows(3, ROWS))
-    second.finish("succeeded", {"state": "succeeded", "steps": ROWS, "eval_reward_end": None})
-    assert isinstance(second.url, str)
+    second.write(tracked_rows(3, REWOUND))
+    second.close()
+    third: Tracker = factory(run, **(options or {}))
+    assert third.rows in {REWOUND, None}, "the last row is that of the greatest index, not step"
+    third.write(tracked_rows(REWOUND, ROWS))
+    third.finish("succeeded", {"state": "succeeded", "steps": ROWS, "eval_reward_end": None})
+    assert isinstance(third.url, str)
     assert list(read(run)) == list(range(ROWS)), "every row once, in order"
     return run
 
