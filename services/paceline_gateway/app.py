@@ -17,6 +17,7 @@ from paceline_gateway.administration import Administration
 from paceline_gateway.auth import Door
 from paceline_gateway.guard import RestGuard, answer, refusal
 from paceline_gateway.jobs import Desk
+from paceline_gateway.readiness import Readiness
 from paceline_gateway.routes import access, health, jobs, tenants
 from paceline_gateway.rules import check_rest
 
@@ -39,7 +40,9 @@ class Api(FastAPI):
         return super().openapi()
 
 
-def create_app(*, desk: Desk, administration: Administration, door: Door) -> FastAPI:
+def create_app(
+    *, desk: Desk, administration: Administration, door: Door, readiness: Readiness
+) -> FastAPI:
     """The application around one desk, behind one door.
 
     Raises:
@@ -47,6 +50,7 @@ def create_app(*, desk: Desk, administration: Administration, door: Door) -> Fas
     """
     app = Api(title="Paceline", version=__version__, description="Jobs over REST.")
     app.state.desk = desk
+    app.state.readiness = readiness
     app.state.administration = administration
     app.include_router(jobs.router)
     app.include_router(access.router)

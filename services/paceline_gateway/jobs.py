@@ -118,11 +118,6 @@ class Desk:
         """Who has which weights, and from whom."""
         return await self._call(self._jobs.ListWeights, request, who)
 
-    async def ready(self) -> None:
-        """Raise `UnavailableError` while the experience service cannot answer."""
-        request = pb.ListJobsRequest(page_size=1)
-        await call(self._jobs.ListJobs, request, timeout_s=2.0)
-
     async def watch(
         self, request: pb.WatchJobRequest, who: Principal
     ) -> AsyncIterator[pb.JobEvent]:

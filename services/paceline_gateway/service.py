@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from grpc_health.v1 import health_pb2_grpc
 
 from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
@@ -41,6 +42,7 @@ from paceline_gateway.bootstrap import bootstrap_token, own_tokens
 from paceline_gateway.guard import GrpcGuard
 from paceline_gateway.handling import Handling
 from paceline_gateway.jobs import Desk
+from paceline_gateway.readiness import Readiness
 from paceline_gateway.refusals import Refusals
 from paceline_gateway.rules import check_grpc
 from paceline_gateway.servicer import AccessServicer, JobsServicer, TenantsServicer
@@ -115,7 +117,13 @@ class GatewayService(Service):
         self._administration = Administration(access=access, tenants=tenants)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
-        made = create_app(desk=self._desk, administration=self._administration, door=self._door)
+        health: Any = health_pb2_grpc.HealthStub(self._channel)
+        made = create_app(
+            desk=self._desk,
+            administration=self._administration,
+            door=self._door,
+            readiness=Readiness(check=health.Check),
+        )
         self.app = made
         app = Handling(made, usage=chassis.usage)
         self._web = Web(app, certificate)

@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from paceline import wire
 from paceline.config import parse_job
@@ -159,6 +161,9 @@ async def serve_jobs(
     interceptors = [ErrorInterceptor(metrics=Metrics())]
     server = aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
     wanted = f"127.0.0.1:{port}"
     if credentials is None:
         port = server.add_insecure_port(wanted)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline.access import service
 from paceline.chassis import serve
@@ -21,6 +22,7 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.checks import MAX_FILES_BYTES, check_files
 from paceline_gateway.jobs import Desk
+from paceline_gateway.readiness import Readiness
 from paceline_gateway.service import build
 
 if TYPE_CHECKING:
@@ -100,8 +102,29 @@ async def test_upstream_unreachable(gateway: Gateway) -> None:
     await gateway.upstream.stop(None)
     response = await gateway.http.get("/readyz")
     assert response.status_code == 503
-    assert response.json()["error"]["type"] == "UnavailableError"
+    told = {"type": "UnavailableError", "message": "the experience service does not answer"}
+    assert response.json()["error"] == told
     assert (await gateway.http.get("/healthz")).status_code == 200
+
+
+async def test_who_asks_whether_it_is_ready_costs_one_question_in_a_second() -> None:
+    now, asked, status = 100.0, 0, HealthCheckResponse.SERVING
+
+    async def check(request: Any, *, timeout: float | None = None) -> HealthCheckResponse:
+        nonlocal asked
+        asked += 1
+        return HealthCheckResponse(status=status)
+
+    readiness = Readiness(check=check, clock=lambda: now)
+    await asyncio.gather(*(readiness.ready() for _ in range(20)))
+    assert asked == 1
+    status = HealthCheckResponse.NOT_SERVING
+    await readiness.ready()
+    now += 1.0
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="the experience service does not answer"):
+            await readiness.ready()
+    assert asked == 2
 
 
 async def test_a_call_waits_for_an_upstream_that_comes_back(gateway: Gateway) -> None:
