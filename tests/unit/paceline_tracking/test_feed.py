@@ -161,6 +161,7 @@ async def test_one_that_left_the_family_with_a_pipe_holds_up_nothing(tmp_path: P
         await asyncio.wait_for(child.kill(), PATIENCE_S)
     finally:
         os.kill(int(pid_file.read_text()), 9)
+    await child._process.wait()  # pyright: ignore[reportPrivateUsage]
 
 
 class Scripted:
