@@ -87,6 +87,28 @@ async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Cli
         await client.submit(tenant="a")
 
 
+async def test_a_submit_over_the_quota_is_refused_once(
+    url: str, client: Client, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    job = {
+        "name": "sums",
+        "tenant": "a",
+        "model": {"path": str(tmp_path)},
+        "tasks": {"environment": "arithmetic"},
+        "reward": ["exact"],
+    }
+    async with AsyncClient(url, token=ADMIN) as admin:
+        await admin.set_quota("a", Quota(submitted=1))
+        await client.submit(tenant="a")
+        with pytest.raises(QuotaError, match="quota submitted"):
+            await admin.submit(job)
+        log = await admin.audit_log(action="job.submit")
+    tried = [each.count for each in log.entries if each.outcome != "ok"]
+    assert tried == [1]
+
+
 async def test_the_command(url: str, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text(ADMIN)
