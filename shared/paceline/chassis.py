@@ -127,6 +127,8 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     `end` ends the process at once with this exit code. It is called when the service is still
     there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
     """
+    if settings.token and settings.kind not in (WorkerKind.GATEWAY, WorkerKind.CONTROLLER):
+        log.warning("token is not used by this kind of service", kind=settings.kind)
     metrics = Metrics()
     metrics.watch_process()
     metrics.set("build", 1, service=settings.kind, version=__version__)

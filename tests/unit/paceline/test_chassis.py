@@ -138,6 +138,15 @@ def test_a_failing_service_exits_with_1_and_logs_the_traceback(tmp_path: Path) -
     assert "RuntimeError: boom" in err
 
 
+@pytest.mark.parametrize(("kind", "times"), [("reward", 1), ("controller", 0)])
+def test_a_token_that_guards_nothing_is_named(tmp_path: Path, kind: str, times: int) -> None:
+    secret = "a-token-of-these-tests"
+    _, told = start(tmp_path, kind=kind, token=secret, options={"fail": True}).communicate()
+    assert told.count("token is not used by this kind of service") == times
+    assert "boom" in told
+    assert secret not in told
+
+
 def test_health_and_metrics_answer(tmp_path: Path) -> None:
     metrics_port = free_port()
     process = start(tmp_path, metrics_port=metrics_port)
