@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
 
@@ -137,13 +137,7 @@ class GrpcGuard:
         return wrap(method, action)
 
     async def _enter(self, context: Any, action: str) -> Principal:
-        pairs = {str(key): value for key, value in context.invocation_metadata() or ()}
-        return await self._door.enter(
-            str(pairs.get("authorization", "")),
-            least_of(action),
-            source=host_of(context.peer()),
-            action=action,
-        )
+        return await enter(self._door, context, action)
 
     def _unary(self, method: Callable[..., Any], action: str) -> Callable[..., Any]:
         async def run(request: Any, context: Any) -> Any:
@@ -162,6 +156,29 @@ class GrpcGuard:
                 yield reply
 
         return run
+
+
+async def enter(door: Door, context: Any, action: str) -> Principal:
+    """Who makes a gRPC call, if they may; `action` is `package.Service/Method`."""
+    pairs = {str(key): value for key, value in context.invocation_metadata() or ()}
+    return await door.enter(
+        str(pairs.get("authorization", "")),
+        least_of(action),
+        source=host_of(context.peer()),
+        action=action,
+    )
+
+
+def before_reading(door: Door) -> Callable[[str, Any], Awaitable[None]]:
+    """For the interceptor: who may not call gets that answer whatever their message is."""
+
+    async def check(method: str, context: Any) -> None:
+        action = method.removeprefix("/")
+        # Health is for everybody; a method that is not served gets here never.
+        if not action.startswith("grpc.health."):
+            await enter(door, context, action)
+
+    return check
 
 
 def host_of(peer: str) -> str:

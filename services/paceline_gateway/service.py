@@ -39,7 +39,7 @@ from paceline_gateway.administration import Administration
 from paceline_gateway.app import create_app
 from paceline_gateway.auth import Door
 from paceline_gateway.bootstrap import bootstrap_token, own_tokens
-from paceline_gateway.guard import GrpcGuard
+from paceline_gateway.guard import GrpcGuard, before_reading
 from paceline_gateway.handling import Handling
 from paceline_gateway.jobs import Desk
 from paceline_gateway.readiness import Readiness
@@ -139,6 +139,7 @@ class GatewayService(Service):
     async def start(self) -> None:
         """Register the servicers and open REST."""
         server = self._chassis.server
+        self._chassis.check_first(before_reading(self._door))
         jobs = self._guarded(JobsServicer(self._desk), "paceline.v1.Jobs")
         access = self._guarded(AccessServicer(self._administration), "paceline.v1.Access")
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)

@@ -27,7 +27,7 @@ from paceline.health import Health, Probes
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.orphans import Orphans
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.rpc import SERVER_OPTIONS, Check, ErrorInterceptor
 from paceline.tls import renewed, server_credentials
 from paceline.tracing import OFF, Tracer
 from paceline.tracing import start as start_tracing
@@ -56,6 +56,7 @@ class Chassis:
     limit: threading.Timer | None = None
     failed: bool = False
     usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
+    check_first: Callable[[Check], None] = lambda check: None  # see `ErrorInterceptor`
 
     def __post_init__(self) -> None:
         if cast(Usage | None, self.usage) is None:
@@ -150,6 +151,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             health=health,
             tracer=start_tracing(settings, metrics),
             usage=usage,
+            check_first=errors.check_first,
         )
         if end is not None:
             chassis.limit = _limit(chassis, end)

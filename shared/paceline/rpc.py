@@ -46,6 +46,8 @@ Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)
 Reply = TypeVar("Reply")
 Request = TypeVar("Request")
+Check = Callable[[str, Any], Awaitable[None]]
+"""Of `/package.Service/Method` and the context of a call."""
 log = Log("rpc")
 
 
@@ -244,7 +246,8 @@ def _token_interceptors(token: str) -> list[Any]:
 class ErrorInterceptor(aio.ServerInterceptor):
     """Statuses from the error tree; what is not in the tree is logged and becomes INTERNAL.
 
-    With a `guard` the caller's certificate decides first.
+    With a `guard` the caller's certificate decides first, then what the service has set with
+    `check_first`; only then is a message read.
     """
 
     def __init__(
@@ -253,6 +256,11 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._metrics = metrics
         self._handle = nullcontext if usage is None else usage.handle
         self._guard = guard
+        self._first: Check | None = None
+
+    def check_first(self, check: Check) -> None:
+        """Ask this, which raises, before a message of any method is read."""
+        self._first = check
 
     async def intercept_service(
         self,
@@ -276,16 +284,18 @@ class ErrorInterceptor(aio.ServerInterceptor):
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, response_serializer=handler.response_serializer)
 
-    def _check(self, method: str, context: Any) -> None:
+    async def _check(self, method: str, context: Any) -> None:
         if self._guard is not None:
             self._guard.check(method, context)
+        if self._first is not None:
+            await self._first(method, context)
 
     def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             outcome = "ok"
             try:
-                self._check(method, context)
+                await self._check(method, context)
                 with self._handle():
                     return await inner(request, context)
             except Exception as error:  # the boundary of one call
@@ -307,7 +317,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
     def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._check(method, context)
+                await self._check(method, context)
                 replies = inner(request, context)
                 if inspect.isawaitable(replies):  # it writes to the context itself
                     await replies

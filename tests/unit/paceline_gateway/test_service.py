@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
@@ -96,6 +97,21 @@ async def test_a_token_file_that_is_cut_off_opens_nothing(tmp_path: Path, kept: 
     with pytest.raises(ConfigError, match=told):
         await serve(settings(tmp_path, token=""), build)
     assert path.read_text() == kept
+
+
+@pytest.mark.parametrize("name", ["GetJob", "WatchJob"])
+async def test_without_a_token_no_message_is_read(gateway: Gateway, name: str) -> None:
+    method = f"/paceline.v1.Jobs/{name}"
+
+    async def told(token: str) -> grpc.StatusCode:
+        async with connect(gateway.chassis.address, token=token) as channel:
+            shape = channel.unary_stream if name == "WatchJob" else channel.unary_unary
+            call: Any = shape(method)(b"\xff" * 10, timeout=20)
+            return await call.code()
+
+    assert await told("") is grpc.StatusCode.UNAUTHENTICATED
+    assert await told("pl_of_nobody") is grpc.StatusCode.UNAUTHENTICATED
+    assert await told(gateway.chassis.settings.token) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_upstream_unreachable(gateway: Gateway) -> None:
