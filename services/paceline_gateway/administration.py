@@ -8,6 +8,7 @@ from paceline.access import Principal
 from paceline.rpc import call
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import tenants_pb2
+from paceline_gateway.readiness import plainly
 
 if TYPE_CHECKING:
     from paceline.v1.access_pb2_grpc import AccessAsyncStub
@@ -28,9 +29,10 @@ class Administration:
         self, request: pb.CreateTokenRequest, who: Principal
     ) -> pb.CreateTokenReply:
         """A new token. Never tried twice: the answer to the first may have been seen."""
-        return await call(
-            self._access.CreateToken, request, timeout_s=self._timeout_s, on_behalf_of=who
-        )
+        with plainly():
+            return await call(
+                self._access.CreateToken, request, timeout_s=self._timeout_s, on_behalf_of=who
+            )
 
     async def list_tokens(
         self, request: pb.ListTokensRequest, who: Principal
@@ -59,6 +61,7 @@ class Administration:
         return await self._call(self._tenants.SetQuota, request, who)
 
     async def _call(self, method: Any, request: Any, who: Principal) -> Any:
-        return await call(
-            method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
-        )
+        with plainly():
+            return await call(
+                method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+            )

@@ -32,6 +32,7 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.checks import check_files, check_plugins, read_model
+from paceline_gateway.readiness import plainly
 from paceline_gateway.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -129,12 +130,13 @@ class Desk:
             try:
                 again = pb.WatchJobRequest(job_id=request.job_id, after_metric=seen)
                 events = stream(self._jobs.WatchJob, again, timeout_s=WATCH_S, on_behalf_of=who)
-                async with aclosing(events):  # pyright: ignore[reportArgumentType]
-                    async for event in events:
-                        seen += len(event.metrics)
-                        state = event.status.state
-                        attempt, lost_at = 0, None
-                        yield event
+                with plainly():
+                    async with aclosing(events):  # pyright: ignore[reportArgumentType]
+                        async for event in events:
+                            seen += len(event.metrics)
+                            state = event.status.state
+                            attempt, lost_at = 0, None
+                            yield event
             except (UnavailableError, DeadlineError):
                 lost_at = self._clock() if lost_at is None else lost_at
                 if not state or self._clock() - lost_at > self._outage_s:
@@ -156,7 +158,7 @@ class Desk:
         return spec
 
     async def _call(self, method: Any, request: Any, who: Principal) -> Any:
-        with self._waits_on("experience"):
+        with self._waits_on("experience"), plainly():
             return await call(
                 method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -19,6 +20,16 @@ FRESH_S = 1.0
 TIMEOUT_S = 2.0
 AWAY = "the experience service does not answer"
 log = Log("readiness")
+
+
+@contextmanager
+def plainly() -> Generator[None]:
+    """Users are not told addresses and errors of what is behind the gateway; its log is."""
+    try:
+        yield
+    except UnavailableError as error:
+        log.warning("experience does not answer", why=error.message)
+        raise type(error)(AWAY) from None
 
 
 class Readiness:

@@ -157,9 +157,10 @@ async def test_desk_gives_up_in_time() -> None:
         jobs: JobsAsyncStub = JobsStub(channel)
         desk = Desk(jobs=jobs, refused=lambda refusal: None, timeout_s=0.3)
         who = service("somebody")
-        with pytest.raises(UnavailableError):
+        told = "^the experience service does not answer$"
+        with pytest.raises(UnavailableError, match=told):
             await desk.get(pb.GetJobRequest(job_id="j"), who)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match=told):
             await anext(desk.watch(pb.WatchJobRequest(job_id="j"), who))
 
 
