@@ -56,7 +56,7 @@ def health() -> Health:
 @pytest.fixture
 def url(health: Health) -> Iterator[str]:
     metrics = Metrics()
-    metrics.set("up", 1, kind="reward")
+    metrics.set("build", 1, service="reward", version="0")
     probes = Probes(host="127.0.0.1", port=0, health=health, metrics=metrics)
     yield f"http://127.0.0.1:{probes.port}"
     probes.close()
@@ -68,7 +68,8 @@ def test_the_answers_over_http(health: Health, url: str) -> None:
     assert httpx.get(f"{url}/livez").status_code == 200
     health.serve()
     assert (httpx.get(f"{url}/readyz").status_code, httpx.get(f"{url}/livez").text) == (200, "ok\n")
-    assert 'paceline_up{kind="reward"} 1.0' in httpx.get(f"{url}/metrics").text
+    shown = 'paceline_build_info{service="reward",version="0"} 1.0'
+    assert shown in httpx.get(f"{url}/metrics").text
     assert httpx.get(f"{url}/").status_code == 404
 
 
