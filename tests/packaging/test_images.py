@@ -202,6 +202,7 @@ def test_the_composition_starts_services_with_settings_that_they_take(
     for number, target in enumerate(entry["command"][1:]):
         content = compose()["configs"][files[target]]["content"]
         path = tmp_path / f"{number}.yaml"
+        content = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", content)
         path.write_text(re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: SECRETS[found[1]], content))
         paths.append(path)
     settings = load_settings(*paths)
