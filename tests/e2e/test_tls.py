@@ -109,7 +109,7 @@ class Secured:
         slots = {**_slots(self.folder), **_slots(self.folder / "run")}
         for slot, port in slots.items():
             if slot.endswith(":metrics"):
-                with suppress(httpx.ConnectError):  # it has come and gone, or is still to come
+                with suppress(httpx.TransportError):  # it has come and gone, or is still to come
                     for page in ("metrics", "statusz", "readyz", "livez"):
                         answer = httpx.get(f"http://127.0.0.1:{port}/{page}", timeout=30)
                         yield f"{page} of {slot}", answer.content

@@ -41,7 +41,6 @@ OTHERS = {
     "process_resident_memory_bytes": set[str](),
     "process_open_fds": set[str](),
     "process_max_fds": set[str](),
-    "process_start_time_seconds": set[str](),
     "up": set[str](),
     "ALERTS": {"alertname", "alertstate", "severity"},
 }

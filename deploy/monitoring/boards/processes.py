@@ -145,12 +145,9 @@ def _machine() -> Panels:
         ),
         grid(
             "Processes",
-            "Seconds since each began, and its version.",
-            Query(
-                f"time() - process_start_time_seconds{OURS} * on (instance) group_left (version) "
-                f'paceline_build_info{{service=~"$service"}}'
-            ),
-            unit=units.Seconds,
+            "Those that run, and their versions.",
+            Query(f"paceline_build_info{OURS}"),
+            unit=units.Short,
             size=Size(8, 8),
         ),
     ]
