@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import random
+import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -256,24 +263,38 @@ def one_server(folder: Path) -> Generator[str]:
 @contextmanager
 def cluster(folder: Path, size: int = 3) -> Generator[str]:
     """Servers that share the slots; the password has every character that a URL cares about."""
-    password = "p@ss/w?rd#%:&"
-    ports = free_ports(size)
-    servers = [start_node(folder / str(port), port, password) for port in ports]
-    try:
-        nodes = [Redis(port=port, password=password) for port in ports]
+    password = f"p@ss/w?rd#%:&{secrets.token_hex(8)}"
+    with started_nodes(folder, size, password) as ports:
+        nodes = [Redis(port=port, password=password) for port, _bus in ports]
         join(nodes, ports)
-        yield f"redis+cluster://:{quote(password, safe='')}@127.0.0.1:{ports[0]}/0"
+        yield f"redis+cluster://:{quote(password, safe='')}@127.0.0.1:{ports[0][0]}/0"
+
+
+@contextmanager
+def started_nodes(folder: Path, size: int, password: str) -> Generator[list[tuple[int, int]]]:
+    """Each one's port and that of its bus. One that was free may be taken a moment later by
+    another test; then others are tried."""
+    servers: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+    try:
+        while len(servers) < size:
+            port, bus = free_ports(2)
+            server = start_node(folder / str(port), port, bus, password)
+            servers[port, bus] = server
+            if not comes_up(server, port, password):
+                del servers[port, bus]
+        yield list(servers)
     finally:
-        for server in servers:
+        for server in servers.values():
             server.kill()
             server.wait()
 
 
-def start_node(folder: Path, port: int, password: str) -> subprocess.Popen[bytes]:
-    folder.mkdir()
+def start_node(folder: Path, port: int, bus: int, password: str) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
     options = {
         "bind": "127.0.0.1",
         "port": str(port),
+        "cluster-port": str(bus),
         "dir": str(folder),
         "save": "",
         "cluster-enabled": "yes",
@@ -283,13 +304,23 @@ def start_node(folder: Path, port: int, password: str) -> subprocess.Popen[bytes
     return subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
 
 
-def join(nodes: list[Redis], ports: list[int]) -> None:
-    wait_for(lambda: all(node.ping() for node in nodes))
+def comes_up(server: subprocess.Popen[bytes], port: int, password: str) -> bool:
+    """False when it ended, which it does without its ports. The password tells it from others."""
+    with Redis(port=port, password=password) as node:
+
+        def answers() -> bool:
+            return server.poll() is not None or bool(node.ping())
+
+        wait_for(answers)
+    return server.poll() is None
+
+
+def join(nodes: list[Redis], ports: list[tuple[int, int]]) -> None:
     share = -(-SLOTS // len(nodes))
     for place, node in enumerate(nodes):
         last = min(SLOTS, (place + 1) * share) - 1
         node.execute_command("CLUSTER ADDSLOTSRANGE", place * share, last)
-        nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", ports[place])
+        nodes[0].execute_command("CLUSTER MEET", "127.0.0.1", *ports[place])
     wait_for(lambda: all(is_whole(node, len(nodes)) for node in nodes))
 
 
@@ -309,14 +340,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Low enough for the ports of the cluster's bus, which are 10,000 above them."""
-    found: list[int] = []
-    for port in range(21_000 + os.getpid() % 5000, 50_000):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
+    """Below those that clients are given: a server finds its own again when it comes back."""
+    with ExitStack() as held:
+        found: list[int] = []
+        for port in random.sample(range(21_000, 32_000), 1000):
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
     raise AssertionError("no free ports")
 
 
