@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline import plugins
+from paceline import artefacts, plugins
 from paceline.chat import Dialogue, Tokenizer
 from paceline.config import JobSpec, parse_job
-from paceline.errors import IntegrityError, InvalidError
+from paceline.errors import InvalidError
 from paceline.interfaces import Environment, Observation
-from paceline.rpc import call, stream
+from paceline.rpc import call
 from paceline.transcript import TranscriptBuilder
 from paceline.types import Assignment, Purpose, Sampling, Source, Span
-from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
+from paceline.v1 import jobs_pb2, types_pb2
 from paceline_environment.turn import Home
 
 if TYPE_CHECKING:
@@ -123,16 +122,9 @@ class Jobs:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
         job = await call(self._jobs.GetJob, request, timeout_s=20.0, idempotent=True)
         spec = parse_job(json.loads(job.spec_json))
-        files = {name: await self._file(digest) for name, digest in job.artefacts.items()}
+        digests = job.artefacts.items()
+        files = {name: await artefacts.fetch(self._experience, digest) for name, digest in digests}
         return build_context(job_id, spec, Tokenizer.from_files(files))
-
-    async def _file(self, digest: str) -> bytes:
-        request = experience_pb2.GetArtefactRequest(digest=digest)
-        chunks = stream(self._experience.GetArtefact, request, timeout_s=30.0)
-        content = b"".join([chunk.data async for chunk in chunks])
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise IntegrityError(f"artefact {digest} came with other bytes")
-        return content
 
 
 def build_context(job_id: str, spec: JobSpec, tokenizer: Tokenizer) -> JobContext:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import plugins
+from paceline import artefacts, plugins
 from paceline.config import JobSpec, parse_job
 from paceline.errors import ConfigError, IntegrityError
 from paceline.interfaces import Engine
-from paceline.rpc import call, stream
-from paceline.v1 import experience_pb2, jobs_pb2
+from paceline.rpc import call
+from paceline.v1 import jobs_pb2
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -32,26 +31,18 @@ async def read_job(jobs: JobsAsyncStub, job_id: str) -> tuple[JobSpec, dict[str,
 
 
 async def fetch_files(
-    experience: ExperienceAsyncStub, artefacts: Mapping[str, str], folder: Path
+    experience: ExperienceAsyncStub, digests: Mapping[str, str], folder: Path
 ) -> None:
     """Put the model files into a folder; those that are there and whole are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, digest in artefacts.items():
+    for name, digest in digests.items():
         if Path(name).name != name or name in {".", ".."}:
             raise IntegrityError(f"artefact: {name!r} is not a plain file name")
         path = folder / name
-        if path.exists() and _sha256(path.read_bytes()) == digest:
+        if path.exists() and artefacts.digest_of(path.read_bytes()) == digest:
             continue
-        data = await _fetch(experience, digest)
-        if _sha256(data) != digest:
-            raise IntegrityError(f"artefact: {name!r} differs from its digest {digest}")
+        data = await artefacts.fetch(experience, digest, timeout_s=START_S)
         await asyncio.to_thread(path.write_bytes, data)
-
-
-async def _fetch(experience: ExperienceAsyncStub, digest: str) -> bytes:
-    request = experience_pb2.GetArtefactRequest(digest=digest)
-    chunks = [c.data async for c in stream(experience.GetArtefact, request, timeout_s=START_S)]
-    return b"".join(chunks)
 
 
 def build_engine(spec: JobSpec, *, folder: Path, job_id: str) -> Engine:
@@ -81,7 +72,3 @@ def build_engine(spec: JobSpec, *, folder: Path, job_id: str) -> Engine:
             f"rollout.engine.{wrong[0]}: unknown option of {kind!r}; allowed: {allowed}"
         )
     return make(**given, **options)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

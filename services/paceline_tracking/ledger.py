@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline import wire
+from paceline import artefacts, wire
 from paceline.chat import Tokenizer
-from paceline.errors import IntegrityError
 from paceline.rpc import call, stream
 from paceline.types import Job, JobState, TrackerStatus, Trajectory, Worker
 from paceline.v1 import experience_pb2, jobs_pb2, roster_pb2
@@ -137,7 +135,8 @@ class RemoteLedger:
 
     async def tokenizer(self, job: Job) -> Tokenizer:
         """From the small model files that were kept with the job."""
-        files = {name: await self._file(digest) for name, digest in job.artefacts.items()}
+        digests = job.artefacts.items()
+        files = {name: await artefacts.fetch(self._experience, digest) for name, digest in digests}
         return await asyncio.to_thread(Tokenizer.from_files, files)
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
@@ -146,11 +145,3 @@ class RemoteLedger:
             job_id=job_id, tracker=wire.tracker_to(tracker)
         )
         await call(self._experience.ReportTracking, request, timeout_s=_TIMEOUT_S, idempotent=True)
-
-    async def _file(self, digest: str) -> bytes:
-        request = experience_pb2.GetArtefactRequest(digest=digest)
-        chunks = stream(self._experience.GetArtefact, request, timeout_s=30.0)
-        content = b"".join([chunk.data async for chunk in chunks])
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise IntegrityError(f"artefact {digest} came with other bytes")
-        return content
