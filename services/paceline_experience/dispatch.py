@@ -142,11 +142,16 @@ class Dispatcher:
         entries = {e.job.status.job_id: e for e in wanted if e.job.status.job_id not in content}
         bids = {job_id: self._bid(entry, session) for job_id, entry in entries.items()}
         capacity = session.train + sum(bid.held for bid in bids.values())
-        evals = allot(session.evals, (bid.evals for bid in bids.values()), self._standings(bids))
+        flying = self._flight.by_tenant()
+        evals = allot(
+            session.evals,
+            (bid.evals for bid in bids.values()),
+            self._standings(bids, flying),
+        )
         train = allot(
             session.train,
             (bid.train(capacity) for bid in bids.values()),
-            self._standings(bids, evals),
+            self._standings(bids, flying, evals),
         )
         none = Grant(0)
         return [
@@ -169,19 +174,22 @@ class Dispatcher:
         )
 
     def _standings(
-        self, bids: Mapping[str, _Bid], evals: Mapping[str, Grant] | None = None
+        self,
+        bids: Mapping[str, _Bid],
+        flying: Counter[str],
+        evals: Mapping[str, Grant] | None = None,
     ) -> dict[str, Standing]:
         """For evaluations, or for training beside the evaluations that are granted already."""
-        flying = self._flight.by_tenant()
+        granted: Counter[str] = Counter()
         for job_id, grant in (evals or {}).items():
-            flying[bids[job_id].tenant] += grant.slots
+            granted[bids[job_id].tenant] += grant.slots
         found: dict[str, Standing] = {}
         holds: Counter[str] = Counter()
         for bid in bids.values():
             holds[bid.tenant] += bid.evals.holds if evals is None else bid.holds
         for tenant in holds:
             quota = self._limits.quota(tenant)
-            used = flying[tenant] + self._limits.elsewhere(tenant)
+            used = flying[tenant] + granted[tenant] + self._limits.elsewhere(tenant)
             found[tenant] = Standing(quota.weight, holds[tenant], room(quota.episodes, used))
         return found
 

@@ -12,6 +12,7 @@ from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.errors import ConfigError, PacelineError
 from paceline.logs import Log
+from paceline.metrics import Shown
 from paceline.types import Job, Worker, WorkerKind
 from paceline.v1.access_pb2_grpc import (
     add_AccessServicer_to_server,
@@ -39,7 +40,7 @@ from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
 from paceline_experience.routes import CALM_S, Tracker
 from paceline_experience.store import Store
-from paceline_experience.tenant_gauges import TenantGauges
+from paceline_experience.tenant_gauges import values_of
 from paceline_experience.tenants import Tenants
 from paceline_experience.tenants_servicer import TenantsServicer
 from paceline_experience.training import Training
@@ -88,7 +89,7 @@ class ExperienceService(Service):
             audit_s=options.audit_s,
         )
         store.usage = chassis.usage
-        self._gauges = TenantGauges(self._metrics)
+        self._gauges = Shown(self._metrics)
         self._flight = Flight(self._ledgers)
         self._tenants = Tenants(
             store=store,
@@ -167,8 +168,7 @@ class ExperienceService(Service):
 
     async def _look_at_tenants(self) -> None:
         try:
-            await self._tenants.look()
-            self._gauges.show(await self._tenants.tenants())
+            self._gauges.show(values_of(await self._tenants.look()))
         except PacelineError as error:
             log.warning("cannot look at tenants; quotas stay as they were", error=error)
 

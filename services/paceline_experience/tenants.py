@@ -55,15 +55,16 @@ class Tenants:
         """Episodes in flight of jobs that this process does not own, as of the last look."""
         return self._elsewhere[tenant]
 
-    async def look(self) -> None:
-        """Read quotas, and what jobs of other owners have in flight."""
+    async def look(self) -> list[Tenant]:
+        """Read quotas, and what jobs of other owners have in flight; all tenants, by name."""
         found = await self._store.hashes(_QUOTAS)
         self._own = {
             name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
         }
+        states = await self._jobs.states()
         others = [
             (job_id, tenant)
-            for job_id, tenant, state in await self._jobs.states()
+            for job_id, tenant, state in states
             if job_id not in self._ledgers.active and state is not JobState.QUEUED
         ]
         leased = [await self._jobs.leased(tenant, job_id) for job_id, tenant in others]
@@ -72,6 +73,7 @@ class Tenants:
             if job_id not in self._ledgers.active:
                 counts[tenant] += number
         self._elsewhere = counts
+        return self._counted(states)
 
     async def set(self, tenant: str, quota: Quota | None) -> Tenant:
         """Give a tenant a quota of its own, or None: the default again. What runs goes on.
@@ -95,7 +97,9 @@ class Tenants:
 
     async def tenants(self, only: str = "") -> list[Tenant]:
         """All tenants with jobs that are not over or with a quota of their own, by name."""
-        states = await self._jobs.states()
+        return self._counted(await self._jobs.states(), only)
+
+    def _counted(self, states: list[tuple[str, str, JobState]], only: str = "") -> list[Tenant]:
         submitted = Counter(tenant for _, tenant, _ in states)
         running = Counter(tenant for _, tenant, state in states if state is not JobState.QUEUED)
         owners = {job_id: tenant for job_id, tenant, _ in states}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from paceline.metric_names import NAMES, OTHER, VALUES
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 Values = tuple[str, ...]
+Series = tuple[str, tuple[tuple[str, str], ...]]
 _CLASSES: dict[str, type[Counter | Gauge | Histogram]] = {
     "counter": Counter,
     "gauge": Gauge,
@@ -168,3 +169,31 @@ class Metrics:
         of_job = [each for each in children if not job or each[names.index("job")] == job]
         seen = {each[at] for each in of_job}
         return value if value in seen or len(seen - {OTHER}) < allowed else OTHER
+
+
+class Shown:
+    """Gauges that are set together at every look; those that a look has no more disappear."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._shown: set[Series] = set()
+
+    def show(self, values: Mapping[Series, float]) -> None:
+        """Everything of one look; `series` makes the keys."""
+        for (name, labels), value in values.items():
+            self._metrics.set(name, value, **dict(labels))
+        self._keep(set(values))
+
+    def clear(self) -> None:
+        """Forget all: whoever reads them takes an old figure for a present one."""
+        self._keep(set())
+
+    def _keep(self, kept: set[Series]) -> None:
+        for name, labels in self._shown - kept:
+            self._metrics.drop(name, **dict(labels))
+        self._shown = kept
+
+
+def series(name: str, **labels: str) -> Series:
+    """One metric with one set of labels."""
+    return name, tuple(labels.items())

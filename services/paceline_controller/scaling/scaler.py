@@ -8,14 +8,14 @@ from typing import Protocol
 from paceline.config.service import ControllerOptions
 from paceline.errors import PacelineError
 from paceline.logs import Log
-from paceline.metrics import Metrics
+from paceline.metrics import Metrics, Shown
 from paceline.types import Worker, WorkerKind
 from paceline.v1.experience_pb2 import JobDemand
 from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.decide import Bounds, Decision, Memory, decide
-from paceline_controller.scaling.gauges import Gauges
+from paceline_controller.scaling.gauges import values_of
 from paceline_controller.starting import replicas_there
 
 log = Log("scaling")
@@ -46,7 +46,7 @@ class Scaler:
         self._source = source
         self._options = options
         self._collector = Collector(options)
-        self._gauges = Gauges(metrics)
+        self._gauges = Shown(metrics)
         self._memory = Memory()
         self._sizes: dict[str, int] = {}
         self._due_s = 0.0
@@ -120,7 +120,7 @@ class Scaler:
         )
         self._tell(decision)
         self._memory, self._sizes = decision.memory, dict(decision.sizes)
-        self._gauges.show(signals, decision)
+        self._gauges.show(values_of(signals, decision))
 
     def _tell(self, decision: Decision) -> None:
         for name, size in decision.sizes.items():

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from paceline.metric_names import NAMES, OTHER
-from paceline.metrics import Metrics
+from paceline.metrics import Metrics, Shown
 from paceline.testing.scaling import Law
 from paceline.testing.series import MOST_SERIES, SAYS, num_series, said, worst
 from paceline.types import DropReason, EpisodeState
 from paceline.v1 import types_pb2
 from paceline_controller.scaling.decide import Decision, Memory
-from paceline_controller.scaling.gauges import Gauges
+from paceline_controller.scaling.gauges import values_of
 from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.rollout import JobMemory, Target
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
@@ -103,7 +103,7 @@ def test_a_thousand_workers_of_a_hundred_jobs() -> None:
     assert workers + num_series(experience) + num_series(controller) < 50_000
 
 
-def scaled(metrics: Metrics, jobs: list[str]) -> Gauges:
+def scaled(metrics: Metrics, jobs: list[str]) -> Shown:
     """The controller has looked at these jobs."""
     target = Target(1.0, starves=False, plenty=False, why="", rate=1.0)
     pools = {"default": PoolSignals(ready=1, tokens=1.0, busy_s=1.0)}
@@ -111,8 +111,8 @@ def scaled(metrics: Metrics, jobs: list[str]) -> Gauges:
         seconds=1.0, jobs=tuple(JobSignals(job, spec_of(Law()), pools=pools) for job in jobs)
     )
     memory = Memory(jobs={job: JobMemory() for job in jobs})
-    gauges = Gauges(metrics)
-    gauges.show(signals, Decision({}, memory, {}, dict.fromkeys(jobs, target)))
+    gauges = Shown(metrics)
+    gauges.show(values_of(signals, Decision({}, memory, {}, dict.fromkeys(jobs, target))))
     return gauges
 
 
@@ -122,5 +122,5 @@ def test_jobs_that_come_and_go_leave_the_controller_as_it_was() -> None:
     before = num_series(metrics)
     gauges = scaled(metrics, JOBS)
     assert num_series(metrics) > before
-    gauges.show(Signals(seconds=1.0), Decision({}, Memory(), {}, {}))
+    gauges.show(values_of(Signals(seconds=1.0), Decision({}, Memory(), {}, {})))
     assert num_series(metrics) == before
