@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -88,8 +87,3 @@ class Membership:
             await call(self._roster.Leave, request, timeout_s=2.0)
         except PacelineError as error:
             log.warning("cannot leave", error=error)
-
-
-def with_load(worker: Worker, **load: float) -> Worker:
-    """The worker with its load replaced."""
-    return replace(worker, load=load)

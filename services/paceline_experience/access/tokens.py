@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.access import ALL_TENANTS, Principal, Role, digest_of, new_token
+from paceline.config.base import NAME
 from paceline.errors import (
     AuthenticationError,
     InvalidError,
@@ -24,7 +25,7 @@ KEEP_S = 30 * 86_400
 MOST_PER_TENANT = 1000
 _INDEX = "{access}:tokens"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@ -]{0,61}[A-Za-z0-9])?")
-_TENANT = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
+_TENANT = re.compile(NAME)
 _LONGEST_S = 100 * 365 * 86_400.0
 # Compared with what is given for a token that does not exist, so that it takes as long.
 _NOBODY = bytes(32).hex()

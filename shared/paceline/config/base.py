@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?$")]
+NAME = r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?"
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 
 
 class Closed(BaseModel):

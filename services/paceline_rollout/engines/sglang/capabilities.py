@@ -30,19 +30,9 @@ class Capabilities:
         return self.release >= (0, 5, 20)
 
     @property
-    def ready_probe(self) -> bool:
-        """`/ready` answers at once; before, only a probe that generates a token."""
-        return self.release >= (0, 5, 20)
-
-    @property
     def incremental(self) -> bool:
         """The server can be started so that it streams only what is new."""
         return self.release >= (0, 5, 22)
-
-    @property
-    def frees_host_cache(self) -> bool:
-        """Updates and `continue` take `torch_empty_cache`."""
-        return self.release >= (0, 5, 12)
 
 
 def parse_version(text: str) -> Capabilities:
