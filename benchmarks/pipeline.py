@@ -91,8 +91,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(name: str, job: Path, overrides: dict[str, Any], *more: str) -> dict[str, Any]:
-    """One scenario on a fresh platform; `more` are options of `paceline up`."""
+def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    """One scenario on a fresh platform."""
+    spec, samples, summary = observe(job, overrides)
+    return table(name, spec, steady(spec, samples), summary)
+
+
+def observe(
+    job: Path, overrides: dict[str, Any], *more: str
+) -> tuple[dict[str, Any], list[Sample], dict[str, Any]]:
+    """Run a job on a fresh platform to its end: its spec, what was seen, and its summary.
+
+    `more` are options of `paceline up`.
+    """
     folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     spec = load_job(job, overrides).model_dump(mode="json")
     spec["model"]["path"] = str((ROOT / spec["model"]["path"]).resolve())
@@ -103,8 +114,7 @@ def run(name: str, job: Path, overrides: dict[str, Any], *more: str) -> dict[str
         with Client(addresses["http"], token=token_of(folder)) as client:
             job_id = client.submit(spec).status.job_id
             samples = asyncio.run(watch(client, job_id, folder))
-            summary = client.get(job_id).status.summary
-        return table(name, spec, samples, summary)
+            return spec, samples, client.get(job_id).status.summary
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(60)
@@ -147,12 +157,16 @@ def experience_address(folder: Path) -> str:
     return f"127.0.0.1:{ports['experience']}"
 
 
+def steady(spec: dict[str, Any], samples: list[Sample]) -> list[Sample]:
+    """From the first step after a tenth of the run to the one before the last."""
+    steps = spec["stop"]["steps"]
+    return [s for s in samples if steps // 10 <= s.step < steps]
+
+
 def table(
-    name: str, spec: dict[str, Any], samples: list[Sample], summary: dict[str, Any]
+    name: str, spec: dict[str, Any], moving: list[Sample], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Figures over the steady part: from the first step after a tenth of the run to the last."""
-    steady = [s for s in samples if s.step >= spec["stop"]["steps"] // 10]
-    moving = [s for s in steady if s.step < spec["stop"]["steps"]]
+    """Figures over a part of a run."""
     first, last = moving[0], moving[-1]
     seconds = last.at_s - first.at_s
     per_step = spec["experience"]["batch_groups"] * spec["experience"]["group_size"]

@@ -1,10 +1,10 @@
-"""What traces cost: the pipeline benchmark without them and with them, round by round.
+"""What traces cost: two platforms side by side, the one without them, the other with them.
 
-Each round runs both, in turns the one or the other first, on fresh platforms that send to a real
-OTLP receiver in this process. Medians over rounds, and the ratio of those with traces to those
-without: of throughput, and of processor time for a thousand episodes, which other load on the
-machine disturbs less. `spread` is the largest deviation of a round without traces from their
-median: a difference below it says nothing.
+Both run the pipeline benchmark at the same time on the same processors, so that whatever else
+disturbs the machine disturbs both; figures are of the time in which both are in their steady part.
+The one with traces sends them to a real OTLP receiver, which has to share the machine, too. They
+take turns in being started first. Medians over rounds of the ratio of a round: of throughput, and
+of processor time for a thousand episodes. `rounds_differ` is half of the range of these ratios.
 
     .venv/bin/python benchmarks/tracing.py --json benchmarks/results/tracing.json
 """
@@ -16,10 +16,11 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline import DEMO, ROOT, SIMULATED, machine, run
+from pipeline import DEMO, ROOT, SIMULATED, machine, observe, steady, table
 
 from paceline.testing.otlp import Collector
 
@@ -31,24 +32,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--sample", type=float, default=0.01)
     parser.add_argument("--scenario", choices=["demo", "simulated"], default="simulated")
     parser.add_argument("--job", type=Path, default=ROOT / "examples" / "arithmetic.yaml")
     parser.add_argument("--model", type=Path, default=None, help="instead of the job's")
     arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rounds: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
-        for traced in (number % 2 == 1, number % 2 == 0):
-            rows.append(measure(arguments, traced=traced))
-            print(json.dumps(rows[-1]), flush=True)
+        rounds.append(measure(arguments, traced_first=number % 2 == 0))
+        print(json.dumps(rounds[-1]), flush=True)
     found = {
         "machine": machine(),
         "scenario": arguments.scenario,
         "steps": arguments.steps,
         "sample": arguments.sample,
-        **{figure: compare(rows, figure) for figure in FIGURES},
-        "rounds": rows,
+        **{figure: compare(rounds, figure) for figure in FIGURES},
+        "rounds": rounds,
     }
     print(json.dumps({name: found[name] for name in FIGURES}, indent=1))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -56,39 +56,52 @@ def main() -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, *, traced: bool) -> dict[str, Any]:
-    """One run of the pipeline."""
+def measure(arguments: argparse.Namespace, *, traced_first: bool) -> dict[str, Any]:
+    """One round."""
     overrides = {**(DEMO if arguments.scenario == "demo" else SIMULATED)}
     overrides["stop.steps"] = arguments.steps
     if arguments.model is not None:
         overrides["model.path"] = str(arguments.model.resolve())
     load = machine()["load_average"][0]
-    with Collector() as collector:
+    with Collector() as collector, ThreadPoolExecutor(2) as threads:
         more = ("--otlp", collector.endpoint, "--otlp-sample", str(arguments.sample))
-        row = run(arguments.scenario, arguments.job, overrides, *(more if traced else ()))
+        runs = {
+            traced: threads.submit(observe, arguments.job, overrides, *(more if traced else ()))
+            for traced in (traced_first, not traced_first)
+        }
+        seen = {traced: run.result() for traced, run in runs.items()}
         spans = len(collector.spans())
-    cpu_s = sum(row["cpu_seconds"].values())
-    return {
-        "traced": traced,
-        "load_average": round(load, 2),
-        "seconds": row["seconds"],
-        "episodes": row["episodes"],
-        "episodes_per_s": row["episodes_per_s"],
-        "cpu_seconds_per_1000_episodes": round(1000 * cpu_s / max(row["episodes"], 1), 3),
-        "spans": spans,
-    }
+    parts = {traced: steady(spec, samples) for traced, (spec, samples, _) in seen.items()}
+    begin = max(samples[0].at_s for samples in parts.values())
+    end = min(samples[-1].at_s for samples in parts.values())
+    row: dict[str, Any] = {"load_average": round(load, 2), "spans": spans}
+    for traced, (spec, _, summary) in seen.items():
+        together = [s for s in parts[traced] if begin <= s.at_s <= end]
+        figures = table(arguments.scenario, spec, together, summary)
+        row["with" if traced else "without"] = {
+            "seconds": figures["seconds"],
+            "episodes": figures["episodes"],
+            "episodes_per_s": figures["episodes_per_s"],
+            "cpu_seconds_per_1000_episodes": processor_time(figures),
+        }
+    return row
 
 
-def compare(rows: Sequence[dict[str, Any]], figure: str) -> dict[str, float]:
-    """Medians without and with traces, their ratio, and how far single rounds are off."""
-    without = [row[figure] for row in rows if not row["traced"]]
-    with_them = [row[figure] for row in rows if row["traced"]]
-    middle = statistics.median(without)
+def processor_time(figures: dict[str, Any]) -> float:
+    """Seconds of all services for a thousand episodes."""
+    return round(1000 * sum(figures["cpu_seconds"].values()) / max(figures["episodes"], 1), 4)
+
+
+def compare(rounds: Sequence[dict[str, Any]], figure: str) -> dict[str, float]:
+    """Medians of both sides and of their ratio in each round, and how far rounds differ."""
+    ratios = [row["with"][figure] / row["without"][figure] for row in rounds]
     return {
-        "without": middle,
-        "with": statistics.median(with_them),
-        "ratio": round(statistics.median(with_them) / middle, 4),
-        "spread": round(max(abs(value / middle - 1) for value in without), 4),
+        **{
+            side: round(statistics.median(row[side][figure] for row in rounds), 4)
+            for side in ("without", "with")
+        },
+        "ratio": round(statistics.median(ratios), 4),
+        "rounds_differ": round((max(ratios) - min(ratios)) / 2, 4),
     }
 
 

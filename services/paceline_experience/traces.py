@@ -55,7 +55,7 @@ class Traces:
             return
         for before, after in changes:
             group = after or before
-            if group is None or not self._keeps(group.group_id):
+            if group is None or not self._tracer.keeps(group.group_id):
                 continue
             for index in range(len(group.states)):
                 was = before.states[index] if before else ""
@@ -95,9 +95,6 @@ class Traces:
         """The job is over, or another replica's."""
         for name in list(self._lines):
             self._end(*name)
-
-    def _keeps(self, group_id: str) -> bool:
-        return self._tracer.keeps(episode_context(group_id, 0))
 
     def _move(
         self, group: Group, index: int, *, was: str, now: str, step: int, incarnation: int

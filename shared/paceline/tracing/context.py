@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _HALF = 1 << 64
@@ -36,6 +37,12 @@ def episode_context(group_id: str, index: int) -> Context:
     """
     trace = (_hash("episode", group_id, index) << 64) | _hash("group", group_id)
     return Context(trace, _hash("root", group_id, index))
+
+
+@lru_cache(maxsize=1 << 14)  # asked at every change of every group
+def group_sampled(group_id: str, share: float) -> bool:
+    """Whether the traces of a group's episodes are kept."""
+    return sampled(_hash("group", group_id), share)
 
 
 def step_context(job_id: str, incarnation: int, step: int) -> Context:

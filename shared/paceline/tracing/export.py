@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from paceline import __version__
 from paceline.config.service import ServiceSettings, TracingSettings
 from paceline.errors import ConfigError
 from paceline.logs import Log
 from paceline.metrics import Metrics
-from paceline.tracing.context import Context
-from paceline.tracing.spans import Span, Value
+from paceline.tracing.encode import request_of, resource_of
+from paceline.tracing.spans import Span
 
-_SCOPE = InstrumentationScope("paceline", __version__)
-_KEPT = TraceFlags(TraceFlags.SAMPLED)
-_KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER}
+_SCOPE = InstrumentationScope(name="paceline", version=__version__)
 log = Log("tracing")
+
+
+class _Ended(ReadableSpan):
+    """Takes a span of ours through OpenTelemetry's queue, which asks only whether it is kept."""
+
+    _context = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+
+
+class _Exporter(OTLPSpanExporter):
+    """OpenTelemetry's, with an encoder of our own."""
+
+    def __init__(self, attributes: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._process = resource_of(attributes)
+
+    def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
+        spans = [each.span for each in data if isinstance(each, _Ended)]
+        return request_of(spans, self._process, _SCOPE)
 
 
 class Counted(SpanExporter):
@@ -71,16 +90,15 @@ class Pipeline:
         self._metrics = metrics
         self._most = settings.queue
         self._put = 0
-        self._resource = Resource(
-            {
-                "service.name": f"paceline-{process.kind}",
-                "service.namespace": "paceline",
-                "service.instance.id": process.worker_id,
-                "service.version": __version__,
-                "paceline.site": process.site,
-            }
-        )
-        self._exporter = Counted(_exporter(settings), endpoint=settings.endpoint, metrics=metrics)
+        attributes = {
+            "service.name": f"paceline-{process.kind}",
+            "service.namespace": "paceline",
+            "service.instance.id": process.worker_id,
+            "service.version": __version__,
+            "paceline.site": process.site,
+        }
+        inner = _Exporter(attributes, **_options(settings))
+        self._exporter = Counted(inner, endpoint=settings.endpoint, metrics=metrics)
         self._processor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=settings.queue,
@@ -95,7 +113,7 @@ class Pipeline:
             self._metrics.add("spans", outcome="dropped")
             return
         self._put += 1
-        self._processor.on_end(readable(span, self._resource))
+        self._processor.on_end(_Ended(span))
 
     def close(self, timeout_s: float) -> None:
         """Send what is left; what takes longer than `timeout_s` is lost."""
@@ -105,50 +123,20 @@ class Pipeline:
         last.join(timeout_s)
 
 
-def readable(span: Span, resource: Resource) -> ReadableSpan:
-    """As OpenTelemetry's exporters want it; the attribute `kind` becomes the span's kind."""
-    attributes = dict(span.attributes)
-    kind = _KINDS.get(str(attributes.pop("kind", "")), SpanKind.INTERNAL)
-    return ReadableSpan(
-        name=span.name,
-        context=_context(span.context),
-        parent=None if span.parent is None else _context(span.parent),
-        resource=resource,
-        attributes=_named(attributes),
-        events=[Event(name, _named(more), at) for name, at, more in span.events],
-        links=[Link(_context(link)) for link in span.links],
-        kind=kind,
-        status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
-        start_time=span.start_ns,
-        end_time=span.end_ns,
-        instrumentation_scope=_SCOPE,
-    )
-
-
-def _named(attributes: dict[str, Value]) -> dict[str, Value]:
-    return {
-        name if "." in name else f"paceline.{name}": value for name, value in attributes.items()
-    }
-
-
-def _context(context: Context) -> SpanContext:
-    return SpanContext(context.trace, context.span, is_remote=False, trace_flags=_KEPT)
-
-
-def _exporter(settings: TracingSettings) -> OTLPSpanExporter:
+def _options(settings: TracingSettings) -> dict[str, Any]:
     secure = settings.endpoint.startswith("https://")
     credentials: Any = None
     if secure:
         authority = None if settings.authority is None else _read(settings.authority, "authority")
         credentials = grpc.ssl_channel_credentials(authority)
-    return OTLPSpanExporter(
-        endpoint=settings.endpoint,
-        insecure=not secure,
-        credentials=credentials,
-        headers=headers(settings.headers_file),
-        timeout=settings.timeout_s,
-        compression=grpc.Compression.Gzip,
-    )
+    return {
+        "endpoint": settings.endpoint,
+        "insecure": not secure,
+        "credentials": credentials,
+        "headers": headers(settings.headers_file),
+        "timeout": settings.timeout_s,
+        "compression": grpc.Compression.Gzip,
+    }
 
 
 def headers(path: Path | None) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ from contextvars import Token
 from typing import Any, Self
 
 from paceline import logs
-from paceline.tracing.context import Context, parse, sampled, traceparent
+from paceline.tracing.context import Context, group_sampled, parse, traceparent
 
 Value = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 Take = Callable[["Span"], None]
@@ -194,9 +194,9 @@ class Tracer:
         """Whether any trace is kept."""
         return True
 
-    def keeps(self, context: Context) -> bool:
-        """Whether a trace that begins here is kept."""
-        return sampled(context.trace, self.share)
+    def keeps(self, group_id: str) -> bool:
+        """Whether the traces of a group's episodes are kept."""
+        return group_sampled(group_id, self.share)
 
     def root(self, name: str, context: Context, *, start_ns: int = 0, **attributes: Value) -> Span:
         """The first span of a trace."""
@@ -233,7 +233,7 @@ class _Off(Tracer):
     def __bool__(self) -> bool:
         return False
 
-    def keeps(self, context: Context) -> bool:
+    def keeps(self, group_id: str) -> bool:
         return False
 
     def root(self, name: str, context: Context, *, start_ns: int = 0, **attributes: Value) -> Span:

@@ -7,6 +7,7 @@ from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from paceline.tracing import (
     Context,
+    Tracer,
     derived,
     episode_context,
     parse,
@@ -23,7 +24,8 @@ SHARES = st.floats(0, 1)
 @given(GROUPS, INDICES, INDICES, SHARES)
 def test_a_group_is_kept_or_left_as_a_whole(group: str, a: int, b: int, share: float) -> None:
     one, two = episode_context(group, a), episode_context(group, b)
-    assert sampled(one.trace, share) == sampled(two.trace, share)
+    kept = Tracer(take=lambda _: None, share=share).keeps(group)
+    assert kept == sampled(one.trace, share) == sampled(two.trace, share)
     assert (one == two) == (a == b)
 
 
