@@ -39,13 +39,14 @@ class ControllerService(Service):
         # The rest is for the kills and for this process's own end.
         child_grace_s = settings.grace_s / 2
         self._channel = connect_as(settings, settings.experience)
+        options = validate(ControllerOptions, settings.options)
         self._runtime = ProcessRuntime(
             settings,
             ports=PortSlots(run_dir / "ports.json"),
             beat=self._beat,
             child_grace_s=child_grace_s,
+            weights_mbit_per_s=options.weights_mbit_per_s,
         )
-        options = validate(ControllerOptions, settings.options)
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
         ledger = RemoteLedger(
             jobs=JobsStub(self._channel),

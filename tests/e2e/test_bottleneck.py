@@ -1,7 +1,4 @@
-"""A service that is slowed on purpose is named by the query of the utilisation dashboard.
-
-The controller and the link of weights are not among them: a run that goes on waits for neither.
-"""
+"""A service that is slowed on purpose is named by the query of the utilisation dashboard."""
 
 import os
 import signal
@@ -13,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import paceline.monitoring
+from paceline.client import Client
+from paceline.local import Local
 from paceline.testing.prometheus import Prometheus, Sample, local_targets
+from paceline.types import WorkerKind
 
 RULES = Path(paceline.monitoring.__file__).parent / "rules" / "utilisation.yaml"
 PERIOD_S = 1.0
 FROZEN = 0.9  # share of the time
 ANSWER_S = 60.0
 WINDOW_S = 10  # of the rules
-SLOWED = ("reward", "rollout", "environment", "trainer", "experience", "store", "gateway")
+SLOWED = (
+    *("reward", "rollout", "environment", "trainer", "experience"),
+    *("store", "gateway", "controller"),
+)
+LINK_MBIT = 0.5  # the weights are 0.6 Mbit
 
 
 def family(pid: int) -> list[int]:
@@ -73,6 +77,22 @@ def names(service: str) -> Callable[[list[Sample]], bool]:
     return lambda found: [sample.labels["service"] for sample in found] == [service]
 
 
+def endless(tiny_job: Callable[..., dict[str, Any]], **experience: Any) -> dict[str, Any]:
+    """A job that goes on."""
+    job = tiny_job(stop={"steps": 100_000})
+    del job["eval"]
+    job["experience"] |= {"max_staleness": 1, "lease_s": 30.0, **experience}
+    return job
+
+
+def watch(server: Prometheus, run_dir: Path, until: Callable[..., None]) -> None:
+    """Scrape all processes, from when the job is under way."""
+    for kind in ("trainer", "rollout"):
+        until(lambda k=kind: any(name.startswith(k) for name in local_targets(run_dir)), kind)
+    server.scrape(local_targets(run_dir))
+    server.until("paceline_step > 3", bool, timeout_s=180)
+
+
 def test_the_slowed_service_is_named(
     tmp_path: Path,
     start_platform: Callable[..., Any],
@@ -81,15 +101,9 @@ def test_the_slowed_service_is_named(
     until: Callable[..., None],
 ) -> None:
     platform = start_platform(tmp_path / "run")
-    job = tiny_job(stop={"steps": 100_000})
-    del job["eval"]
-    job["experience"] |= {"max_staleness": 1, "lease_s": 30.0}
-    job_id = platform.client().submit(job).status.job_id
+    job_id = platform.client().submit(endless(tiny_job)).status.job_id
     server = prometheus(rules=[RULES], window=f"{WINDOW_S}s", timeout_s=1.0)
-    until(lambda: any(n.startswith("trainer") for n in local_targets(platform.run_dir)), "trainer")
-    until(lambda: any(n.startswith("rollout") for n in local_targets(platform.run_dir)), "rollout")
-    server.scrape(local_targets(platform.run_dir))
-    server.until("paceline_step > 3", bool, timeout_s=180)
+    watch(server, platform.run_dir, until)
     done = threading.Event()
     user = threading.Thread(target=use, args=(platform, job_id, done), daemon=True)
     user.start()
@@ -107,3 +121,18 @@ def test_the_slowed_service_is_named(
         user.join()
         platform.stop()
     assert not wrong
+
+
+def test_the_slow_link_of_weights_is_named(
+    tmp_path: Path,
+    tiny_job: Callable[..., dict[str, Any]],
+    prometheus: Callable[..., Prometheus],
+    until: Callable[..., None],
+) -> None:
+    options = {WorkerKind.CONTROLLER: {"weights_mbit_per_s": LINK_MBIT}}
+    with Local(tmp_path / "run", http_port=0, options=options) as platform:
+        with Client(platform.url, token=platform.token) as client:
+            client.submit(endless(tiny_job, max_staleness=0))
+        server = prometheus(rules=[RULES], window=f"{WINDOW_S}s", timeout_s=1.0)
+        watch(server, platform.run_dir, until)
+        server.until("paceline:bottleneck", names("weights"), timeout_s=ANSWER_S)

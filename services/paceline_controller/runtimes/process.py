@@ -38,9 +38,11 @@ class ProcessRuntime:
         beat: Path,
         child_grace_s: float,
         stale_s: float = STALE_S,
+        weights_mbit_per_s: float | None = None,
         command: Command | None = None,
     ) -> None:
         self._settings = settings
+        self._weights_mbit_per_s = weights_mbit_per_s
         self._run_dir = settings.run_dir.resolve()
         self._ports = ports
         self._beat = beat.resolve()
@@ -130,6 +132,7 @@ class ProcessRuntime:
             options["pool"] = wanted.pool
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
+            options["weights_mbit_per_s"] = self._weights_mbit_per_s
         return ServiceSettings(
             kind=wanted.kind,
             worker_id=name,

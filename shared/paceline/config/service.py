@@ -56,7 +56,8 @@ class TracingSettings(Closed):
     """Spans that wait to be sent; what comes beyond is counted and lost."""
     batch: int = Field(default=512, ge=1)
     """Spans in a message."""
-    every_s: float = Field(default=1.0, gt=0)
+    every_s: float = Field(default=5.0, gt=0)
+    """Between two messages, unless there are enough spans for one before."""
     timeout_s: float = Field(default=5.0, gt=0)
     """Of sending a message, repetitions included."""
 
@@ -255,6 +256,8 @@ class ControllerOptions(Closed):
     """Pools of rollout workers that jobs may use, by name."""
     trainer_cost: float = Field(default=1.0, gt=0)
     """Of a trainer rank for an hour, in the unit of the pools' `cost`; for the metrics."""
+    weights_mbit_per_s: float | None = Field(default=None, gt=0)
+    """Process runtime: that option of the rollout workers and trainers that it starts."""
     scaling: ScalingOptions = ScalingOptions()
     patience_s: float = Field(default=600.0, ge=0)
     """So long a queued job lets smaller ones pass; then what becomes free is kept for it."""
