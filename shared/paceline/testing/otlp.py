@@ -40,6 +40,7 @@ class Collector(services.TraceServiceServicer):
     def __init__(self, port: int = 0) -> None:
         self.headers: dict[str, str] = {}
         self._port = port
+        self._messages: list[Any] = []  # not read yet, so that it disturbs the sender little
         self._spans: list[Received] = []
         self._news = threading.Condition()
         self._server: grpc.Server | None = None
@@ -70,22 +71,16 @@ class Collector(services.TraceServiceServicer):
 
     def Export(self, request: Any, context: Any) -> Any:
         """Take a batch."""
-        found = [
-            _received(span, _plain(each.resource.attributes))
-            for each in request.resource_spans
-            for scope in each.scope_spans
-            for span in scope.spans
-        ]
         with self._news:
             self.headers = {str(k): str(v) for k, v in context.invocation_metadata()}
-            self._spans.extend(found)
+            self._messages.append(request)
             self._news.notify_all()
         return pb.ExportTraceServiceResponse()
 
     def spans(self) -> list[Received]:
         """All so far."""
         with self._news:
-            return list(self._spans)
+            return list(self._read())
 
     def traces(self) -> dict[str, list[Received]]:
         """All so far by trace, in order of their starts."""
@@ -102,10 +97,21 @@ class Collector(services.TraceServiceServicer):
         """
         deadline = time.monotonic() + timeout_s
         with self._news:
-            while not enough(self._spans):
+            while not enough(self._read()):
                 if not self._news.wait(max(deadline - time.monotonic(), 0)):
                     names = sorted({span.name for span in self._spans})
                     raise TimeoutError(f"{len(self._spans)} spans came: {names}")
+
+    def _read(self) -> list[Received]:
+        for message in self._messages:
+            self._spans += [
+                _received(span, _plain(each.resource.attributes))
+                for each in message.resource_spans
+                for scope in each.scope_spans
+                for span in scope.spans
+            ]
+        self._messages.clear()
+        return self._spans
 
 
 def below(parent: Received, spans: Iterable[Received]) -> list[Received]:
