@@ -71,12 +71,13 @@ class StepTraces:
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """A part of the step, perhaps inside another one; in all traces that show this step."""
+        """A part of the step, in all traces that show it; one inside another in the step's own."""
         if not self._inside or self._left <= 0:
             yield
             return
         self._left -= 1
-        own, *episodes = [span.child(name, rank=self._rank) for span in self._inside[-1]]
+        shown = self._inside[-1] if len(self._inside) == 1 else self._inside[-1][:1]
+        own, *episodes = [span.child(name, rank=self._rank) for span in shown]
         if len(self._inside) == 1:
             own.links = [span.context for span in episodes]
             for span in episodes:

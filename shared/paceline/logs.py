@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.config.service import LogSettings
 
-trace: ContextVar[str] = ContextVar("trace", default="")
+trace: ContextVar[int] = ContextVar("trace", default=0)
 """Trace id of what is being worked on; events of that time carry it."""
 
 
@@ -25,7 +25,7 @@ class EventFormatter(logging.Formatter):
         head = f"{self.formatTime(record)} {record.levelname} {record.name} {record.getMessage()}"
         pairs: dict[str, Any] = getattr(record, "event", {})
         if trace_id := trace.get():
-            pairs = {**pairs, "trace": trace_id}
+            pairs = {**pairs, "trace": f"{trace_id:032x}"}
         line = " ".join([head, *(f"{key}={_quote(value)}" for key, value in pairs.items())])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

@@ -1,9 +1,10 @@
-"""Ended spans to an OTLP endpoint, in a thread of OpenTelemetry's own. Nobody waits for it."""
+"""Ended spans to an OTLP endpoint, in a thread of their own. Nobody waits for it."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,7 @@ import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from paceline import __version__
 from paceline.config.service import ServiceSettings, TracingSettings
@@ -28,68 +27,36 @@ _SCOPE = InstrumentationScope(name="paceline", version=__version__)
 log = Log("tracing")
 
 
-class _Ended(ReadableSpan):
-    """Takes a span of ours through OpenTelemetry's queue, which asks only whether it is kept."""
-
-    _context = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-
-    def __init__(self, span: Span) -> None:
-        self.span = span
-
-
 class _Exporter(OTLPSpanExporter):
-    """OpenTelemetry's, with an encoder of our own."""
+    """OpenTelemetry's, for spans of ours."""
 
     def __init__(self, attributes: Mapping[str, str], **options: Any) -> None:
         super().__init__(**options)
         self._process = resource_of(attributes)
 
-    def _translate_data(self, data: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-        spans = [each.span for each in data if isinstance(each, _Ended)]
-        return request_of(spans, self._process, _SCOPE)
-
-
-class Counted(SpanExporter):
-    """Counts what was sent and what was lost; says once that the endpoint is away."""
-
-    def __init__(self, inner: SpanExporter, *, endpoint: str, metrics: Metrics) -> None:
-        self.handed = 0
-        self._inner = inner
-        self._endpoint = endpoint
-        self._metrics = metrics
-        self._away = False
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch; called by one thread."""
-        self.handed += len(spans)
-        result = self._inner.export(spans)
-        sent = result is SpanExportResult.SUCCESS
-        self._metrics.add("spans", len(spans), outcome="sent" if sent else "failed")
-        if self._away is sent:
-            self._away = not sent
-            if sent:
-                log.info("traces are taken again", endpoint=self._endpoint)
-            else:
-                log.warning("traces are not taken and get lost", endpoint=self._endpoint)
-        return result
-
-    def shutdown(self) -> None:
-        """Let go of the connection."""
-        self._inner.shutdown()
+    def _translate_data(self, data: Sequence[Any]) -> ExportTraceServiceRequest:
+        return request_of(data, self._process, _SCOPE)
 
 
 class Pipeline:
-    """A bounded queue in front of the exporter; what does not fit is counted and forgotten."""
+    """A bounded queue and the thread that sends from it; what does not fit is forgotten.
+
+    What became of each span is counted. That the endpoint is away is said once.
+    """
 
     def __init__(
         self, settings: TracingSettings, *, process: ServiceSettings, metrics: Metrics
     ) -> None:
-        # Its messages repeat for as long as the endpoint is away; `Counted` says it once.
+        # The exporter's messages repeat for as long as the endpoint is away.
         for name in ("opentelemetry.exporter", "opentelemetry.sdk"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._settings = settings
         self._metrics = metrics
-        self._most = settings.queue
-        self._put = 0
+        self._waiting: deque[Span] = deque()
+        self._batch = min(settings.batch, settings.queue)
+        self._enough = threading.Event()
+        self._closing = False
+        self._away = False
         attributes = {
             "service.name": f"paceline-{process.kind}",
             "service.namespace": "paceline",
@@ -97,30 +64,50 @@ class Pipeline:
             "service.version": __version__,
             "paceline.site": process.site,
         }
-        inner = _Exporter(attributes, **_options(settings))
-        self._exporter = Counted(inner, endpoint=settings.endpoint, metrics=metrics)
-        self._processor = BatchSpanProcessor(
-            self._exporter,
-            max_queue_size=settings.queue,
-            schedule_delay_millis=settings.every_s * 1e3,
-            max_export_batch_size=min(settings.batch, settings.queue),
-            export_timeout_millis=settings.timeout_s * 1e3,
-        )
+        self._exporter = _Exporter(attributes, **_options(settings))
+        self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
+        self._thread.start()
 
     def put(self, span: Span) -> None:
         """Queue a span that has ended."""
-        if self._put - self._exporter.handed >= self._most:
+        if len(self._waiting) >= self._settings.queue:
             self._metrics.add("spans", outcome="dropped")
             return
-        self._put += 1
-        self._processor.on_end(_Ended(span))
+        self._waiting.append(span)
+        if len(self._waiting) == self._batch:
+            self._enough.set()
 
     def close(self, timeout_s: float) -> None:
         """Send what is left; what takes longer than `timeout_s` is lost."""
-        # The processor's own limit is half a minute.
-        last = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
-        last.start()
-        last.join(timeout_s)
+        self._closing = True
+        self._enough.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._enough.wait(self._settings.every_s)
+            self._enough.clear()
+            try:
+                self._flush()
+            except Exception:
+                log.exception("spans are lost")
+        self._flush()
+        self._exporter.shutdown()
+
+    def _flush(self) -> None:
+        while self._waiting:
+            size = min(self._batch, len(self._waiting))
+            self._send([self._waiting.popleft() for _ in range(size)])
+
+    def _send(self, spans: Sequence[Any]) -> None:
+        sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        self._metrics.add("spans", len(spans), outcome="sent" if sent else "failed")
+        if self._away is sent:
+            self._away = not sent
+            if sent:
+                log.info("traces are taken again", endpoint=self._settings.endpoint)
+            else:
+                log.warning("traces are not taken and get lost", endpoint=self._settings.endpoint)
 
 
 def _options(settings: TracingSettings) -> dict[str, Any]:

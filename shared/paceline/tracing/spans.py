@@ -57,7 +57,7 @@ class Span:
         self.events: list[tuple[str, int, dict[str, Value]]] = []
         self.error = ""
         self._tracer = tracer
-        self._token: Token[str] | None = None
+        self._token: Token[int] | None = None
 
     def __bool__(self) -> bool:
         return True
@@ -117,7 +117,7 @@ class Span:
             self._tracer.take(self)
 
     def __enter__(self) -> Self:
-        self._token = logs.trace.set(self.context.trace_id)
+        self._token = logs.trace.set(self.context.trace)
         return self
 
     def __exit__(
