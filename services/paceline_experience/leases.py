@@ -204,12 +204,8 @@ class Leases:
             pinned_version=group.version,
             min_version=-1 if group.is_eval else floor,
             progress=tuple(progress),
-            traces=self._traces(group.group_id, indices),
+            traces=self._core.traces.sent(group.group_id, indices),
         )
-
-    def _traces(self, group_id: str, indices: list[int]) -> tuple[str, ...]:
-        spans = [self._core.traces.span(group_id, index) for index in indices]
-        return tuple(span.sent for span in spans) if any(spans) else ()
 
     def _task(self, group: Group) -> Task:
         if group.is_eval and self._eval_tasks is not None:

@@ -72,6 +72,12 @@ class Traces:
         line = self._lines.get((group_id, index))
         return line.stage if line else NOTHING
 
+    def sent(self, group_id: str, indices: Sequence[int]) -> tuple[str, ...]:
+        """`Span.sent` of what these episodes are in; empty if none is followed."""
+        if not self._tracer.keeps(group_id):
+            return ()
+        return tuple(self.span(group_id, index).sent for index in indices)
+
     def announced(self, version: int, *, step: int, incarnation: int) -> None:
         """Weights of `step` are on their way as `version`."""
         for name in self._trained:

@@ -62,6 +62,9 @@ class Metrics:
     _children: dict[str, dict[Values, object]] = field(
         default_factory=dict[str, dict[Values, object]]
     )
+    _found: dict[tuple[object, ...], object] = field(
+        default_factory=dict[tuple[object, ...], object]
+    )
     _totals: dict[tuple[str, Values], float] = field(
         default_factory=dict[tuple[str, Values], float]
     )
@@ -118,6 +121,7 @@ class Metrics:
         return sum(map(len, self._children.values()))
 
     def _remove(self, name: str, values: Values) -> None:
+        self._found.clear()  # also of other metrics: it fills again at once
         if self._children.get(name, {}).pop(values, None) is not None:
             if values:
                 self._made[name].remove(*values)
@@ -126,14 +130,23 @@ class Metrics:
         self._totals.pop((name, values), None)
 
     def _child(self, name: str, cls: type[Metric], labels: dict[str, str]) -> Metric:
-        values = self._values(name, labels)
+        key = (name, *labels.items())
+        found = self._found.get(key)
+        if found is None:
+            values = self._values(name, labels)
+            found = self._look_up(name, cls, values)
+            if OTHER not in values:  # what is told as other has no bound
+                self._found[key] = found
+        if not isinstance(found, cls):
+            raise TypeError(f"{name} is a {type(found).__name__}, not a {cls.__name__}")
+        return found
+
+    def _look_up(self, name: str, cls: type[Metric], values: Values) -> object:
         children = self._children.setdefault(name, {})
         found = children.get(values)
         if found is None:
             made = self._get(name, cls)
             found = children[values] = made.labels(*values) if values else made
-        if not isinstance(found, cls):
-            raise TypeError(f"{name} is a {type(found).__name__}, not a {cls.__name__}")
         return found
 
     def _get(self, name: str, cls: type[Metric]) -> Counter | Gauge | Histogram:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from paceline.metric_names import NAMES
 from paceline.metrics import Metrics
@@ -28,6 +28,25 @@ def ran(passed_s: float) -> float:
 def nowhere(on: str) -> AbstractContextManager[None]:
     """`Usage.wait` where nobody measures."""
     return nullcontext()
+
+
+class _Inside:
+    """One more of something, for as long as a block lasts; the time before it is counted first."""
+
+    __slots__ = ("_count", "_counts", "_name")
+
+    def __init__(self, count: Callable[[], None], counts: Counter[str], name: str) -> None:
+        self._count = count
+        self._counts = counts
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._count()
+        self._counts[self._name] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._count()
+        self._counts[self._name] -= 1
 
 
 class Usage:
@@ -50,7 +69,8 @@ class Usage:
         self._each = each
         self._clock = clock
         self._waiting: Counter[str] = Counter()
-        self._handling = 0
+        self._handling: Counter[str] = Counter()
+        self._seconds: dict[tuple[str, str], float] = {}  # of a metric, on a service: not told yet
         self._serves = service in NAMES["handling"].services
         self._busy: Callable[[], float] | None = None
         self._in_use: Callable[[], float] | None = None
@@ -67,47 +87,43 @@ class Usage:
         self._in_use = in_use
         self._metrics.set("capacity", capacity, service=self._service)
 
-    @contextmanager
-    def wait(self, on: str) -> Generator[None]:
+    def wait(self, on: str) -> AbstractContextManager[None]:
         """Inside, one more thing waits for a service."""
-        self.look()
-        self._waiting[on] += 1
-        try:
-            yield
-        finally:
-            self.look()
-            self._waiting[on] -= 1
+        return _Inside(self.count, self._waiting, on)
 
-    @contextmanager
-    def handle(self) -> Generator[None]:
+    def handle(self) -> AbstractContextManager[None]:
         """Inside, one more call of somebody is handled."""
-        self.look()
-        self._handling += 1
-        try:
-            yield
-        finally:
-            self.look()
-            self._handling -= 1
+        return _Inside(self.count, self._handling, "")
 
     def waits(self, on: str) -> bool:
         """Whether anything waits for this service."""
         return self._waiting[on] > 0
 
     def look(self) -> None:
-        """Count the time since the last look."""
+        """Count the time since the last look, and tell all that was counted."""
+        self.count()
+        for (name, on), seconds in self._seconds.items():
+            more = {"on": on} if on else {}
+            self._metrics.add(name, seconds, service=self._service, **more)
+        self._seconds.clear()
+
+    def count(self) -> None:
+        """Count the time since the last look; every wait does at both of its ends."""
         now = self._clock()
         passed, self._last = now - self._last, now
         seconds = ran(passed)
         stalled = passed - seconds
-        metrics, service = self._metrics, self._service
         if stalled:
-            metrics.add("stalled", stalled, service=service)
-        if self._handling and self._serves:
-            metrics.add("handling", passed, service=service)
+            self._add("stalled", "", stalled)
+        if self._handling[""] and self._serves:
+            self._add("handling", "", passed)
         for on, count in self._waiting.items():
             if count:
-                num = count if self._each else 1
-                metrics.add("wait", seconds * num, service=service, on=on)
+                self._add("wait", on, seconds * count if self._each else seconds)
+
+    def _add(self, name: str, on: str, seconds: float) -> None:
+        key = (name, on)
+        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
 
     async def watch(self) -> None:
         """Look every tick; also tell how much of the capacity is in use."""
