@@ -45,6 +45,7 @@ ABSENT = {
     "paceline_lost_tokens_total": NO_TROUBLE,
     "paceline_restarts_total": NO_TROUBLE,
     "paceline_refused_calls_total": NO_TROUBLE,
+    "paceline_access_refusals_total": "nobody has tried to get in without a token",
     "paceline_tracking_errors_total": NO_TROUBLE,
     "paceline_tracking_lag_seconds": "the job names no tracker",
     "paceline_spans_total": "no collector is set up",

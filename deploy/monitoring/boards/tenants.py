@@ -4,7 +4,7 @@ from frame import Panels, Query, Size, board, graph, grid, heading
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from boards.choices import TENANT
+from boards.choices import TENANT, rate
 
 OF_TENANT = '{tenant=~"$tenant"}'
 LIMITS = (
@@ -65,5 +65,12 @@ def _share() -> Panels:
             "Quotas",
             "What each tenant may use at once.",
             Query(f"max by (tenant, of) (paceline_tenant_quota{OF_TENANT})"),
+        ),
+        graph(
+            "Refused calls of users",
+            "Per second, all tenants: no token, one that opens nothing, too small a role, "
+            "another tenant's job.",
+            Query(f"sum by (reason) ({rate('paceline_access_refusals_total', '')})", "{{reason}}"),
+            unit=units.CountsPerSecond,
         ),
     ]
