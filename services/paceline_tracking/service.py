@@ -20,7 +20,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.interfaces import TrackedRun
 from paceline.logs import Log
 from paceline.membership import Membership
-from paceline.metrics import Metrics
+from paceline.metrics import Metrics, Shown, series
 from paceline.rpc import connect_as
 from paceline.types import Job, Worker, WorkerKind
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -60,7 +60,7 @@ class Feeds:
         self._start = start
         self._clock = clock
         self._late = asyncio.Semaphore(MOST_LATE)
-        self._lags: dict[str, float] = {}  # by kind, as told
+        self._lags = Shown(metrics)  # by kind
         self._seen: set[str] = set()  # jobs, by id: specs do not change
         self._feeds: dict[tuple[str, str], Feed] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -175,11 +175,7 @@ class Feeds:
         for feed in self._feeds.values():
             kind = feed.status.kind
             lags[kind] = max(lags.get(kind, 0.0), now_s - feed.caught_up_s)
-        for kind, lag_s in lags.items():
-            self._metrics.set("tracking_lag", lag_s, tracker=kind)
-        for kind in self._lags.keys() - lags.keys():
-            self._metrics.drop("tracking_lag", tracker=kind)
-        self._lags = lags
+        self._lags.show({series("tracking_lag", tracker=kind): lags[kind] for kind in lags})
 
 
 class TrackingService(Service):
