@@ -107,7 +107,7 @@ image-%: ## Build the image of a service, or image-local with all of them
 		--build-arg VERSION=$(IMAGE_TAG) --build-arg REVISION=$$(git rev-parse HEAD) \
 		--tag $(IMAGE_PREFIX)$*:$(IMAGE_TAG) .
 
-image-check: ## Build and measure the five light images (minutes; docker, or buildah as root)
+image-check: ## Build and measure the light images (minutes; docker, or buildah as root)
 	IMAGE_TOOL=$(IMAGE_TOOL) IMAGE_TAG=$(IMAGE_TAG) IMAGE_PREFIX=$(IMAGE_PREFIX) IMAGE_FLAGS="$(IMAGE_FLAGS)" docker/image-check.sh
 
 dashboards: $(STAMP) ## Write Grafana's dashboards, and the chart's copies of them and of the rules

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds the five light images, measures what each adds to its base, and starts each as its user.
+# Builds the light images, measures what each adds to its base, and starts each as its user.
 # With docker, or with buildah, which needs root here. Where buildah cannot pull the base, a minimal
 # Debian with its Python stands in for it (debootstrap).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-SERVICES=(gateway controller environment experience reward)
-declare -A MOST_MB=([gateway]=250 [controller]=250 [environment]=800 [experience]=800 [reward]=800)
+SERVICES=(gateway controller environment experience reward tracking)
+declare -A MOST_MB=([gateway]=250 [controller]=250 [environment]=800 [experience]=800 [reward]=800 [tracking]=800)
 PULL_TIMEOUT_S=${PULL_TIMEOUT_S:-120}
 TOOL=${IMAGE_TOOL:?docker or buildah}
 BASE=$(sed -n 's/^ARG BASE=//p' docker/service.Dockerfile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.service import ControllerOptions
-from paceline.processes import Restarts
+from paceline.restarts import Restarts
 from paceline.types import WorkerKind
 from paceline_controller.plan import Wanted
 

@@ -15,7 +15,7 @@ from paceline.errors import NotFoundError, PacelineError
 from paceline.interfaces import TrackedPoint, TrackedRun
 from paceline.logs import Log
 from paceline.metrics import Metrics
-from paceline.processes import Restarts
+from paceline.restarts import Restarts
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_tracking.child import Child, TrackerError
 from paceline_tracking.ledger import ROWS, Ledger, Row

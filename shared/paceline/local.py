@@ -28,7 +28,8 @@ from paceline.files import lock_for_life, token_of, write_settings
 from paceline.logs import Log
 from paceline.monitoring import lay_out, targets_of
 from paceline.ports import PortSlots, is_free
-from paceline.processes import Processes, Restarts
+from paceline.processes import Processes
+from paceline.restarts import Restarts
 from paceline.types import WorkerKind
 
 HOST = "127.0.0.1"

@@ -47,25 +47,6 @@ class Record:
     labels: dict[str, str] = field(default_factory=dict[str, str])
 
 
-@dataclass(slots=True)
-class Restarts:
-    """When a failed process may start again: pauses double, a stable life forgets them."""
-
-    base_s: float = 0.25
-    most_s: float = 15.0
-    stable_s: float = 10.0
-    failures: int = 0
-    due_s: float = 0.0
-
-    def failed(self, now_s: float, *, lived_s: float) -> None:
-        """It ended at `now_s` after being healthy for `lived_s`."""
-        if lived_s >= self.stable_s:
-            self.failures = 0
-        pause_s = self.base_s * 2.0 ** min(self.failures, 30)
-        self.due_s = now_s + min(self.most_s, pause_s)
-        self.failures += 1
-
-
 class Processes:
     """Starts, finds and ends the named processes of one supervisor.
 

@@ -1,11 +1,14 @@
-"""The five light services and the command line never import torch."""
+"""Light services and the command line never import torch, nor what their images do not have."""
 
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, requires
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-LIGHT = ("controller", "environment", "experience", "gateway", "reward")
+LIGHT = ("controller", "environment", "experience", "gateway", "reward", "tracking")
 PROBE = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -42,3 +45,52 @@ def test_what_moves_weights_is_for_trainers_and_rollout_workers(kind: str) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+WITHOUT = """
+import importlib, sys
+
+class Hidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2:]:
+            raise ModuleNotFoundError(f"not in this image: {name}")
+
+sys.meta_path.insert(0, Hidden)
+importlib.import_module(sys.argv[1] + ".service")
+"""
+
+
+def installed_with(extra: str) -> set[str]:
+    """Distributions that come with an extra of ours, those that they require included."""
+    found: set[str] = set()
+    left = [("paceline", extra)]
+    while left:
+        name, wanted = left.pop()
+        for text in requires(name) or ():
+            needed = Requirement(text)
+            if needed.marker is not None and not needed.marker.evaluate({"extra": wanted}):
+                continue
+            key = canonicalize_name(needed.name)
+            more = [(key, each) for each in (*needed.extras, "")]
+            left += [each for each in more if each[0] == "paceline" or key not in found]
+            found.add(key)
+    return found
+
+
+@pytest.mark.parametrize("kind", LIGHT)
+def test_a_service_starts_with_what_its_image_has(kind: str) -> None:
+    there = {*installed_with(kind), "paceline"}
+    hidden = [
+        name
+        for name, owners in packages_distributions().items()
+        if not there & {canonicalize_name(each) for each in owners}
+    ]
+    assert {"torch", "pytest"} <= set(hidden)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, f"paceline_{kind}", *hidden],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

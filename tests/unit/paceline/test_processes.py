@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from paceline.errors import StateError
 from paceline.files import lock_for_life, read_json, tail, write_json
 from paceline.ports import PortSlots, is_free
-from paceline.processes import Processes, Restarts, summarise
+from paceline.processes import Processes, summarise
+from paceline.restarts import Restarts
 
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
