@@ -67,6 +67,7 @@ check() {
   [ "$code" -eq 2 ] && [[ $usage == usage:* ]] || { echo "$image: expected usage and 2: $usage"; return 1; }
   inside "$image" python -c "import json; assert json.load(open('/opt/paceline/packages.json'))"
   inside "$image" paceline --version >/dev/null
+  [ "$service" != tracking ] || inside "$image" python -c "import mlflow, tensorboardX, trackio, wandb" >/dev/null
 }
 
 if ! have_base; then
