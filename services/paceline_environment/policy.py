@@ -80,7 +80,8 @@ class Policy:
             if faults >= _MOST_FAULTS:
                 raise PacelineError(f"{worker.worker_id}: {ending.code}: {ending.text}")
             avoid = avoid | {worker.worker_id}
-            await asyncio.sleep(backoff_s(attempt, base_s=0.02))
+            with turn.span.child("backoff"):
+                await asyncio.sleep(backoff_s(attempt, base_s=0.02))
             attempt += 1
         return reason
 

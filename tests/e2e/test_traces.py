@@ -173,7 +173,7 @@ def test_no_stretch_is_unexplained(traced: Run) -> None:
     worst = {root.span_id: gaps(trace, root)[0] for root, trace in traced.whole()}
     # A machine that is busy enough can stop a process between any two lines of it.
     without = [gap for gap in worst.values() if gap[0] <= 0.05]
-    assert len(without) >= len(worst) // 2, sorted(worst.values())
+    assert len(without) >= len(worst) * 3 // 4, sorted(worst.values())
     for root, trace in traced.whole():
         stages = sorted(below(root, trace), key=lambda span: span.start_ns)
         for one, two in pairwise(stages):
