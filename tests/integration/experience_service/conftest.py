@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,11 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
-    ExitStack,
     asynccontextmanager,
     contextmanager,
     suppress,
 )
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -34,6 +33,7 @@ from paceline.config import ServiceSettings
 from paceline.config.service import ExperienceOptions
 from paceline.embedded_store import server_binary
 from paceline.metrics import Metrics
+from paceline.ports import PORTS, is_free
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
 from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2 as ex
@@ -340,17 +340,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those that clients are given: a server finds its own again when it comes back."""
-    with ExitStack() as held:
-        found: list[int] = []
-        for port in random.sample(range(21_000, 32_000), 1000):
-            probe = held.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise AssertionError("no free ports")
+    """Different ones, at random: tests beside each other seldom choose the same."""
+    return list(islice(filter(is_free, random.sample(PORTS, len(PORTS))), count))
 
 
 @pytest.fixture
