@@ -84,14 +84,15 @@ class Pipeline:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._closing:
+        closing = False
+        while not closing:
             self._enough.wait(self._settings.every_s)
             self._enough.clear()
+            closing = self._closing  # before the flush: what came before the end is in it
             try:
                 self._flush()
             except Exception:
                 log.exception("spans are lost")
-        self._flush()
         self._exporter.shutdown()
 
     def _flush(self) -> None:
