@@ -151,10 +151,6 @@ class Line(Generic[Item]):
     def __init__(self) -> None:
         self._queues: OrderedDict[Hashable, OrderedDict[Item, None]] = OrderedDict()
 
-    def __bool__(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._queues)
-
     def add(self, queue: Hashable, item: Item) -> None:
         """Stand at the end of a queue."""
         self._queues.setdefault(queue, OrderedDict())[item] = None

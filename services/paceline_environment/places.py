@@ -62,14 +62,6 @@ class Places:
         self._free: Line[_Waiting] = Line()
         workers.listeners.append(self._refresh)
 
-    def at_once(self, turn: Turn, *, avoid: Set[str]) -> Seat | None:
-        """Room on the best worker if there is some and nobody waits for it; see `take`.
-
-        Raises:
-            VersionGoneError: no worker will serve the pinned version.
-        """
-        return None if self._pinned or self._free else self._seat(turn, avoid)
-
     async def take(self, turn: Turn, *, avoid: Set[str], deadline: float) -> Seat:
         """Room on the best worker for a turn, not on those to `avoid` if there are others.
 
@@ -169,31 +161,27 @@ class Places:
         """Find room for one who waits; True if it need not wait any more."""
         if waiting.found.done():
             return True
+        turn = waiting.turn
         try:
-            seat = self._seat(waiting.turn, waiting.avoid)
+            found = self._eligible(turn, waiting.avoid)
         except VersionGoneError as error:
             waiting.found.set_exception(error)
             return True
-        if seat is None:
-            return False
-        waiting.found.set_result(seat)
-        return True
-
-    def _seat(self, turn: Turn, avoid: Set[str]) -> Seat | None:
         place = pick(
-            self._eligible(turn, avoid),
+            found,
             pinned=turn.pinned_version,
             held=turn.held,
             worth=self._worth,
             chance=self._chance,
         )
         if place is None:
-            return None
+            return False
         seat = Seat(place, turn.weight, counts=turn.pinned_version <= place.version)
         place.own_open += seat.counts
         place.own_tokens += seat.tokens
         turn.home.workers.add(place.worker_id)
-        return seat
+        waiting.found.set_result(seat)
+        return True
 
 
 def _succeeded(found: asyncio.Future[Seat]) -> bool:

@@ -61,11 +61,8 @@ class Policy:
         avoid: set[str] = set()
         faults = attempt = 0
         while not (reason := turn.finished()):
-            with turn.span.child("room"):
-                seat = self._places.at_once(turn, avoid=avoid)
-                if seat is None:
-                    with self._stages.waits_on(self._places.awaited(turn)):
-                        seat = await self._places.take(turn, avoid=avoid, deadline=deadline)
+            with turn.span.child("room"), self._stages.waits_on(self._places.awaited(turn)):
+                seat = await self._places.take(turn, avoid=avoid, deadline=deadline)
             worker = seat.place.worker
             try:
                 with self._stages.waits_on("rollout"):
