@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from paceline.types import WorkerKind
 
 pytestmark = pytest.mark.slow
 GROUPS, SIZE = 4, 6
+FUNCTIONS = Path(__file__).parent / "functions"
 # Everything that is admitted is to run at once until the first step; afterwards one is enough.
 SCALING = {
     "period_s": 0.5,
@@ -27,20 +29,32 @@ SCALING = {
 Until = Callable[..., None]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+    monkeypatch.setenv("PYTHONPATH", str(FUNCTIONS))
     made = Local(
-        tmp_path_factory.mktemp("site"),
-        http_port=0,
-        options={WorkerKind.CONTROLLER: {"scaling": SCALING}},
+        tmp_path / "site", http_port=0, options={WorkerKind.CONTROLLER: {"scaling": SCALING}}
     )
     with made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def job_of(tiny_job: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """No answer gets its reward before this file is there."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[..., dict[str, Any]]:
     """A synchronous job."""
+    reward = {
+        "kind": "python",
+        "function": "gated:gated",
+        "gate": str(gate),
+        "pattern": "^[^7]{0,12}$",
+        "timeout_s": 300.0,
+    }
 
     def make(name: str, *, steps: int, **rollout: Any) -> dict[str, Any]:
         return tiny_job(
@@ -48,7 +62,7 @@ def job_of(tiny_job: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
             sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
-            reward=[{"kind": "regex", "pattern": "^[^7]{0,12}$"}],
+            reward=[reward],
             # What is learned soon has no variance left; steps are to go on at the same pace.
             experience={
                 "batch_groups": GROUPS,
@@ -72,6 +86,11 @@ def job_of(tiny_job: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, A
 
 def rollouts(site: Local, job_id: str) -> list[str]:
     return sorted(path.stem for path in (site.run_dir / "processes").glob(f"rollout-{job_id}-*"))
+
+
+def holders(client: Client, job_id: str) -> list[str]:
+    """Rollout workers that have weights to sample with."""
+    return [one.worker_id for one in client.weights(job_id).holders if one.worker_id]
 
 
 def trained(site: Local, job_id: str) -> list[dict[str, Any]]:
@@ -98,14 +117,16 @@ def makers(episodes: list[dict[str, Any]]) -> set[str]:
 
 
 def test_learning_does_not_change_while_it_scales(
-    site: Local, job_of: Callable[..., dict[str, Any]], until: Until
+    site: Local, job_of: Callable[..., dict[str, Any]], gate: Path, until: Until
 ) -> None:
     bounds = {"min_replicas": 1, "max_replicas": 3}
     with Client(site.url, token=site.token) as client:
-        # One request at a time, so that a step takes a while.
+        # One request at a time: what is admitted for the first step wants more than one worker.
         job = job_of("scaled", steps=500, scaling=bounds, max_concurrent=1)
         job_id = client.submit(job).status.job_id
-        until(lambda: len(rollouts(site, job_id)) == 3, "never three workers", 120)
+        # The first step waits for its rewards meanwhile; afterwards one worker is enough.
+        until(lambda: len(holders(client, job_id)) == 3, "never three workers", 240)
+        gate.touch()
         until(lambda: len(rollouts(site, job_id)) == 1, "never one worker again", 240)
         step = client.get(job_id).status.step
         until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker")

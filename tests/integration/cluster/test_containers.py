@@ -101,12 +101,17 @@ def test_a_changed_config_map_appears_all_at_once(cluster: Cluster, pod: Make) -
     volumes = [{"name": "c", "configMap": {"name": "c"}}]
     code = """
 import pathlib, time
+said = ""
 while True:
-    a, b = (pathlib.Path("/c/..data").resolve(strict=True) / n for n in "ab")
     try:
-        print("same" if a.read_text() == b.read_text() else "torn", a.read_text())
+        folder = pathlib.Path("/c/..data").resolve(strict=True)  # one look for both files
+        a, b = ((folder / name).read_text() for name in "ab")
     except FileNotFoundError:
-        pass
+        continue
+    line = f"same {a}" if a == b else f"torn {a} {b}"
+    if line != said:
+        print(line)
+    said = line
     time.sleep(0.001)
 """
     made = pod("watches", code, container={"volumeMounts": mounts}, volumes=volumes)
