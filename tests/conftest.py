@@ -19,7 +19,7 @@ from paceline.files import token_of
 from paceline.testing.prometheus import MISSING, Prometheus, installed
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
-settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("paceline")
 SGLANG_PYTHON = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
 TINY = """
