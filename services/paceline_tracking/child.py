@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,6 @@ COMMAND = (sys.executable, "-m", "paceline_tracking.host")
 MOST_WORDS = 2000
 LINE_BYTES = 1 << 20
 END_S = 5.0
-_PIPES = asyncio.subprocess.PIPE
 
 
 class TrackerError(Exception):
@@ -32,23 +32,26 @@ class TrackerError(Exception):
 class Child:
     """One process; after any error it is of no use any more."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process, transport: asyncio.SubprocessTransport) -> None:
         self._process = process
+        self._transport = transport
         self._words = b""
         self._listening = asyncio.create_task(self._listen(), name="tracker's words")
 
     @classmethod
     async def start(cls, command: Sequence[str] = COMMAND) -> Child:
         """Start it, with its family in a session of their own."""
-        process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        # As asyncio.create_subprocess_exec does, which keeps the transport to itself.
+        transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(LINE_BYTES, loop),
             *command,
-            stdin=_PIPES,
-            stdout=_PIPES,
-            stderr=_PIPES,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
             start_new_session=True,
-            limit=LINE_BYTES,
         )
-        return cls(process)
+        return cls(Process(transport, protocol, loop), transport)
 
     async def ask(self, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The answer to one request.
@@ -75,10 +78,13 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         # Something that left the family may hold the pipe open, and asyncio waits for pipes too.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
-                await self._process.wait()
-        self._listening.cancel()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await self._process.wait()
+        finally:
+            self._transport.close()
+            self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
 
     async def _exchange(self, line: bytes) -> bytes:
@@ -95,7 +101,7 @@ class Child:
     async def _last_words(self) -> str:
         """The last line that it wrote, once it has ended."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(END_S):
                 await self._process.wait()
                 await asyncio.shield(self._listening)
         lines = self._words.decode(errors="replace").strip().splitlines()

@@ -32,6 +32,7 @@ class History:
     total: int = 0
     over: bool = False
     away: bool = False
+    refused: int = 0
     told: list[TrackerStatus] = field(default_factory=list[TrackerStatus])
 
     async def jobs(self, *, live: bool) -> list[Job]:
@@ -68,6 +69,7 @@ class History:
 
     def _answers(self) -> None:
         if self.away:
+            self.refused += 1
             raise UnavailableError("away")
 
 

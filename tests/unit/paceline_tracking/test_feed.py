@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,7 +136,7 @@ async def test_a_ledger_that_is_away_ends_no_tracker(bench: Any) -> None:
     running = asyncio.create_task(feed.run())
     await until(lambda: feed.status.rows == 2)
     bench.history.away = True
-    await asyncio.sleep(0.1)
+    await until(lambda: bench.history.refused >= 3)
     bench.history.total = 4
     bench.history.away, bench.history.over = False, True
     await running
@@ -148,8 +149,7 @@ async def test_a_child_ends_with_its_parent(bench: Any) -> None:
     pid = child._process.pid  # pyright: ignore[reportPrivateUsage]
     os.kill(pid, 0)
     await child.kill()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    await until(lambda: not psutil.pid_exists(pid))
 
 
 async def test_one_that_left_the_family_with_a_pipe_holds_up_nothing(tmp_path: Path) -> None:
@@ -159,9 +159,11 @@ async def test_one_that_left_the_family_with_a_pipe_holds_up_nothing(tmp_path: P
     await until(lambda: pid_file.exists() and bool(pid_file.read_text().strip()))
     try:
         await asyncio.wait_for(child.kill(), PATIENCE_S)
+        output = child._process.stdout  # pyright: ignore[reportPrivateUsage]
+        assert output is not None
+        await until(output.at_eof)  # its end of the pipe is closed
     finally:
         os.kill(int(pid_file.read_text()), 9)
-    await child._process.wait()  # pyright: ignore[reportPrivateUsage]
 
 
 class Scripted:
