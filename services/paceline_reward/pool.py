@@ -24,7 +24,7 @@ from paceline_reward.turns import NOBODY, Owner, Turns
 
 log = Log("pool")
 MAX_CHUNK = 16
-EXIT_S = 1.0
+EXIT_S = 5.0
 MAX_FRAME_BYTES = 4 << 20
 
 

@@ -14,10 +14,11 @@ from paceline_reward.scorer import Scorer
 
 MakeItem = Callable[..., RewardInput]
 INFRA = VerifierStatus.INFRA_ERROR
+LIMIT_S = 5.0  # of those that hang; enough for those that do not, on a busy machine too
 
 
 def user(name: str, **options: Any) -> str:
-    return json.dumps([{"kind": f"user_rewards:{name}", "timeout_s": 2.0} | options])
+    return json.dumps([{"kind": f"user_rewards:{name}", "timeout_s": 60.0} | options])
 
 
 def split(scores: list[Score]) -> tuple[list[float], list[str]]:
@@ -52,13 +53,13 @@ async def test_a_bad_item_harms_no_other(
 
 async def test_a_hung_item_is_killed(scorer: Scorer, item: MakeItem) -> None:
     items = [item("1"), item("hang"), item("hang"), item("2")]
-    good, bad = split(await scorer.score(user("by_response", timeout_s=0.3), items))
+    good, bad = split(await scorer.score(user("by_response", timeout_s=LIMIT_S), items))
     assert good == [1.0, 2.0]
-    assert [text.endswith("no score within 0.3 s") for text in bad] == [True, True]
+    assert [text.endswith("no score within 5 s") for text in bad] == [True, True]
 
 
 async def test_a_pattern_that_backtracks_for_ever(scorer: Scorer, item: MakeItem) -> None:
-    parts = json.dumps([{"kind": "regex", "pattern": "^(a+)+$", "timeout_s": 0.5}])
+    parts = json.dumps([{"kind": "regex", "pattern": "^(a+)+$", "timeout_s": LIMIT_S}])
     bad, good = await scorer.score(parts, [item("a" * 60 + "b"), item("aaa")])
     assert (bad.status, good.reward) == (INFRA, 1.0)
 
@@ -102,9 +103,7 @@ async def test_children_are_few_and_reused(scorer: Scorer, item: MakeItem) -> No
 
 
 async def test_a_cancelled_call_frees_its_children(scorer: Scorer, item: MakeItem) -> None:
-    call = asyncio.create_task(
-        scorer.score(user("by_response", timeout_s=60.0), [item("hang")] * 4)
-    )
+    call = asyncio.create_task(scorer.score(user("by_response"), [item("hang")] * 4))
     await asyncio.sleep(0.2)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -80,7 +80,7 @@ def settings_for(experience: str, tmp_path: Path, **options: Any) -> ServiceSett
         worker_id="reward-0",
         experience=experience,
         run_dir=tmp_path,
-        grace_s=2.0,
+        grace_s=60.0,
         options=options,
     )
 
@@ -119,7 +119,7 @@ async def score(running: Running, items: list[RewardInput], rewards: str) -> pb.
         for item in items
     ]
     request = pb.ScoreRequest(job_id="j", rewards_json=rewards, items=messages)
-    return await call(running.stub.Score, request, timeout_s=10.0, idempotent=True)
+    return await call(running.stub.Score, request, timeout_s=60.0, idempotent=True)
 
 
 async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem) -> None:
