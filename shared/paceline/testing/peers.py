@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterable
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from paceline import wire
+from paceline.rpc import SERVER_OPTIONS
 from paceline.types import Assignment, Purpose, Trajectory, Worker
 from paceline.v1 import experience_pb2, jobs_pb2, reward_pb2, rollout_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceServicer, add_ExperienceServicer_to_server
@@ -26,10 +29,11 @@ class FakePeer:
     def __init__(self) -> None:
         self.server: aio.Server | None = None
         self.address = ""
+        self.load: dict[str, float] = {}  # as the roster says it
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         """Serve; at the same address again after `stop`, if that is given."""
-        self.server = aio.server(options=[("grpc.so_reuseport", 0)])
+        self.server = aio.server(options=SERVER_OPTIONS)
         self.add_to(self.server)
         port = self.server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
@@ -44,6 +48,17 @@ class FakePeer:
         if self.server is not None:
             await self.server.stop(None)
             self.server = None
+
+    @asynccontextmanager
+    async def away(self) -> AsyncGenerator[None]:
+        """Serve nothing until the block ends, then again at the same address."""
+        await self.stop()
+        host, _, port = self.address.rpartition(":")
+        with socket.socket() as kept:  # bound, so that nobody else is given the port meanwhile
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind((host, int(port)))
+            yield
+            await self.start(self.address)
 
 
 class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer):
@@ -196,6 +211,7 @@ class FakeRollout(FakePeer, RolloutServicer):
         self.pause_s = pause_s
         self.burst = False  # a whole answer in one event
         self.gone = False  # refuse pinned requests
+        self.single = False  # freeze after every token
         self.frozen = asyncio.Event()
         self.frozen.set()
         self.requests: list[rollout_pb2.GenerateRequest] = []
@@ -225,6 +241,8 @@ class FakeRollout(FakePeer, RolloutServicer):
             while True:
                 await self.frozen.wait()
                 events = [self._advance(name, running) for name in list(running)]
+                if events and self.single:
+                    self.frozen.clear()
                 if events:
                     yield rollout_pb2.GenerateEvents(events=events)
                 if running:

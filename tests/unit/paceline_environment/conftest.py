@@ -14,12 +14,14 @@ from tokenizers import decoders, models, pre_tokenizers
 from paceline.chassis import Chassis
 from paceline.config import ServiceSettings
 from paceline.metrics import Metrics
+from paceline.rpc import SERVER_OPTIONS
 from paceline.tasks.digest import number
 from paceline.testing.peers import FakeExperience, FakePeer, FakeReward, FakeRollout
 from paceline.types import Assignment, Purpose, Task, Worker, WorkerKind
 from paceline_environment.service import EnvironmentService, build
 
 EOS = 1
+PATIENCE_S = 60.0
 VOCAB = ["<pad>", "</s>", "<|user|>", "<|assistant|>", *"0123456789abcdefghq+=- "]
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
@@ -67,17 +69,26 @@ class Stage:
             workers.append(self._worker(peer, f"reward-{i}", WorkerKind.REWARD, -1))
         self.experience.workers = workers
 
-    async def open(self) -> EnvironmentService:
-        """Start the worker under test."""
-        self.announce()
-        server = aio.server()
+    async def open(self, *, rollouts: int | None = None) -> EnvironmentService:
+        """Start the worker under test; it knows its peers when this returns."""
+        self.announce(rollouts=rollouts)
+        server = aio.server(options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         chassis = Chassis(self.settings, server, self.metrics, f"127.0.0.1:{port}")
         self.service = await build(chassis)
         await server.start()
         self.servers.append(server)
         self.running = asyncio.create_task(self.service.run())
+        async with asyncio.timeout(PATIENCE_S):
+            while self._known(self.service) < len(self.experience.workers):
+                await asyncio.sleep(0.01)
         return self.service
+
+    def resume(self) -> None:
+        """Let all rollout workers speak without a pause."""
+        for rollout in self.rollouts:
+            rollout.single = False
+            rollout.frozen.set()
 
     async def close(self) -> None:
         if self.service is not None and self.running is not None:
@@ -90,9 +101,14 @@ class Stage:
             await peer.stop()
 
     @staticmethod
+    def _known(service: EnvironmentService) -> int:
+        watches = service._rollouts, service._rewards  # pyright: ignore[reportPrivateUsage]
+        return sum(len(workers.all()) for workers in watches)
+
+    @staticmethod
     def _worker(peer: FakePeer, name: str, kind: WorkerKind, version: int) -> Worker:
         job = "job" if kind is WorkerKind.ROLLOUT else ""
-        return Worker(name, kind, peer.address, job_id=job, active_version=version)
+        return Worker(name, kind, peer.address, job_id=job, active_version=version, load=peer.load)
 
 
 Staged = Callable[..., Awaitable[Stage]]
@@ -146,7 +162,7 @@ async def staged() -> AsyncIterator[Staged]:
 def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
     """Waits until something holds."""
 
-    async def wait(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async def wait(holds: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not holds():
                 await asyncio.sleep(0.01)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from grpc import aio
 
 from paceline.testing.peers import FakePeer
+from paceline.testing.runtime import FakeClock
 from paceline.types import PolicyVersion
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline_rollout.engines.simulated import SimulatedEngine
 from paceline_rollout.servicer import Servicer
 from paceline_rollout.streams import Hub
 
+PROMPT = 6
 LENGTH = 40
 SPEC: dict[str, Any] = {
     "sampling": {"max_tokens": 48, "max_context": 64, "truncated": "score"},
@@ -23,11 +24,14 @@ SPEC: dict[str, Any] = {
 
 
 class Rollout(FakePeer):
-    """A rollout worker's engine and wire; emits nothing before an answer ends, or is aborted."""
+    """A rollout worker's engine and wire; emits nothing before an answer ends, or is aborted.
+
+    The engine works only while the test lets time go by.
+    """
 
     version = 0
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, clock: FakeClock, **options: Any) -> None:
         super().__init__()
         knobs: dict[str, Any] = {"max_concurrent": 100, "decode_tokens_per_s": 50.0, **options}
         self.engine = SimulatedEngine(
@@ -41,6 +45,7 @@ class Rollout(FakePeer):
             tick_s=0.005,
             flush_s=60.0,
             length={"mean": LENGTH},
+            clock=clock,
             **knobs,
         )
         self.hub = Hub(engine=self.engine)
@@ -70,21 +75,28 @@ async def test_nothing_is_lost_or_sampled_twice_when_a_worker_drains(
     staged: Any, until: Any, assign: Any
 ) -> None:
     stage = await staged(spec=SPEC, rollouts=0)
-    stage.rollouts += [Rollout(), Rollout()]
+    clock = FakeClock()
+    stage.rollouts += [Rollout(clock), Rollout(clock)]
     for rollout in stage.rollouts:
         await rollout.start()
     service = await stage.open()
     # One prompt is worth less than three requests: both workers get some.
     stage.experience.give([assign(f"g{i}", 4) for i in range(6)])
     staying, leaving = stage.rollouts
-    await until(lambda: leaving.hub.num_open > 4 and staying.hub.num_open > 4)
-    await asyncio.sleep(0.2)
+    await until(lambda: leaving.hub.num_open + staying.hub.num_open == 24)
     moving = leaving.hub.num_open
+    assert 4 < moving < 20
+    await until(lambda: all(prefilled(rollout, clock) for rollout in stage.rollouts))
+    worked_s = leaving.engine.status().busy_s
+    clock.pass_s(0.2)
+    await until(lambda: leaving.engine.status().busy_s > worked_s + 0.1)
     stage.announce(rollouts=1)
-    await asyncio.wait_for(leaving.hub.hand_back("draining"), 5)
+    await asyncio.wait_for(leaving.hub.hand_back("draining"), 60)
     handed_back = leaving.engine.status().tokens_generated
     assert handed_back > 4 * moving
-    await until(lambda: len(stage.experience.trajectories) == 24)
+    while len(stage.experience.trajectories) < 24:
+        clock.pass_s(0.02)
+        await asyncio.sleep(0.01)
     found = list(stage.experience.trajectories.values())
     sampled = sum(r.engine.status().tokens_generated for r in stage.rollouts)
     assert sum(t.transcripts[0].num_policy_tokens for t in found) == sampled
@@ -94,22 +106,29 @@ async def test_nothing_is_lost_or_sampled_twice_when_a_worker_drains(
     assert not stage.experience.given_back
 
 
+def prefilled(rollout: Rollout, clock: FakeClock) -> bool:
+    """Whether all of its requests decode; time goes by until they do."""
+    clock.pass_s(0.001)
+    return rollout.engine.status().prompt_tokens == PROMPT * rollout.hub.num_open
+
+
 async def test_turns_wait_outside_of_full_engines(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(spec=SPEC, rollouts=0)
-    stage.rollouts.append(Rollout(max_concurrent=4, decode_tokens_per_s=400.0))
-    rollout = stage.rollouts[0]
+    clock = FakeClock()
+    rollout = Rollout(clock, max_concurrent=4, decode_tokens_per_s=400.0)
+    rollout.load = {"max_running": 4.0}
+    stage.rollouts.append(rollout)
     await rollout.start()
     service = await stage.open()
-    first, *others = stage.experience.workers
-    stage.experience.workers = [replace(first, load={"max_running": 4.0}), *others]
-    await asyncio.sleep(0.2)
-    most = 0
     stage.experience.give([assign(f"g{i}", 4) for i in range(4)])
-    await until(lambda: service.stages.waiting["room"])
+    await until(lambda: service.stages.waiting["room"] == 11)
+    await until(lambda: rollout.hub.num_open == 5)
     queued = service.report().load["queued_tokens"]
     assert queued > 10 * 48
+    most = 5
     while len(stage.experience.trajectories) < 16:
         most = max(most, rollout.hub.num_open)
+        clock.pass_s(0.005)
         await asyncio.sleep(0.002)
     assert most == 5  # its four places and one that waits
     assert service.report().load["queued_tokens"] == 0

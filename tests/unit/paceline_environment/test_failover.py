@@ -36,13 +36,18 @@ SPEC: dict[str, Any] = {
 
 
 async def test_a_rollout_worker_dies_amid_generation(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(spec=SPEC, rollouts=2, pause_s=0.05)
+    stage = await staged(spec=SPEC, rollouts=2, flush_s=0.1)
     for rollout in stage.rollouts:
-        rollout.speak = late
+        rollout.speak, rollout.single = late, True
+        rollout.frozen.clear()
     await stage.open()
     stage.experience.give([assign(f"g{i}", 4) for i in range(4)])
-    await until(lambda: all(r.num_tokens > 8 for r in stage.rollouts))
+    await until(lambda: sum(len(r.requests) for r in stage.rollouts) == 16)
+    for rollout in stage.rollouts:
+        rollout.frozen.set()
+    await until(lambda: len({(p.group_id, p.index) for p in stage.experience.progress}) == 16)
     await stage.rollouts[0].stop()
+    stage.resume()
     await until(lambda: len(stage.experience.trajectories) == 16)
     moved = [
         t for t in stage.experience.trajectories.values() if len(t.provenance.rollout_workers) > 1
@@ -65,9 +70,8 @@ async def test_a_rollout_worker_comes_back(staged: Any, until: Any, assign: Any)
     stage.experience.give([assign(size=4)])
     rollout = stage.rollouts[0]
     await until(lambda: rollout.num_tokens > 2)
-    await rollout.stop()
-    await asyncio.sleep(0.2)
-    await rollout.start(rollout.address)
+    async with rollout.away():
+        await asyncio.sleep(0.2)
     await until(lambda: len(stage.experience.trajectories) == 4)
     for trajectory in stage.experience.trajectories.values():
         check(trajectory, most=24)
@@ -75,9 +79,7 @@ async def test_a_rollout_worker_comes_back(staged: Any, until: Any, assign: Any)
 
 async def test_without_rollout_workers_one_waits(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged()
-    service = await stage.open()
-    stage.announce(rollouts=0)
-    await asyncio.sleep(0.15)
+    service = await stage.open(rollouts=0)
     stage.experience.give([assign(size=2)])
     await until(lambda: service.stages.waiting["generate"] == 2)
     await asyncio.sleep(0.1)
@@ -88,8 +90,12 @@ async def test_without_rollout_workers_one_waits(staged: Any, until: Any, assign
 
 async def test_siblings_share_a_rollout_worker(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(rollouts=2)
+    for rollout in stage.rollouts:
+        rollout.frozen.clear()
     await stage.open()
     stage.experience.give([assign(f"g{i}", 4) for i in range(2)])
+    await until(lambda: sum(len(r.requests) for r in stage.rollouts) == 8)
+    stage.resume()
     await until(lambda: len(stage.experience.trajectories) == 8)
     for rollout in stage.rollouts:
         assert len({r.request_id.split("/")[0] for r in rollout.requests}) == 1
@@ -124,7 +130,7 @@ async def test_one_waits_until_weights_are_new_enough(staged: Any, until: Any, a
 
 
 async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(rewards=2, score_timeout_s=0.3)
+    stage = await staged(rewards=2, score_timeout_s=5.0)  # the other one has to keep it, too
     stage.rewards[0].hang = True
     await stage.open()
     stage.experience.give([assign(size=4)])
@@ -136,7 +142,6 @@ async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> No
 async def test_a_reward_worker_crashes(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(rewards=2)
     await stage.open()
-    await asyncio.sleep(0.1)
     await stage.rewards[0].stop()
     stage.experience.give([assign(size=4)])
     await until(lambda: len(stage.experience.trajectories) == 4)
@@ -165,14 +170,16 @@ async def test_an_infra_error_is_never_a_zero(staged: Any, until: Any, assign: A
 @pytest.mark.parametrize("when", ["generating", "finished"])
 async def test_experience_goes_away(staged: Any, until: Any, assign: Any, when: str) -> None:
     """Open episodes go on; what finished meanwhile is submitted when it is back."""
-    stage = await staged(pause_s=0.05)
+    stage = await staged()
+    stage.rollouts[0].frozen.clear()
     service = await stage.open()
     stage.experience.give([assign(size=4)])
-    await until(lambda: stage.rollouts[0].num_tokens > 2)
-    await stage.experience.stop()
-    if when == "finished":
-        await until(lambda: service.stages.waiting["submit"] == 4)
-    await stage.experience.start(stage.experience.address)
+    await until(lambda: len(stage.rollouts[0].requests) == 4)
+    async with stage.experience.away():
+        if when == "finished":
+            stage.resume()
+            await until(lambda: service.stages.waiting["submit"] == 4)
+    stage.resume()
     await until(lambda: len(stage.experience.trajectories) == 4)
     await until(lambda: service.stages.finished == 4)
     await until(lambda: len(stage.experience.hellos) == 2)

@@ -24,10 +24,12 @@ async def test_a_terminated_process_gives_its_leases_back(
         await until(lambda: len(stage.rollouts[0].requests) == 3)
         assert [worker.kind for worker in stage.experience.joined] == ["environment"]
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 15) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
+    await until(lambda: len(stage.experience.given_back) == 3)
     assert [key.reason for key in stage.experience.given_back] == ["drain"] * 3
 
 
@@ -43,6 +45,6 @@ async def test_wrong_settings_are_named(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "paceline_environment", str(settings), stderr=asyncio.subprocess.PIPE
     )
-    _, said = await asyncio.wait_for(process.communicate(), 20)
+    _, said = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert b"slot: unknown field; allowed here:" in said

@@ -196,27 +196,30 @@ async def test_an_episode_has_a_deadline(staged: Any, until: Any, assign: Any) -
 
 
 async def test_an_abort_stops_an_episode(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(pause_s=0.2)
-    stage.rollouts[0].speak = says(lambda position: 5)
+    stage = await staged()
+    stage.rollouts[0].frozen.clear()
     service = await stage.open()
     stage.experience.give([assign(size=2)])
-    await until(lambda: stage.rollouts[0].requests)
+    await until(lambda: len(stage.rollouts[0].requests) == 2)
     stage.experience.abort(EpisodeKey(job_id="job", group_id="g0", index=0, attempt=1))
     await until(lambda: stage.rollouts[0].aborted)
     assert service.worker.num_open == 1
+    stage.resume()
     await until(lambda: stage.experience.trajectories)
     assert not stage.experience.given_back
 
 
 async def test_progress_comes_every_flush(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(flush_s=0.1, pause_s=0.1)
-    stage.rollouts[0].speak = says(lambda position: 5)
+    stage = await staged(flush_s=0.1)
+    rollout, progress = stage.rollouts[0], stage.experience.progress
+    rollout.speak, rollout.single = says(lambda position: 5), True
     await stage.open()
     stage.experience.give([assign(size=1)])
-    await until(lambda: len(stage.experience.progress) >= 3)
-    progress = stage.experience.progress
-    lengths = [len(p.transcripts[0].logprobs) for p in progress]
-    assert lengths == sorted(set(lengths))
+    for count in (1, 2, 3):
+        await until(lambda count=count: len(progress) >= count)
+        rollout.frozen.set()
+    assert [len(p.transcripts[0].logprobs) for p in progress[:3]] == [1, 2, 3]
+    stage.resume()
     await until(lambda: stage.experience.trajectories)
 
 
@@ -230,14 +233,21 @@ async def test_leases_are_renewed(staged: Any, until: Any, assign: Any) -> None:
 
 
 async def test_drain_gives_back_with_progress(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(pause_s=0.1, flush_s=60.0)
-    stage.rollouts[0].speak = says(lambda position: 5)
+    stage = await staged(flush_s=0.1)
+    rollout, progress = stage.rollouts[0], stage.experience.progress
+    rollout.speak, rollout.single = says(lambda position: 5), True
+    rollout.frozen.clear()
     service = await stage.open()
     stage.experience.give([assign(size=2)])
-    await until(lambda: stage.rollouts[0].num_tokens >= 6)
+    await until(lambda: len(rollout.requests) == 2)
+    rollout.frozen.set()
+    await until(lambda: len(progress) == 2)  # it has the tokens
+    progress.clear()
     await service.drain()
+    await until(lambda: len(stage.experience.given_back) == 2)
     assert [key.reason for key in stage.experience.given_back] == ["drain", "drain"]
-    assert all(p.transcripts[0].logprobs for p in stage.experience.progress)
+    assert sorted(p.index for p in progress) == [0, 1]
+    assert all(p.transcripts[0].logprobs for p in progress)
     assert service.worker.num_open == 0
 
 
@@ -360,7 +370,7 @@ async def test_status_and_load(staged: Any, until: Any, assign: Any) -> None:
     stage.rollouts[0].frozen.clear()
     service = await stage.open()
     stage.experience.give([assign(size=3)])
-    await until(lambda: stage.rollouts[0].requests)
+    await until(lambda: len(stage.rollouts[0].requests) == 3)
     async with connect(service.report().endpoint) as channel:
         status = await EnvironmentStub(channel).Status(environment_pb2.EnvironmentStatusRequest())
     assert status.open_episodes == status.waiting_for["generate"] == 3

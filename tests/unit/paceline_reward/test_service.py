@@ -14,7 +14,7 @@ from paceline.chassis import Chassis, serve
 from paceline.config import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
 from paceline.interfaces import RewardInput
-from paceline.rpc import call, connect
+from paceline.rpc import SERVER_OPTIONS, call, connect
 from paceline.types import WorkerKind
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import roster_pb2, roster_pb2_grpc
@@ -88,7 +88,7 @@ def settings_for(experience: str, tmp_path: Path, **options: Any) -> ServiceSett
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
     roster = Roster()
-    server = aio.server()
+    server = aio.server(options=SERVER_OPTIONS)
     roster_pb2_grpc.add_RosterServicer_to_server(roster, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
