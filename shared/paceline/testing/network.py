@@ -28,7 +28,7 @@ from typing import IO, Any
 from paceline.errors import UnavailableError
 
 _TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 # A packet of a veth has up to 64 KiB; with a smaller burst it would be cut into its segments,
 # which costs more processor time than all else here. The queue behind it is 20 ms long.
 _SHAPE = "tbf rate {rate}bit burst 128kb latency 20ms"

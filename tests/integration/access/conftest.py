@@ -44,6 +44,12 @@ class Site:
         token = self.bootstrap if who == "bootstrap" else self.tokens[who]
         return AsyncClient(self.url, token=token)
 
+    async def ready(self) -> None:
+        """It says so at last: there may be no time for an answer at once on a busy machine."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
+            while (await http.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+
     async def make(self, who: str, *, role: str, tenant: str, **more: Any) -> str:
         async with self.client() as client:
             made = await client.create_token(who, role=role, tenant=tenant, **more)
@@ -56,7 +62,7 @@ def socket() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         path = Path(folder) / "s"
         server = ValkeyServer(port=0, data_dir=Path(folder) / "d", unix_socket_path=path)
-        server.start()
+        server.start(60)
         yield str(path)
         server.stop()
 
@@ -118,9 +124,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
         await asyncio.sleep(0.01)
     told = json.loads((tmp_path / "gateway.json").read_text())
     found = Site(run_dir=tmp_path, url=told["http"], grpc=told["grpc"], app=service.app)
-    async with httpx.AsyncClient(base_url=found.url) as http:
-        while (await http.get("/readyz")).status_code != 200:
-            await asyncio.sleep(0.05)
+    await found.ready()
     yield found
     await door.stop()
     await ledger.stop()
@@ -139,6 +143,7 @@ async def peopled(site: Site, job: dict[str, Any]) -> Site:
         await client.revoke_token(site.ids["revoked"])
     async with site.client("submit-a") as client:
         site.ids["job"] = (await client.submit(job)).status.job_id
+    await asyncio.sleep(0.05)  # however fast all this was, one of them has expired
     return site
 
 

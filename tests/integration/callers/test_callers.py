@@ -174,7 +174,7 @@ class Caller:
         )
         request: Any = message or GetMessageClass(method.input_type)()
         given = iter([request]) if method.client_streaming else request
-        answer = made(given, timeout=20)
+        answer = made(given, timeout=60)
         try:
             if method.server_streaming:
                 async for _ in answer:

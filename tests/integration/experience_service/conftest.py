@@ -35,6 +35,7 @@ from paceline.embedded_store import server_binary
 from paceline.metrics import Metrics
 from paceline.ports import PORTS, is_free
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
+from paceline.testing.ports import held_port
 from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 SOURCE = "http://trainer"
-LIMIT_S = 20.0
+LIMIT_S = 100.0
 SLOTS = 16_384
 
 
@@ -200,10 +201,12 @@ async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[
                 told.put_nowait(message)
 
     task = asyncio.create_task(play())
-    yield
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def trajectory(given: types_pb2.Assignment, place: int, reward: float) -> types_pb2.Trajectory:
@@ -237,7 +240,7 @@ def make_spec(**changes: Any) -> dict[str, Any]:
         "tasks": {"environment": "arithmetic"},
         "eval": {"every": 2, "tasks": 3, "options": {"split": "heldout"}},
         "reward": [{"kind": "exact"}],
-        "experience": {"batch_groups": 2, "group_size": 2, "max_staleness": 4, "lease_s": 5.0},
+        "experience": {"batch_groups": 2, "group_size": 2, "max_staleness": 4, "lease_s": LIMIT_S},
         "stop": {"steps": 4},
         **changes,
     }
@@ -255,7 +258,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @contextmanager
 def one_server(folder: Path) -> Generator[str]:
     server = ValkeyServer(port=0, data_dir=folder / "d", unix_socket_path=folder / "s")
-    server.start()
+    server.start(LIMIT_S)
     yield f"unix://{folder}/s"
     server.stop()
 
@@ -298,6 +301,7 @@ def start_node(folder: Path, port: int, bus: int, password: str) -> subprocess.P
         "dir": str(folder),
         "save": "",
         "cluster-enabled": "yes",
+        "cluster-node-timeout": "60000",
         "requirepass": password,
     }
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
@@ -347,7 +351,7 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture
 async def store_url(server_url: str) -> str:
     """An empty store."""
-    store = await Store.connect(server_url)
+    store = await Store.connect(server_url, wait_s=LIMIT_S)
     await store.redis.flushall()
     await store.close()
     return server_url
@@ -375,7 +379,9 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
 
 
 def settings_of(store_url: str, run_dir: Path, **options: Any) -> ServiceSettings:
-    wanted = ExperienceOptions(sweep_s=0.05, store_wait_s=0.2, **options)
+    # Who does not beat stays all the same: tests join workers that only stand in the roster.
+    usual = {"sweep_s": 0.05, "store_wait_s": LIMIT_S, "member_lease_s": LIMIT_S}
+    wanted = ExperienceOptions.model_validate(usual | options)
     return ServiceSettings(
         kind=WorkerKind.EXPERIENCE,
         worker_id="experience-0",
@@ -388,8 +394,7 @@ def settings_of(store_url: str, run_dir: Path, **options: Any) -> ServiceSetting
 class Killable:
     """The service as a process of its own that is killed and comes back at the same address."""
 
-    def __init__(self, store_url: str, run_dir: Path) -> None:
-        (port,) = free_ports(1)
+    def __init__(self, store_url: str, run_dir: Path, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
         settings = settings_of(store_url, run_dir).model_copy(update={"port": port})
         self._file = run_dir / "settings.yaml"
@@ -414,15 +419,19 @@ class Killable:
     async def connected(self) -> AsyncGenerator[Client]:
         """A client, as soon as the service answers."""
         async with connect(self.address) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 3 * LIMIT_S)
+            await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
             yield Client(channel)
 
 
 @pytest.fixture
 def killable(tmp_path: Path) -> Iterator[tuple[Killable, str]]:
     """On a store that can be asked about several jobs at once; its URL."""
-    with tempfile.TemporaryDirectory(prefix="pl") as folder, one_server(Path(folder)) as url:
-        service = Killable(url, tmp_path)
+    with (
+        tempfile.TemporaryDirectory(prefix="pl") as folder,
+        one_server(Path(folder)) as url,
+        held_port() as port,
+    ):
+        service = Killable(url, tmp_path, port)
         service.start()
         yield service, url
         service.kill()

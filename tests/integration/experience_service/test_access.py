@@ -164,7 +164,7 @@ def calls_of(client: Any, job_id: str, who: Principal) -> dict[str, Callable[[],
 
     async def watch() -> None:
         request = jobs_pb2.WatchJobRequest(job_id=job_id)
-        async for _ in stream(jobs.WatchJob, request, timeout_s=20.0, on_behalf_of=who):
+        async for _ in stream(jobs.WatchJob, request, timeout_s=60.0, on_behalf_of=who):
             return
 
     def ask(method: Any, request: Any) -> Callable[[], Awaitable[Any]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from conftest import Client, Trainer
 
 NUM_BYTES = 8 << 20  # less than is announced, so that routes are as for more and the test is quick
-LIMIT_S = 60.0
+LIMIT_S = 100.0
 
 
 class Seed:
@@ -92,7 +92,7 @@ class Follower:
 
     async def _watch(self) -> None:
         request = roster_pb2.WatchRouteRequest(job_id=self.job_id, worker_id=self.name)
-        async for route in stream(self._client.roster.WatchRoute, request, timeout_s=LIMIT_S):
+        async for route in stream(self._client.roster.WatchRoute, request, timeout_s=3600.0):
             self.receiver.route(route_from(route))
 
     def _complete(self, staging: Staging) -> None:

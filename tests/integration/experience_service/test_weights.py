@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conftest import Client, Lives
 
 FIRST, SECOND = "http://node0", "http://node1"
-LIMIT_S = 20.0
+LIMIT_S = 100.0
 
 
 async def join(client: Client, job_id: str, name: str) -> None:
