@@ -318,7 +318,11 @@ class Episode:
         with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
             item.trace = span.sent
             score = await scoring.score(
-                job_id=job.job_id, rewards=job.rewards, item=item, tenant=job.spec.tenant
+                job_id=job.job_id,
+                rewards=job.rewards,
+                item=item,
+                tenant=job.spec.tenant,
+                part_s=max(part.timeout_s for part in job.spec.reward),
             )
         self._reward_s = self._peers.clock() - started
         return score

@@ -49,15 +49,25 @@ class Scoring:
         self._channels: dict[str, aio.Channel] = {}
         self._pending: dict[str, int] = {}
         self._jobs: dict[str, Coalescer[_Waiting]] = {}
+        self._limits_s: dict[str, float] = {}  # of an answer, by job
 
     async def score(
-        self, *, job_id: str, rewards: str, item: pb.ScoreItem, tenant: str = ""
+        self,
+        *,
+        job_id: str,
+        rewards: str,
+        item: pb.ScoreItem,
+        tenant: str = "",
+        part_s: float = 0.0,
     ) -> Score:
         """The score of one episode; `rewards` is the job's `reward:` section as JSON.
+
+        One of its parts may take `part_s`; an answer may take so much longer.
 
         Raises:
             PacelineError: no reward worker could be made to answer.
         """
+        self._limits_s[job_id] = self._timeout_s + part_s
         if job_id not in self._jobs:
 
             async def send(items: list[_Waiting]) -> None:
@@ -101,7 +111,8 @@ class Scoring:
 
     async def _call(self, request: pb.ScoreRequest) -> pb.ScoreReply:
         """Two full tries' time in all: a worker that hangs must not be the end."""
-        deadline = self._clock() + 2 * self._timeout_s
+        limit_s = self._limits_s[request.job_id]
+        deadline = self._clock() + 2 * limit_s
         last: PacelineError = UnavailableError("no reward worker is there")
         avoid: set[str] = set()
         attempt = 0
@@ -111,7 +122,7 @@ class Scoring:
                 await self._workers.change(min(left, 1.0))
                 continue
             try:
-                return await self._try(worker, request, min(left, self._timeout_s))
+                return await self._try(worker, request, min(left, limit_s))
             except InvalidError:  # every worker would refuse it
                 raise
             except PacelineError as error:

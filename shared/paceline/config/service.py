@@ -305,6 +305,7 @@ class EnvironmentOptions(Closed):
     """How often progress is told."""
     flush_tokens: int = Field(default=256, ge=1)
     score_timeout_s: float = Field(default=60.0, gt=0)
+    """Of an answer of a reward worker, beside the longest `timeout_s` of the job's parts."""
     prefix_worth: float = Field(default=16.0, ge=0)
     """Tokens in flight that a token of a prefix outweighs when a rollout worker is picked."""
 

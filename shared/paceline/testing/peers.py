@@ -299,11 +299,12 @@ class FakeRollout(FakePeer, RolloutServicer):
 
 
 class FakeReward(FakePeer, RewardServicer):
-    """Scores with the environment's reward; may hang or fail."""
+    """Scores with the environment's reward; may be slow, hang or fail."""
 
-    def __init__(self, *, hang: bool = False, status: str = "ok") -> None:
+    def __init__(self, *, hang: bool = False, status: str = "ok", pause_s: float = 0.0) -> None:
         super().__init__()
         self.hang = hang
+        self.pause_s = pause_s
         self.status = status
         self.num_calls = 0
         self.items: list[reward_pb2.ScoreItem] = []
@@ -320,6 +321,7 @@ class FakeReward(FakePeer, RewardServicer):
         self.items.extend(request.items)
         if self.hang:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.pause_s)
         scores = [
             types_pb2.Score(reward=item.environment_reward, status=self.status)
             for item in request.items

@@ -33,6 +33,7 @@ def check(trajectory: Trajectory, *, most: int) -> None:
 SPEC: dict[str, Any] = {
     "sampling": {"max_tokens": 24, "max_context": 64, "truncated": "score"},
 }
+QUICK: dict[str, Any] = {"reward": [{"kind": "exact", "timeout_s": 0.1}]}
 
 
 async def test_a_rollout_worker_dies_amid_generation(staged: Any, until: Any, assign: Any) -> None:
@@ -130,12 +131,25 @@ async def test_one_waits_until_weights_are_new_enough(staged: Any, until: Any, a
 
 
 async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(rewards=2, score_timeout_s=5.0)  # the other one has to keep it, too
+    # The other one has to keep it, too.
+    stage = await staged(rewards=2, spec=QUICK, score_timeout_s=5.0)
     stage.rewards[0].hang = True
     await stage.open()
     stage.experience.give([assign(size=4)])
     await until(lambda: len(stage.experience.trajectories) == 4)
     assert stage.rewards[0].num_calls == 1
+    assert not stage.experience.given_back
+
+
+async def test_a_slow_part_has_the_time_that_the_job_gives_it(
+    staged: Any, until: Any, assign: Any
+) -> None:
+    slow = {"reward": [{"kind": "exact"}, {"kind": "exact", "name": "judge", "timeout_s": 120.0}]}
+    stage = await staged(spec=slow, score_timeout_s=0.05)
+    stage.rewards[0].pause_s = 0.5
+    await stage.open()
+    stage.experience.give([assign(size=2)])
+    await until(lambda: len(stage.experience.trajectories) == 2)
     assert not stage.experience.given_back
 
 
@@ -149,7 +163,7 @@ async def test_a_reward_worker_crashes(staged: Any, until: Any, assign: Any) -> 
 
 
 async def test_no_reward_worker_at_all(staged: Any, until: Any, assign: Any) -> None:
-    stage = await staged(rewards=0, score_timeout_s=0.2)
+    stage = await staged(rewards=0, spec=QUICK, score_timeout_s=0.2)
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
