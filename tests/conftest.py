@@ -1,26 +1,29 @@
 """What several kinds of test share: a tiny model, a whole platform on this machine."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
 from paceline.client import Client
-from paceline.files import token_of
+from paceline.files import read_json, token_of
 from paceline.testing.prometheus import MISSING, Prometheus, installed
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("paceline")
+START_S = 120.0
+STOP_S = 120.0  # its services have their graces one after the other
 SGLANG_PYTHON = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
 TINY = """
 import sys
@@ -112,13 +115,23 @@ class Platform:
 
     def client(self) -> Client:
         """An SDK client of its gateway."""
-        return Client(self.http, token=token_of(self.run_dir))
+        token = token_of(self.run_dir)
+        return Client(self.http, token=token, timeout_s=60.0, outage_s=START_S)
 
     def pid_of(self, name: str) -> int:
-        """Process id of a started process by its name, or by the beginning of it."""
-        records = sorted((self.run_dir / "processes").glob(f"{name}*.json"))
-        assert records, f"no process {name}"
-        return int(json.loads(records[-1].read_text())["pid"])
+        """Process id of a started process by its name, or by the beginning of it.
+
+        One that is being started is waited for: until then its id is 0, which to a signal means
+        whoever sends it.
+        """
+        deadline = time.monotonic() + START_S
+        while True:
+            records = sorted((self.run_dir / "processes").glob(f"{name}*.json"))
+            content = read_json(records[-1]) if records else None
+            if content is not None and content["pid"]:
+                return int(content["pid"])
+            assert time.monotonic() < deadline, f"no process {name}"
+            time.sleep(0.02)
 
     def names(self) -> list[str]:
         """Names of all started processes."""
@@ -126,8 +139,7 @@ class Platform:
 
     def stop(self) -> None:
         """SIGTERM; everything goes down."""
-        self.up.send_signal(signal.SIGTERM)
-        self.up.wait(60)
+        end(self.up)
 
     def logs(self) -> str:
         """The ends of all logs, for a failed test."""
@@ -135,28 +147,43 @@ class Platform:
         return "\n".join(tails)
 
 
+def end(up: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM to `paceline up`; returns when everything is down."""
+    if up.poll() is None:
+        up.send_signal(signal.SIGTERM)
+    up.wait(STOP_S)
+
+
+def is_ready(addresses: dict[str, Any] | None) -> bool:
+    """Whether jobs can be submitted to the gateway at these addresses."""
+    if addresses is None:
+        return False
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{addresses['http']}/readyz", timeout=START_S).is_success
+    return False
+
+
 @pytest.fixture(scope="session")
 def start_platform() -> Iterator[Callable[..., Platform]]:
     """Starts platforms; ends them all at the end."""
-    started: list[Platform] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(run_dir: Path, *more: str) -> Platform:
         command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir)]
         up = subprocess.Popen([*command, "--port", "0", *more])
-        addresses = run_dir / "gateway.json"
-        deadline = time.monotonic() + 60
-        while not addresses.exists():
+        started.append(up)
+        deadline = time.monotonic() + START_S
+        # The gateway says where it is before experience, which it needs, is up.
+        while not is_ready(addresses := read_json(run_dir / "gateway.json")):
             assert up.poll() is None, "paceline up ended"
             assert time.monotonic() < deadline, "gateway did not come up"
             time.sleep(0.1)
-        content = json.loads(addresses.read_text())
-        started.append(Platform(run_dir, content["http"], content["grpc"], up))
-        return started[-1]
+        assert addresses is not None
+        return Platform(run_dir, addresses["http"], addresses["grpc"], up)
 
     yield start
-    for platform in started:
-        if platform.up.poll() is None:
-            platform.stop()
+    for up in started:
+        end(up)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,6 @@ def demo_model(pytestconfig: pytest.Config) -> Path:
     source = SCRIPT.read_bytes() + version("torch").encode()
     kept = pytestconfig.cache.mkdir("models") / hashlib.sha256(source).hexdigest()[:16]
     command = [sys.executable, str(SCRIPT), "--seed", "3", "--out", str(kept)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return kept

@@ -11,12 +11,13 @@ import pytest
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc as pb_grpc
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+JOB_S = 300.0  # a whole job, with the start of its workers
 
 
 def test_rest_submits_watches_and_pages(platform: Any, tiny_job: Callable[..., Any]) -> None:
     job = tiny_job(name="rest", stop={"steps": 6})
-    with httpx.Client(base_url=platform.http, headers=platform.headers, timeout=120) as http:
+    with httpx.Client(base_url=platform.http, headers=platform.headers, timeout=JOB_S) as http:
         made = http.post("/v1/jobs", json=job, headers={"idempotency-key": "one"})
         assert made.status_code == 201, made.text
         job_id = made.json()["status"]["job_id"]
@@ -44,24 +45,26 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
     with grpc.insecure_channel(platform.grpc) as channel:
         jobs, who = pb_grpc.JobsStub(channel), tuple(platform.headers.items())
         spec = json.dumps(tiny_job(name="grpc", eval=None, stop={"steps": 2000}))
-        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=30, metadata=who)
+        job = jobs.SubmitJob(pb.SubmitJobRequest(spec_json=spec), timeout=60, metadata=who)
         job_id = job.status.job_id
-        for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120, metadata=who):
+        for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=JOB_S, metadata=who):
             if event.status.step >= 2:
                 break
         jobs.CancelJob(
-            pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=30, metadata=who
+            pb.CancelJobRequest(job_id=job_id, reason="enough"), timeout=60, metadata=who
         )
         states = [
             event.status.state
-            for event in jobs.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=120, metadata=who)
+            for event in jobs.WatchJob(
+                pb.WatchJobRequest(job_id=job_id), timeout=JOB_S, metadata=who
+            )
         ]
         assert states[-1] == "cancelled"
-        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=30, metadata=who)
+        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=60, metadata=who)
         assert report.ok, list(report.problems)
         assert report.dropped["cancelled"] > 0
         with pytest.raises(grpc.RpcError) as caught:
-            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=30, metadata=who)
+            jobs.GetJob(pb.GetJobRequest(job_id="nope"), timeout=60, metadata=who)
         assert "nope" in str(caught.value)
 
 
@@ -81,6 +84,6 @@ def test_an_overlong_prompt_fails_the_job_and_says_so(
     job = tiny_job(name="long", sampling={"max_tokens": 2, "max_context": 3})
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=120).status
+        status = client.wait(job_id, timeout_s=JOB_S).status
     assert status.state == "failed"
     assert "does not fit max_context 3" in status.reason

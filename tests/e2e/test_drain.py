@@ -13,9 +13,12 @@ import pytest
 
 from paceline.config import ServiceSettings, load_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # With what the interpreter takes to end on a busy machine.
-LATE_S = 4.0
+LATE_S = 30.0
+# What a busy event loop may take until it turns to the signal; probes have threads of their own.
+AT_ONCE_S = 2.0
+STEP_S = 240.0  # with a trainer that starts again
 
 
 def test_every_service_ends_within_its_grace(
@@ -26,11 +29,11 @@ def test_every_service_ends_within_its_grace(
         job_id = client.submit(job).status.job_id
         for kind in ("rollout", "environment", "reward", "trainer", "gateway", "experience"):
             step = client.get(job_id).status.step
-            until(lambda step=step: client.get(job_id).status.step > step + 1, "no step")
-            ends(platform, kind)
-            until(lambda: comes_back(client, job_id), f"nothing answers after {kind}")
+            until(lambda step=step: client.get(job_id).status.step > step + 1, "no step", STEP_S)
+            ends(platform, kind, until)
+            until(lambda: comes_back(client, job_id), f"nothing answers after {kind}", STEP_S)
         client.cancel(job_id)
-        assert client.wait(job_id, timeout_s=60).status.state == "cancelled"
+        assert client.wait(job_id, timeout_s=120).status.state == "cancelled"
         assert client.audit(job_id).ok
 
 
@@ -44,22 +47,34 @@ def settings_of(platform: Any, kind: str) -> ServiceSettings:
     return load_settings(sorted((platform.run_dir / "settings").glob(f"{kind}*.yaml"))[-1])
 
 
-def ends(platform: Any, kind: str) -> None:
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/readyz", timeout=30.0).text == "ok\n"
+    return False
+
+
+def goes_on(process: psutil.Process) -> bool:
+    """Whether it has not ended; its parent may take note of that at any moment."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def ends(platform: Any, kind: str, until: Callable[..., None]) -> None:
     """Ask a process to end, and look at what its probes say meanwhile."""
     settings = settings_of(platform, kind)
     url = f"http://127.0.0.1:{settings.metrics_port}"
-    assert httpx.get(f"{url}/readyz").text == "ok\n"
+    until(lambda: is_ready(url), f"{kind} is not ready", STEP_S)
     process = psutil.Process(platform.pid_of(kind))
     process.terminate()
     began_s = time.monotonic()
-    said: list[str] = []
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        with contextlib.suppress(httpx.HTTPError):
-            said.append(httpx.get(f"{url}/readyz", timeout=1.0).text)
-        assert time.monotonic() - began_s < settings.grace_s + LATE_S, platform.logs()
-    took_s = time.monotonic() - began_s
-    print(f"{kind}: {took_s:.2f} s of {settings.grace_s:g} s")
-    # The signal reaches a rank only when its torchrun passes it on.
-    assert kind == "trainer" or "ok\n" not in said[1:]
+    while goes_on(process):
+        asked_s = time.monotonic() - began_s
+        assert asked_s < settings.grace_s + LATE_S, platform.logs()
+        # The signal reaches a rank only when its torchrun passes it on; and what answers may be
+        # the next one already.
+        late = is_ready(url) and asked_s >= AT_ONCE_S and kind != "trainer"
+        assert not late or not goes_on(process)
+    print(f"{kind}: {time.monotonic() - began_s:.2f} s of {settings.grace_s:g} s")
     assert settings.logs.path is not None
     assert f"stopped kind={kind}" in settings.logs.path.read_text()

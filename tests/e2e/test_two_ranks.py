@@ -7,11 +7,12 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_ranks_train_a_job(platform: Any, tiny_job: Callable[..., Any]) -> None:
     job = tiny_job(name="ranks", stop={"steps": 20}, trainer={"world_size": 2})
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        status = client.wait(job_id, timeout_s=240).status
+        status = client.wait(job_id, timeout_s=600).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         assert status.incarnation == 1, platform.logs()
         assert client.audit(job_id).ok

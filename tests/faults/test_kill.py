@@ -3,33 +3,68 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 KINDS = ("gateway", "controller", "experience", "environment", "reward", "rollout", "trainer")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+STEPS, HELD_FROM = 40, 20
+Job = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """No step from `HELD_FROM` on is trained before this file is there."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Job:
+    """A job that cannot be over before something is killed."""
+
+    def make(name: str) -> dict[str, Any]:
+        job = tiny_job(name=name, stop={"steps": STEPS})
+        reward = {"kind": "python", "function": "paceline.testing.gates:gated", "timeout_s": 600.0}
+        held = {"gate": str(gate), "from_group": HELD_FROM * job["experience"]["batch_groups"]}
+        return job | {"reward": [{**reward, **held, "pattern": "^[0-9]"}]}
+
+    return make
 
 
 def kill_and_finish(
-    platform: Any, job: dict[str, Any], until: Callable[..., None], kill: Callable[[str], int]
+    platform: Any,
+    job: dict[str, Any],
+    gate: Path,
+    until: Callable[..., None],
+    kill: Callable[[str], int],
 ) -> dict[str, Any]:
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
-        until(lambda: client.get(job_id).status.step >= 4, "no progress", 120)
+        until(lambda: client.get(job_id).status.step >= 4, "no progress", 300)
         victim = kill(job_id)
-        until(lambda: not psutil.pid_exists(victim), "the victim lives on", 20)
-        status = client.wait(job_id, timeout_s=180).status
+        gate.touch()
+        until(lambda: not runs(victim), "the victim lives on")
+        status = client.wait(job_id, timeout_s=500).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.audit(job_id)
         assert report.ok, report.problems
         return dict(status.summary)
 
 
+def runs(pid: int) -> bool:
+    """Whether it has not ended; its parent takes note of that in its own time."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_survives_and_the_ledger_is_clean(
-    kind: str, platform: Any, tiny_job: Callable[..., Any], until: Callable[..., None]
+    kind: str, platform: Any, job_of: Job, gate: Path, until: Callable[..., None]
 ) -> None:
     def kill(job_id: str) -> int:
         shared = kind not in {"rollout", "trainer"}
@@ -38,14 +73,13 @@ def test_the_job_survives_and_the_ledger_is_clean(
         os.kill(pid, signal.SIGKILL)
         return int(pid)
 
-    job = tiny_job(name=f"kill-{kind}", stop={"steps": 40})
-    summary = kill_and_finish(platform, job, until, kill)
-    assert summary["steps"] == 40
+    summary = kill_and_finish(platform, job_of(f"kill-{kind}"), gate, until, kill)
+    assert summary["steps"] == STEPS
     assert summary["staleness_max"] <= 4
 
 
 def test_a_trainer_rank_may_die_without_its_launcher(
-    platform: Any, tiny_job: Callable[..., Any], until: Callable[..., None]
+    platform: Any, job_of: Job, gate: Path, until: Callable[..., None]
 ) -> None:
     def kill(job_id: str) -> int:
         name = next(n for n in platform.names() if n.startswith("trainer") and job_id in n)
@@ -53,4 +87,4 @@ def test_a_trainer_rank_may_die_without_its_launcher(
         rank.kill()
         return int(rank.pid)
 
-    kill_and_finish(platform, tiny_job(name="kill-rank", stop={"steps": 40}), until, kill)
+    kill_and_finish(platform, job_of("kill-rank"), gate, until, kill)
