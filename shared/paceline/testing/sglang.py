@@ -69,6 +69,7 @@ class FakeSglang:
         self.session = False
         self.updates: list[str] = []
         self.fail_updates = 0
+        self.hold_at: int | None = None  # tokens that no answer goes beyond for now
         self._vocab_size = vocab_size
         self._context = context
         self._eos = eos
@@ -126,6 +127,7 @@ class FakeSglang:
         get("/model_info", self._model_info)
         get("/health_generate", self._ready)
         post("/fail_updates", self._fail_updates)
+        post("/hold", self._hold)
         if self.release >= SPANS:
             get("/ready", self._ready)
         if self.release >= SESSIONS:
@@ -147,6 +149,8 @@ class FakeSglang:
                     self._grow(request)
 
     def _grow(self, request: Request) -> None:
+        if self.hold_at is not None and len(request.output) >= self.hold_at:
+            return
         before = request.output[-1] if request.output else request.prompt[-1]
         token = next_token(before, self.label, self._vocab_size)
         request.output.append(token)
@@ -344,6 +348,11 @@ class FakeSglang:
     async def _fail_updates(self, http: web.Request) -> web.Response:
         """Not SGLang's: the next so many updates fail."""
         self.fail_updates = int((await http.json())["times"])
+        return _done()
+
+    async def _hold(self, http: web.Request) -> web.Response:
+        """Not SGLang's: answers wait at so many tokens; none: they go on."""
+        self.hold_at = (await http.json())["tokens"]
         return _done()
 
     async def _checksums(self, http: web.Request) -> web.Response:
