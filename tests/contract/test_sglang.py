@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -20,6 +21,7 @@ import torch
 from paceline.errors import InvalidError, PacelineError
 from paceline.testing.engines import Answers, ask, wait_for
 from paceline_rollout.engines.sglang.make import sglang
+from paceline_rollout.engines.sglang.server import Launch, LaunchedServer, free_port
 
 VOCAB, CONTEXT = 32, 256
 FAKE = "paceline.testing.sglang"
@@ -334,6 +336,31 @@ async def test_a_key_is_used(opened: Open):
         await out.swap(0)
         await out.run(ask("a"))
         assert len(out.tokens("a")) == 8
+
+
+async def test_a_port_that_another_has_taken_is_left_to_it(model_dir: Path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        taken: int = other.getsockname()[1]
+        launch = Launch(
+            python=Path(sys.executable),
+            module=FAKE,
+            model_dir=model_dir,
+            log_path=model_dir / "ports.log",
+            dtype="float32",
+            device="",
+            max_context=CONTEXT,
+            max_concurrent=16,
+            max_tokens=0,
+            threads=1,
+        )
+        ports = iter([taken])
+        server = LaunchedServer(
+            launch, api_key="", timeout_s=120, choose_port=lambda: next(ports, 0) or free_port()
+        )
+        await server.start()
+        assert not server.url.endswith(f":{taken}")
+        await server.stop()
 
 
 async def test_close_leaves_no_process(opened: Open):

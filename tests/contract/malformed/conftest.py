@@ -30,6 +30,7 @@ from paceline_rollout.service import RolloutService
 
 T = TypeVar("T")
 VOCAB, CONTEXT, ACTIVE = 32, 64, 3
+PATIENCE_S = 200.0
 # Kind of engine and its options. An engine that cannot decode text needs no tokenizer here.
 CPU: dict[str, Any] = {"device": "cpu", "cache_tokens": 8192}
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,8 +148,11 @@ class Worker:
         self.run(self._close())
         self._runner.close()
 
-    def send(self, *messages: bytes | float, timeout_s: float = 30.0) -> Outcome:
-        """Messages (and pauses in seconds) on one stream, then half-close; what came of it."""
+    def send(self, *messages: bytes | float | str, timeout_s: float = PATIENCE_S) -> Outcome:
+        """Messages on one stream, then half-close; what came of it.
+
+        Among them pauses in seconds, and names of requests whose end is waited for.
+        """
         return self.run(self.exchange(*messages, timeout_s=timeout_s))
 
     def status(self, data: bytes) -> str:
@@ -158,17 +162,24 @@ class Worker:
     async def _status(self, data: bytes) -> str:
         call: Any = self._channel.unary_unary("/paceline.v1.Rollout/Status")
         try:
-            return f"OK {pb.RolloutStatus.FromString(await call(data, timeout=5)).worker_id}"
+            return (
+                f"OK {pb.RolloutStatus.FromString(await call(data, timeout=PATIENCE_S)).worker_id}"
+            )
         except aio.AioRpcError as error:
             return f"{error.code().name} {error.details()}"
 
-    async def exchange(self, *messages: bytes | float, timeout_s: float = 30.0) -> Outcome:
+    async def exchange(
+        self, *messages: bytes | float | str, timeout_s: float = PATIENCE_S
+    ) -> Outcome:
         """The same as a coroutine."""
 
         async def requests() -> AsyncIterator[bytes]:
             for message in messages:
                 if isinstance(message, bytes):
                     yield message
+                elif isinstance(message, str):
+                    while message not in {end.request_id for end in outcome.ends}:
+                        await asyncio.sleep(0.01)
                 else:
                     await asyncio.sleep(message)
 
@@ -191,9 +202,14 @@ class Worker:
         """It lives, holds nothing that is over, and answers as it did at first."""
         assert not self._work.done()
         assert self.answer() == self.right
-        now = self.service.report()
-        assert (now.load["running"], now.load["waiting"]) == (0, 0)
+        self.run(self._until_idle())
         assert not self.faults
+
+    async def _until_idle(self) -> None:
+        """A caller that has hung up is noticed, and its requests are ended, in their time."""
+        async with asyncio.timeout(PATIENCE_S):
+            while any(self.service.report().load[name] for name in ("running", "waiting")):
+                await asyncio.sleep(0.01)
 
 
 def make_model(folder: Path) -> tuple[Any, dict[str, bytes]]:

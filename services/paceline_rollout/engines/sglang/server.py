@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,12 +17,14 @@ from typing import Protocol
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
 from paceline.files import tail
 from paceline.logs import Log
+from paceline.ports import is_free
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
 
 GUARD = Path(__file__).with_name("guard.py")
 MODULE = "sglang.launch_server"
 POLL_S = 0.25
+PORT_TRIES = 3
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -124,11 +126,19 @@ class Launch:
 class LaunchedServer:
     """A server of our own, in a process group of its own, that dies with this process."""
 
-    def __init__(self, launch: Launch, *, api_key: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        api_key: str,
+        timeout_s: float,
+        choose_port: Callable[[], int] | None = None,
+    ) -> None:
         self.url = ""
         self.api_key = api_key
         self._launch = launch
         self._timeout_s = timeout_s
+        self._choose_port = choose_port or free_port
         self._guard: asyncio.subprocess.Process | None = None
 
     @property
@@ -144,9 +154,20 @@ class LaunchedServer:
             UnavailableError: it ended or was not ready in time; carries its last words.
         """
         await self.stop()
-        launch = self._launch
         known = await self._installed()
-        port = free_port()
+        for _ in range(PORT_TRIES - 1):
+            port = self._choose_port()
+            try:
+                return await self._start_at(port, known)
+            except UnavailableError:
+                # Whoever else starts at this moment may have been given the same one.
+                if is_free(port):
+                    raise
+                log.warning("the port was taken by another", port=port)
+        return await self._start_at(self._choose_port(), known)
+
+    async def _start_at(self, port: int, known: Capabilities | None) -> Capabilities:
+        launch = self._launch
         self.url = f"http://127.0.0.1:{port}"
         command = launch.command(port=port, api_key=self.api_key, capabilities=known)
         self._guard = await self._spawn(command)
