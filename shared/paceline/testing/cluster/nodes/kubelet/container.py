@@ -121,9 +121,13 @@ async def start(spec: Spec, *, folder: Path, log: Path) -> Container:
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
             report = await _read_all(reading)
-    except TimeoutError:
-        shim.kill()
-        raise UnavailableError(f"no start within {_START_TIMEOUT_S} s") from None
+    except (TimeoutError, asyncio.CancelledError) as error:
+        # The container too: nobody knows of it yet who could end it later.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shim.pid, signal.SIGKILL)
+        if isinstance(error, TimeoutError):
+            raise UnavailableError(f"no start within {_START_TIMEOUT_S} s") from None
+        raise
     pid, _, reason = report.partition("\n")
     if not pid or reason:
         await shim.wait()

@@ -232,7 +232,8 @@ class PodWorker:
         if not self.supervisors():
             self._tasks[0].cancel()
         await asyncio.gather(*(s.stop(grace_s) for s in self.supervisors()))
-        await asyncio.wait(self._tasks[:1], timeout=_RETRY_S)
+        # A container that was being started is killed as soon as it has begun.
+        await asyncio.wait(self._tasks[:1])
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(ApiException, aiohttp.ClientError, TimeoutError):
