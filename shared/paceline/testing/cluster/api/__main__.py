@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
 from pathlib import Path
-from types import FrameType
 
 from paceline.testing.cluster.api import ApiServer
 
@@ -18,16 +16,12 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
-    stop = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, end)
+    ends = (signal.SIGINT, signal.SIGTERM)
+    # Before threads begin, which inherit it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     with ApiServer(folder=given.folder, host=given.host, port=given.port) as server:
         print(server.kubeconfig, flush=True)
-        stop.wait()
+        signal.sigwait(ends)
 
 
 if __name__ == "__main__":

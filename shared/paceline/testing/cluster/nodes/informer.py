@@ -86,6 +86,7 @@ class Informer:
     async def _follow(self, kind: Kind, since: str) -> None:
         while True:
             try:
+                since = since or await self._relist(kind)
                 async for event, item in self.objects.watch(kind, since):
                     since = item["metadata"]["resourceVersion"]
                     if event != "BOOKMARK":
@@ -94,7 +95,7 @@ class Informer:
                 log.warning("watch ended", kind=kind.name, error=repr(error))
                 await asyncio.sleep(_PAUSE_S)
                 if getattr(error, "status", 0) == _GONE:
-                    since = await self._relist(kind)
+                    since = ""
 
     async def _relist(self, kind: Kind) -> str:
         items, since = await self.objects.list(kind)

@@ -48,11 +48,13 @@ class Logs:
         path = self.path(pod, known["container"])
         if query.get("previous") == "true":
             path = path.with_suffix(".previous")
-        if not path.exists():
-            raise web.HTTPNotFound(text=f"container {known['container']} has no output there")
+        try:  # it may be moved away at any moment: another life begins
+            data = await asyncio.to_thread(path.read_bytes)
+        except FileNotFoundError:
+            text = f"container {known['container']} has no output there"
+            raise web.HTTPNotFound(text=text) from None
         response = web.StreamResponse()
         await response.prepare(request)
-        data = await asyncio.to_thread(path.read_bytes)
         await response.write(_end_of(data, query.get("tailLines"), query.get("limitBytes")))
         if query.get("follow") == "true":
             await self._follow(response, path, len(data), key)

@@ -90,7 +90,7 @@ class Scheduler:
 
     def _keys_of(self, kind: Kind, item: Object) -> Iterable[Key]:
         """The pod that changed; every waiting one when room may have come."""
-        if kind is POD and "nodeName" not in item["spec"]:
+        if kind is POD and not self._has_node(item):
             return [key_of(item)]
         if kind is NODE and item.get("deleted"):
             return [key_of(pod) for pod in self._informer.all(POD)]
@@ -98,6 +98,11 @@ class Scheduler:
             pods = self._informer.all(POD)
             return [key_of(pod) for pod in pods if "nodeName" not in pod["spec"]]
         return []
+
+    def _has_node(self, pod: Object) -> bool:
+        """False too for one that was bound while its node went."""
+        name = pod["spec"].get("nodeName")
+        return name is not None and self._informer.get(NODE, ("", name)) is not None
 
 
 def why_not(pod: Object, node: Object, bound: Iterable[Object]) -> str:
