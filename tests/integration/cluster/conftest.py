@@ -41,7 +41,7 @@ def cluster(machines: Cluster, numbers: Iterator[int]) -> Iterator[Cluster]:
     machines.until(lambda: machines.get("ServiceAccount", "default"), "pods may be made")
     yield machines
     machines.delete("Namespace", name)
-    machines.until(lambda: not machines.pods(), "no pods after the test", timeout_s=30)
+    machines.until(lambda: not machines.pods(), "no pods after the test")
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +97,11 @@ def service() -> Callable[..., Object]:
 def finished(cluster: Cluster) -> Callable[..., str]:
     """Waits for a pod's end; returns its phase."""
 
-    def wait(name: str, timeout_s: float = 30.0) -> str:
+    def wait(name: str) -> str:
         def over() -> bool:
             return phase_of(cluster, name) in ("Succeeded", "Failed")
 
-        cluster.until(over, f"{name} ends", timeout_s=timeout_s)
+        cluster.until(over, f"{name} ends")
         return phase_of(cluster, name)
 
     return wait

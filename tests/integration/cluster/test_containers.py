@@ -120,7 +120,7 @@ while True:
     for number in range(1, 6):
         cluster.apply([config("ConfigMap", "c", a=str(number), b=str(number))])
         wanted = f"same {number}"
-        cluster.until(lambda w=wanted: w in cluster.logs("watches"), wanted, timeout_s=10)
+        cluster.until(lambda w=wanted: w in cluster.logs("watches"), wanted)
     assert "torn" not in cluster.logs("watches")
 
 

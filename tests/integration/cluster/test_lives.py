@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from paceline.testing.cluster import Cluster
+from paceline.testing.cluster.objects import is_ready
 
 Object = dict[str, Any]
 Make = Callable[..., Object]
@@ -21,13 +22,16 @@ subprocess.Popen([sys.executable, "-c", "import time; MARK"], start_new_session=
 print("up", flush=True)
 while True: signal.pause()
 """.replace("MARK", MARK)
+# Takes as long to leave as the test wants.
 POLITE = """
-import signal, sys, time
+import os, signal, sys, time
 def leave(*_):
-    print("leaving", flush=True); time.sleep(0.5); print("left", flush=True); sys.exit(0)
+    print("leaving", flush=True)
+    while not os.path.exists("/tmp/go"): time.sleep(0.05)
+    print("left", flush=True); sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
 print("up", flush=True)
-while True: signal.pause()
+while True: time.sleep(0.05)
 """
 HEALTH = """
 import http.server, os
@@ -48,12 +52,14 @@ def status_of(cluster: Cluster, name: str) -> Object:
 
 
 def probe(path: str, **more: Any) -> Object:
-    return {"httpGet": {"path": path, "port": 8080}, "periodSeconds": 1, **more}
+    """Says no by a status: no answer for a while says how busy the machine is."""
+    asked = {"httpGet": {"path": path, "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 30}
+    return {**asked, **more}
 
 
 def test_a_killed_container_is_started_again(cluster: Cluster, pod: Make) -> None:
     cluster.apply([pod("lives", "print('life'); " + IDLE)])
-    cluster.until(lambda: logs(cluster, "lives"), "it runs")
+    cluster.until(lambda: logs(cluster, "lives") == "life\n", "it runs")
     before = (cluster.get("Pod", "lives") or {})["status"]["podIP"]
     cluster.kill_pod("lives")
     cluster.until(lambda: status_of(cluster, "lives")["restartCount"] == 1, "it is restarted")
@@ -66,13 +72,20 @@ def test_a_killed_container_is_started_again(cluster: Cluster, pod: Make) -> Non
 def test_a_container_that_keeps_failing_is_backed_off(cluster: Cluster, pod: Make) -> None:
     cluster.apply([pod("fails", "print('no'); raise SystemExit(3)")])
 
+    seen: list[Object] = []
+
     def backed_off() -> bool:
-        state = status_of(cluster, "fails").get("state", {})
-        return state.get("waiting", {}).get("reason") == "CrashLoopBackOff"
+        seen[:] = [cluster.get("Pod", "fails") or {}]
+        [status] = seen[0].get("status", {}).get("containerStatuses", [{}])
+        waiting = status.get("state", {}).get("waiting", {})
+        return waiting.get("reason") == "CrashLoopBackOff"
 
     cluster.until(backed_off, "it is backed off")
-    assert status_of(cluster, "fails")["lastState"]["terminated"]["exitCode"] == 3
-    assert not cluster.ready("app=fails")
+    # All of one look: soon it lives again, and while it does it counts as ready.
+    [pod_then] = seen
+    [status] = pod_then["status"]["containerStatuses"]
+    assert status["lastState"]["terminated"]["exitCode"] == 3
+    assert not is_ready(pod_then)
 
 
 def test_a_command_that_does_not_exist_is_told(cluster: Cluster, pod: Make) -> None:
@@ -89,22 +102,22 @@ def test_readiness_decides_who_is_behind_a_service(
     cluster.apply([made, service("web"), pod("asks", IDLE)])
 
     def answers() -> bool:
-        code = "import urllib.request as u; u.urlopen('http://web:8080/alive', timeout=2)"
+        code = "import urllib.request as u; u.urlopen('http://web:8080/alive', timeout=5)"
         return cluster.execute("asks", ["python", "-c", code])[0] == 0
 
     cluster.until(lambda: cluster.ready("app=web") and cluster.ready("app=asks"), "both are ready")
-    cluster.until(answers, "the name stands for the pod", timeout_s=10)
+    cluster.until(answers, "the name stands for the pod")
     cluster.execute("web", ["rm", "/tmp/ready"])
     cluster.until(lambda: not cluster.ready("app=web"), "it is not ready")
-    cluster.until(lambda: not answers(), "the name stands for nothing", timeout_s=10)
+    cluster.until(lambda: not answers(), "the name stands for nothing")
     cluster.execute("web", ["touch", "/tmp/ready"])
-    cluster.until(answers, "it is back", timeout_s=15)
+    cluster.until(answers, "it is back")
     assert status_of(cluster, "web")["restartCount"] == 0
 
 
 def test_liveness_restarts_and_startup_comes_first(cluster: Cluster, pod: Make) -> None:
     probes = {
-        "startupProbe": probe("/started", failureThreshold=20),
+        "startupProbe": probe("/started", failureThreshold=100),
         "livenessProbe": probe("/alive", failureThreshold=1),
         "readinessProbe": probe("/ready"),
     }
@@ -119,7 +132,8 @@ def test_liveness_restarts_and_startup_comes_first(cluster: Cluster, pod: Make) 
 def test_exec_and_tcp_probes(cluster: Cluster, pod: Make) -> None:
     probes = {
         "readinessProbe": {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1},
-        "livenessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+        # It listens when it has started, which may take a while.
+        "livenessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1, "failureThreshold": 100},
     }
     cluster.apply([pod("web", HEALTH, container=probes)])
     cluster.until(lambda: cluster.ready("app=web"), "it is ready")
@@ -130,12 +144,13 @@ def test_a_deleted_pod_may_finish(cluster: Cluster, pod: Make) -> None:
     made = pod(
         *("polite", POLITE),
         container={"lifecycle": lifecycle},
-        terminationGracePeriodSeconds=20,
+        terminationGracePeriodSeconds=120,
     )
     cluster.apply([made])
-    cluster.until(lambda: "up" in logs(cluster, "polite"), "it is up")
+    cluster.until(lambda: "up\n" in logs(cluster, "polite"), "it is up")
     cluster.delete("Pod", "polite")
-    cluster.until(lambda: "leaving" in logs(cluster, "polite"), "it was asked")
+    cluster.until(lambda: "leaving\n" in logs(cluster, "polite"), "it was asked")
+    assert cluster.execute("polite", ["touch", "/tmp/go"])[0] == 0
     cluster.until(lambda: cluster.get("Pod", "polite") is None, "it is gone")
     [log] = (cluster.folder / "logs" / cluster.namespace / "polite").rglob("main.log")
     assert log.read_text() == "up\npre\nleaving\nleft\n"
@@ -143,29 +158,29 @@ def test_a_deleted_pod_may_finish(cluster: Cluster, pod: Make) -> None:
 
 def test_a_stubborn_pod_is_killed_with_all_it_started(cluster: Cluster, pod: Make) -> None:
     cluster.apply([pod("stubborn", STUBBORN, terminationGracePeriodSeconds=2)])
-    cluster.until(lambda: "up" in logs(cluster, "stubborn"), "it is up")
+    cluster.until(lambda: "up\n" in logs(cluster, "stubborn"), "it is up")
     assert MARK in cluster.execute("stubborn", ["ps", "ax", "-o", "args"])[1]
     started = time.monotonic()
     cluster.delete("Pod", "stubborn")
-    cluster.until(lambda: cluster.get("Pod", "stubborn") is None, "it is gone", timeout_s=15)
+    cluster.until(lambda: cluster.get("Pod", "stubborn") is None, "it is gone")
     assert time.monotonic() - started >= 2
     assert not running(MARK)
 
 
 @pytest.mark.parametrize("grace_s", [0, 1])
 def test_a_second_deletion_shortens_the_grace(cluster: Cluster, pod: Make, grace_s: int) -> None:
-    cluster.apply([pod("stubborn", STUBBORN, terminationGracePeriodSeconds=60)])
-    cluster.until(lambda: "up" in logs(cluster, "stubborn"), "it is up")
+    cluster.apply([pod("stubborn", STUBBORN, terminationGracePeriodSeconds=3600)])
+    cluster.until(lambda: "up\n" in logs(cluster, "stubborn"), "it is up")
     cluster.delete("Pod", "stubborn")
-    cluster.until(lambda: "asked" in logs(cluster, "stubborn"), "it was asked", timeout_s=5)
+    cluster.until(lambda: "asked\n" in logs(cluster, "stubborn"), "it was asked")
     cluster.delete("Pod", "stubborn", grace_s=grace_s)
-    cluster.until(lambda: cluster.get("Pod", "stubborn") is None, "it is gone", timeout_s=10)
-    cluster.until(lambda: not running(MARK), "its processes are gone", timeout_s=10)
+    cluster.until(lambda: cluster.get("Pod", "stubborn") is None, "it is gone")
+    cluster.until(lambda: not running(MARK), "its processes are gone")
 
 
 def test_an_init_container_that_ends_politely_starts_nothing(cluster: Cluster, pod: Make) -> None:
     first = {"name": "first", "image": "test", "command": ["python", "-u", "-c", POLITE]}
-    made = pod("never", "print('no')", initContainers=[first], terminationGracePeriodSeconds=10)
+    made = pod("never", "print('no')", initContainers=[first], terminationGracePeriodSeconds=120)
     cluster.apply([made])
     statuses = "initContainerStatuses"
 
@@ -175,10 +190,12 @@ def test_an_init_container_that_ends_politely_starts_nothing(cluster: Cluster, p
 
     cluster.until(begun, "the first container runs")
     folder = cluster.folder / "logs" / cluster.namespace / "never"
-    cluster.until(lambda: "up" in next(folder.rglob("first.log")).read_text(), "it is up")
+    [log] = folder.rglob("first.log")
+    cluster.until(lambda: "up\n" in log.read_text(), "it is up")
+    assert cluster.execute("never", ["touch", "/tmp/go"], container="first")[0] == 0
     cluster.delete("Pod", "never")
-    cluster.until(lambda: cluster.get("Pod", "never") is None, "it is gone", timeout_s=10)
-    assert next(folder.rglob("first.log")).read_text() == "up\nleaving\nleft\n"
+    cluster.until(lambda: cluster.get("Pod", "never") is None, "it is gone")
+    assert log.read_text() == "up\nleaving\nleft\n"
     assert not list(folder.rglob("main.log"))
 
 

@@ -36,7 +36,7 @@ mkdir /tmp/up /tmp/work
 mount -t overlay overlay -o lowerdir=/,upperdir=/tmp/up,workdir=/tmp/work /mnt
 """
 _START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 60.0
 _LOG_BYTES = 3000
 _VARIABLES = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 _RESOURCES = {"cpu": "64", "memory": "256Gi", "pods": "110"}
@@ -139,7 +139,9 @@ class Cluster(Objects):
     ) -> None:
         self._started.close()
 
-    def until(self, condition: Callable[[], object], what: str, *, timeout_s: float = 60.0) -> None:
+    def until(
+        self, condition: Callable[[], object], what: str, *, timeout_s: float = 120.0
+    ) -> None:
         """Wait for a condition, asked ten times a second.
 
         Raises:
