@@ -63,8 +63,9 @@ class Inlet:
         self._seen_bytes = 0
         self._silent_s = 0.0
         self._paused = False  # by ourselves
-        self._chunk_s = 0.0  # when the chunk on its way began; 0: none is
-        self._starved_s = self._started_s
+        self._in_chunk = False  # one is on its way
+        self._in_chunk_s = 0.0
+        self._starved_s = 0.0  # without a whole chunk
         self._limit_s = _MIN_SILENCE_S
         self._num_slow = 0
         self._slow = False
@@ -99,26 +100,26 @@ class Inlet:
     def look(self, expected_s: float, passed_s: float) -> bool:
         """Called every `passed_s`: cut a stream that is silent; whether it has become slow.
 
-        A chunk is expected to take `expected_s`. Only time in which this process ran is counted as
-        silence.
+        A chunk is expected to take `expected_s`. Only time in which this process ran is counted
+        against the peer.
         """
         if self._response is None:
             return False
         limit_s = self._limit_s = max(3 * expected_s, _MIN_SILENCE_S)
-        now = self._clock()
         moved = self._paused or self._response.num_received != self._seen_bytes
         self._seen_bytes = self._response.num_received
         self._silent_s = 0.0 if moved else self._silent_s + passed_s
         if not moved:
             self._response.batch(1)  # a little may have come
-        in_chunk_s = now - self._chunk_s if self._chunk_s else 0.0
+        self._in_chunk_s += passed_s if self._in_chunk else 0.0
+        self._starved_s += passed_s
         if self._silent_s >= limit_s:
             self._cut(f"no byte for {self._silent_s:.1f} s")
-        elif in_chunk_s > max(10 * limit_s, _MAX_CHUNK_S):
-            self._cut(f"one chunk takes {in_chunk_s:.1f} s")
-        elif now - self._starved_s > max(10 * limit_s, _MAX_STARVED_S):
-            self._cut(f"no chunk for {now - self._starved_s:.1f} s")
-        was, self._slow = self._slow, self._num_slow >= _NUM_SLOW or in_chunk_s > 3 * limit_s
+        elif self._in_chunk_s > max(10 * limit_s, _MAX_CHUNK_S):
+            self._cut(f"one chunk takes {self._in_chunk_s:.1f} s")
+        elif self._starved_s > max(10 * limit_s, _MAX_STARVED_S):
+            self._cut(f"no chunk for {self._starved_s:.1f} s")
+        was, self._slow = self._slow, self._num_slow >= _NUM_SLOW or self._in_chunk_s > 3 * limit_s
         return self._slow and not was
 
     def take(self) -> Counts:
@@ -163,7 +164,7 @@ class Inlet:
             raise IntegrityError(f"weights: chunk {frame.index} was not asked for, or came twice")
         self._asked.discard(frame.index)
         is_delta = frame.base_version is not None
-        self._chunk_s = start_s = self._clock()
+        start_s, self._in_chunk = self._clock(), True
         slot = staging.slot(frame.index)
         data = memoryview(bytearray(frame.num_bytes)) if is_delta else slot
         await self._response.read_into(data)
@@ -228,8 +229,7 @@ class Inlet:
         staging.accept(frame.index, frame.digest)
 
     def _arrived(self, num_bytes: int, wire_bytes: int, took_s: float, is_delta: bool) -> None:
-        self._chunk_s = 0.0
-        self._starved_s = self._clock()
+        self._in_chunk, self._in_chunk_s, self._starved_s = False, 0.0, 0.0
         self._num_slow = self._num_slow + 1 if took_s > self._limit_s else 0
         self.counts.num_bytes += num_bytes
         self.counts.busy_s += took_s

@@ -23,6 +23,7 @@ from paceline.errors import (
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.types import PolicyVersion
+from paceline.weights.countdown import Countdown, at_most
 from paceline.weights.frames import HeaderFrame, Request, bitmap, request_body
 from paceline.weights.inlet import Inlet
 from paceline.weights.manifest import Header, header_to
@@ -59,7 +60,8 @@ class Transfer:
     gives a whole version that is held, to ask for differences against it. `report` is told what
     came from whom and must not block. `is_old` tells whether a newer version is out, for which
     peers drop this one: who ends a stream is blamed only if there is none a moment later (at once
-    without `is_old`). Nobody is given up before `patience_s` without progress.
+    without `is_old`). Nobody is given up before `patience_s` without progress. Only time in which
+    this process ran counts against a peer.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Transfer:
         self._changed = asyncio.Event()
         self._started_s = time.monotonic()
         self._told_s = self._started_s
+        self._ran_s = 0.0  # by ticks: without the time for which this process was frozen
         self._spent_s = {"decode": 0.0, "digest": 0.0}
 
     @property
@@ -171,14 +174,14 @@ class Transfer:
                 self._shares[share] = asyncio.create_task(self._fetch(share), name="share")
 
     async def _fetch(self, share: Source) -> None:
-        moved_s, num_ready = time.monotonic(), self.num_ready
+        moved_s, num_ready = self._ran_s, self.num_ready
         while self._missing(share):
             endpoint = self._peers.next(share, self._candidates(share))
             if endpoint is not None:
                 await self._try(endpoint, share)
             if self.num_ready > num_ready:
-                moved_s, num_ready = time.monotonic(), self.num_ready
-            elif time.monotonic() - moved_s > self.patience_s and self._all_failed(share):
+                moved_s, num_ready = self._ran_s, self.num_ready
+            elif self._ran_s - moved_s > self.patience_s and self._all_failed(share):
                 self._give_up()
             if endpoint is None:
                 await asyncio.sleep(self._peers.pause_s(share))
@@ -210,7 +213,7 @@ class Transfer:
             self._tell(endpoint, "moved", inlet)
             raise
         except NotFoundError as error:
-            if time.monotonic() - self._started_s > _NOT_YET_S:
+            if self._ran_s > _NOT_YET_S:
                 self._failed(endpoint, inlet, error)
             else:
                 peer.error = str(error)
@@ -255,7 +258,7 @@ class Transfer:
                     metrics.add("weight_events", job=job_id, event=report.event)
                 send(report)
 
-        asyncio.get_running_loop().call_later(_GRACE_S, blame)
+        Countdown(_GRACE_S, blame)
 
     async def _from(self, endpoint: str, share: Source, inlet: Inlet) -> None:
         base = self._base(self._route.base_version) if self._route.base_version >= 0 else None
@@ -277,7 +280,7 @@ class Transfer:
         path = f"/weights/{quote(self._job_id, safe='')}/{self.version}"
         token = pull_token(self._route.key) if self._route.key else ""
         try:
-            async with asyncio.timeout(self._peers[endpoint].connect_s):
+            async with at_most(self._peers[endpoint].connect_s):
                 return await post(
                     endpoint, path, request_body(request), token=token, peer=self._secure
                 )
@@ -306,6 +309,7 @@ class Transfer:
         """Cut the streams from which no byte comes, and tell of the others now and then."""
         while True:
             await asyncio.sleep(_TICK_S)
+            self._ran_s += _TICK_S
             now = time.monotonic()
             tell, self._told_s = (
                 (True, now) if now - self._told_s >= _TELL_S else (False, self._told_s)

@@ -7,6 +7,7 @@ import gc
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from paceline.weights.route import Event, Route, Source, TransferReport
 CHUNK = 2048
 NUM_CHUNKS = 12
 KEY = b"secret"
+WAIT_S = 60.0  # only so that nothing hangs
 ENTRIES, TOTAL = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
 Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -135,7 +137,7 @@ class Pulled:
         return self.made[-1]
 
     async def run(self) -> Staging:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             staging = await self.transfer.run()
         assert bytes(staging.buffer()) == content()
         assert len(self.made) == 1
@@ -143,6 +145,11 @@ class Pulled:
 
     def events(self, endpoint: str) -> set[Event]:
         return {report.event for report in self.reports if report.endpoint == endpoint}
+
+    def blames(self, endpoint: str) -> list[TransferReport]:
+        """Without those that only tell how far it is: they come every second."""
+        told = (report for report in self.reports if report.endpoint == endpoint)
+        return [report for report in told if report.event not in ("moved", "done")]
 
     def num_bytes(self, endpoint: str) -> int:
         return sum(report.num_bytes for report in self.reports if report.endpoint == endpoint)
@@ -154,7 +161,7 @@ async def test_a_frozen_peer_is_left_with_what_it_gave() -> None:
     async with acting(then_silent(sent + chunk(source, 5)[:99])) as frozen, serving(source) as good:
         pulled = Pulled(frozen, good)
         await pulled.run()
-    assert pulled.events(frozen) == {"stalled"}
+    assert pulled.events(frozen) - {"moved"} == {"stalled"}
     assert pulled.num_bytes(frozen) == 5 * CHUNK
     assert pulled.num_bytes(good) == TOTAL - 5 * CHUNK
 
@@ -184,6 +191,26 @@ async def test_signs_of_life_keep_a_starved_peer() -> None:
     assert pulled.num_bytes(starved) == TOTAL
 
 
+async def test_who_was_frozen_itself_blames_nobody() -> None:
+    source = Staging(make_header(), key=KEY)
+    source.fill(0, content()[: 3 * CHUNK])
+    async with serving(source) as given, serving(whole()) as other:
+        pulled = Pulled(given, other)
+        running = asyncio.create_task(pulled.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        time.sleep(1.5)  # while it asks
+        async with asyncio.timeout(WAIT_S):
+            while pulled.transfer.num_ready < 3:
+                await asyncio.sleep(0.01)
+        time.sleep(1.5)  # between two chunks
+        source.fill(3 * CHUNK, content()[3 * CHUNK :])
+        source.finish()
+        await running
+    assert pulled.blames(given) == []
+    assert pulled.events(other) == set()
+
+
 async def test_a_slow_peer_is_reported_and_left_by_a_new_route() -> None:
     data = body(whole())
 
@@ -196,7 +223,7 @@ async def test_a_slow_peer_is_reported_and_left_by_a_new_route() -> None:
     async with acting(drip) as slow, serving(whole()) as good:
         pulled = Pulled(slow, rate=1e6)
         running = asyncio.create_task(pulled.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while "slow" not in pulled.events(slow):
                 await asyncio.sleep(0.02)
         assert not running.done()
@@ -222,14 +249,14 @@ async def test_a_peer_with_damaged_bytes_is_asked_once() -> None:
     async with acting(send) as bad, serving(half) as dying, serving(source) as good:
         pulled = Pulled(bad, dying, good)
         running = asyncio.create_task(pulled.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while pulled.transfer.num_ready < 8:
                 await asyncio.sleep(0.01)
         half.abandon()
         await running
     assert num_asked == 1
-    assert pulled.events(bad) == {"damaged"}
-    (report,) = [report for report in pulled.reports if report.event == "damaged"]
+    (report,) = pulled.blames(bad)
+    assert report.event == "damaged"
     assert "chunk 4 of version 1 differs from its digest" in report.detail
     assert pulled.num_bytes(dying) == 4 * CHUNK
 
@@ -270,11 +297,13 @@ async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -
         pulled = Pulled(half, sources=(Source(source, 0, 2), Source(half, 1, 2)))
         pulled.transfer.patience_s = 10
         running = asyncio.create_task(pulled.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while pulled.transfer.num_ready < 8:
                 await asyncio.sleep(0.01)
         await rank0.close()
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(WAIT_S):
+            while "failed" not in pulled.events(source):
+                await asyncio.sleep(0.01)
         pulled.transfer.reroute(
             Route(
                 PolicyVersion(version=1, step=1),
@@ -292,7 +321,6 @@ async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -
             )
             await running
     assert pulled.events(half) == {"moved"}
-    assert "failed" in pulled.events(source)
 
 
 @pytest.mark.parametrize("kind", ["cut off", "damaged", "frozen", "not held", "early end"])
@@ -318,11 +346,12 @@ async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
                 key=KEY,
             )
             transfer = Transfer(route, job_id="job", into=lambda h: Staging(h, key=KEY))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 staging = weakref.ref(await transfer.run())
             del transfer
-            await asyncio.sleep(0.05)
-            assert staging() is None
+            async with asyncio.timeout(WAIT_S):
+                while staging() is not None:
+                    await asyncio.sleep(0.01)
     finally:
         gc.enable()
 
@@ -343,7 +372,7 @@ async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
-        threads.submit(free.wait, 10)  # so that what is being verified takes a while to end
+        threads.submit(free.wait, WAIT_S)  # so that what is being verified takes a while to end
         async with acting(end) as first, serving(source) as second, serving() as third:
             version, kept = PolicyVersion(version=1, step=1), Source(first, 0, 2)
             route = Route(version, (kept, Source(second, 1, 2)), base_version=0, key=KEY)
@@ -359,7 +388,7 @@ async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
             await asyncio.sleep(0.4)
             free.set()
             with pytest.raises(StateError, match="no base 0"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(WAIT_S):
                     await running
 
 
@@ -387,14 +416,14 @@ async def test_a_late_joiner_is_served_by_a_peer_under_way() -> None:
     async with serving(source) as trainer:
         endpoint = await relay.start()
         first = asyncio.create_task(
-            pull([trainer], job_id="job", version=1, into=into, timeout_s=10, key=KEY)
+            pull([trainer], job_id="job", version=1, into=into, timeout_s=WAIT_S, key=KEY)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while not (found := relay.held("job", 1)) or found.num_ready < 6:
                 await asyncio.sleep(0.01)
         joiner = Pulled(endpoint)
         running = asyncio.create_task(joiner.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             while joiner.transfer.num_ready < 6:
                 await asyncio.sleep(0.01)
         source.fill(6 * CHUNK, content()[6 * CHUNK :])
@@ -416,13 +445,15 @@ async def test_a_child_that_does_not_read_holds_up_nobody_and_keeps_no_memory() 
     await reader.readuntil(b"\r\n\r\n")
     staging.fill(0, bytes(total))
     staging.finish()
-    pulled = await pull([endpoint], job_id="job", version=1, into=Staging, timeout_s=20)
+    pulled = await pull([endpoint], job_id="job", version=1, into=Staging, timeout_s=WAIT_S)
     assert pulled.complete
-    first = staging.fd
+    first, memory = staging.fd, weakref.ref(staging.buffer().obj)
     for header in headers[1:]:
         server.make_room("job", header.version)
         del staging
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(WAIT_S):
+            while 1 not in server.versions() and memory() is not None:
+                await asyncio.sleep(0.01)
         staging = server.stage(header)
         staging.fill(0, bytes(total))
         staging.finish()
@@ -512,7 +543,7 @@ async def test_a_lie_is_named_and_the_rest_comes_from_elsewhere(lie: str) -> Non
     async with acting(saying(data)) as bad, serving(whole()) as good:
         pulled = Pulled(bad, good)
         await pulled.run()
-    (report,) = [report for report in pulled.reports if report.endpoint == bad]
+    (report,) = pulled.blames(bad)
     assert why in report.detail
     assert report.event == ("failed" if lie in ("cut off", "early end") else "damaged")
 
@@ -563,10 +594,11 @@ async def test_a_broken_difference_is_refused_and_the_chunk_comes_from_elsewhere
             base=lambda version: base if version == 0 else None,
             report=reports.append,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             staging = await transfer.run()
     assert bytes(staging.buffer()) == content()
-    assert [report.event for report in reports if report.endpoint == bad] == ["damaged"]
+    told = [report.event for report in reports if report.endpoint == bad]
+    assert [event for event in told if event != "moved"] == ["damaged"]
 
 
 async def test_nobody_else_to_ask_is_an_error_that_names_the_damage() -> None:

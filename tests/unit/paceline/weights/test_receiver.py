@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,17 +61,22 @@ class Worker:
         self.metrics = Metrics()
         self.server = WeightServer(host="127.0.0.1", metrics=self.metrics)
         self.reports: list[TransferReport] = []
+        self.heard: Callable[[TransferReport], None] = lambda report: None
         self.versions: list[int] = []
         self.memory: list[int] = []
         self.receiver = Receiver(
             job_id="job",
             worker_id=name,
             server=self.server,
-            report=self.reports.append,
+            report=self._report,
             complete=self._complete,
             metrics=self.metrics,
             bytes_per_s=bytes_per_s,
         )
+
+    def _report(self, report: TransferReport) -> None:
+        self.reports.append(report)
+        self.heard(report)
 
     def _complete(self, staging: Staging) -> None:
         assert bytes(staging.buffer()) == content(staging.header.version)
@@ -113,7 +119,7 @@ async def working(*workers: Worker) -> AsyncGenerator[tuple[WeightServer, str]]:
 
 
 async def until(found: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not found():
             await asyncio.sleep(0.005)
 
@@ -147,9 +153,10 @@ async def test_differences_travel_down_a_chain(chunk_bytes: int) -> None:
             seed(trainer, version, chunk_bytes=CHUNK if version == 1 else chunk_bytes)
             await until(lambda version=version: far.versions[-1:] == [version])
     for worker in (near, far):
-        last = worker.reports[-1]
-        assert last.base_version == 1
-        assert 0 < last.wire_bytes < last.num_bytes / 4
+        second = [report for report in worker.reports if report.version == 2]
+        assert {report.base_version for report in second if report.wire_bytes} == {1}
+        wire_bytes = sum(report.wire_bytes for report in second)
+        assert 0 < wire_bytes < sum(report.num_bytes for report in second) / 4
         assert worker.count("paceline_weight_bytes_total", direction="in", kind="delta") > 0
         assert worker.count("paceline_weight_seconds_total", stage="encode") == 0
 
@@ -173,6 +180,10 @@ async def test_a_newer_version_supersedes_one_that_is_not_half_there(
     num_ready: int, finished: list[int]
 ) -> None:
     worker = Worker("worker")
+
+    def superseded() -> float:
+        return worker.count("paceline_weight_events_total", event="superseded")
+
     async with working(worker) as (trainer, endpoint):
         old = seed(trainer, 1, num_ready)
         worker.follow(1, endpoint)
@@ -180,12 +191,14 @@ async def test_a_newer_version_supersedes_one_that_is_not_half_there(
         assert worker.receiver.progress()[0].sources == (endpoint,)
         trainer.offer(seed(WeightServer(host="127.0.0.1"), 2))
         worker.follow(2, endpoint)
-        await asyncio.sleep(0.05)
+        if 1 in finished:
+            await asyncio.sleep(0.05)
+        else:
+            await until(lambda: superseded() == 1)
         fill(old, num_ready, NUM_CHUNKS)
         old.finish()
         await until(lambda: worker.versions == finished)
-    superseded = worker.count("paceline_weight_events_total", event="superseded")
-    assert superseded == 2 - len(finished)
+    assert superseded() == 2 - len(finished)
 
 
 async def test_a_child_waits_for_what_its_parent_waits_for() -> None:
@@ -199,7 +212,8 @@ async def test_a_child_waits_for_what_its_parent_waits_for() -> None:
         seed(trainer, 1)
         await until(lambda: near.versions == far.versions == [1])
     assert {report.event for report in near.reports if report.endpoint == late} >= {"done"}
-    assert [report.event for report in far.reports] == ["done"]
+    # That it moves is told every second.
+    assert [report.event for report in far.reports if report.event != "moved"] == ["done"]
     await trainer.close()
 
 
@@ -275,18 +289,19 @@ async def test_a_parent_that_drops_an_old_version_is_not_blamed() -> None:
     child, parent = Worker("child"), WeightServer(host="127.0.0.1")
     async with working(child) as (trainer, endpoint):
         above = await parent.start()
-        seed(parent, 1, 5)
+        seed(parent, 1, 12)
         old = seed(trainer, 1, 18)
         child.follow(1, above, endpoint)
-        await until(lambda: [p.num_ready for p in child.receiver.progress()] == [5])
+        await until(lambda: [p.num_ready for p in child.receiver.progress()] == [12])
+        # The route comes just after the child has noticed that its stream has ended.
+        child.heard = lambda report: child.follow(2, above)
         parent.drop("job", 1)
         seed(parent, 2)
         await until(lambda: [p.num_ready for p in child.receiver.progress()] == [18])
-        child.follow(2, above)
         fill(old, 18, NUM_CHUNKS)
         old.finish()
         await until(lambda: child.versions == [1, 2])
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(1.5)
     assert {report.event for report in child.reports} == {"moved", "done"}
     await parent.close()
 
@@ -324,10 +339,11 @@ async def test_many_children_share_a_cap_and_none_of_them_stalls() -> None:
         )
         for _ in range(16)
     ]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(transfer.run() for transfer in transfers))
     await server.close()
-    assert {report.event for report in reports} <= {"moved", "done"}
+    # A chunk takes 1.3 s by the cap alone, which is nearly what is called slow without a rate.
+    assert {report.event for report in reports} <= {"moved", "slow", "done"}
 
 
 async def test_a_version_is_fetched_again() -> None:
@@ -352,7 +368,9 @@ async def test_a_route_to_another_source_is_taken_at_once() -> None:
         worker.follow(1, second)
         await until(lambda: worker.versions == [1])
     await other.close()
-    came = {report.endpoint: report.num_bytes for report in worker.reports if report.num_bytes}
+    came = Counter[str]()
+    for report in worker.reports:
+        came[report.endpoint] += report.num_bytes
     assert came == {endpoint: 5 * CHUNK, second: make_header(1).num_bytes - 5 * CHUNK}
 
 

@@ -267,7 +267,7 @@ async def test_a_thread_fills_while_a_loop_waits() -> None:
     staging, go = Staging(header), threading.Event()
 
     def work() -> None:
-        go.wait(10)
+        go.wait(60)
         for index in range(50):
             staging.fill(index * 64, bytes(64))
         staging.finish()
@@ -277,7 +277,7 @@ async def test_a_thread_fills_while_a_loop_waits() -> None:
     waits = [asyncio.create_task(staging.wait(index)) for index in range(51)]
     await asyncio.sleep(0)
     go.set()
-    await asyncio.wait_for(asyncio.gather(*waits), 10)
+    await asyncio.wait_for(asyncio.gather(*waits), 60)
     thread.join()
     assert staging.complete
 

@@ -55,7 +55,7 @@ async def serving(staging: Staging, tls: TlsSettings | None) -> AsyncGenerator[s
 async def fetch(
     endpoint: str, tls: TlsSettings | None, into: Callable[[Header], Staging] = Staging
 ) -> Staging:
-    return await pull([endpoint], job_id="job", version=1, into=into, timeout_s=10, tls=tls)
+    return await pull([endpoint], job_id="job", version=1, into=into, timeout_s=60, tls=tls)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -76,7 +76,8 @@ def test_a_chain_of_peers_gets_the_same_bytes(
             assert first.startswith("https://")
             second = await relay.start()
             middle = asyncio.create_task(fetch(first, ours.issue("middle"), into))
-            await asyncio.sleep(0.02)
+            while not relay.versions():
+                await asyncio.sleep(0.01)
             last = await fetch(second, ours.issue("last"))
             await middle
         await relay.close()

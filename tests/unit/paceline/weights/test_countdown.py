@@ -1,0 +1,32 @@
+"""Time limits of a process that may be frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from paceline.weights.countdown import Countdown, at_most
+
+
+async def test_a_limit_that_is_reached() -> None:
+    with pytest.raises(TimeoutError):
+        async with at_most(0.2):
+            await asyncio.Event().wait()
+
+
+async def test_a_freeze_is_one_tick() -> None:
+    async with at_most(0.5):
+        time.sleep(1.0)
+        await asyncio.sleep(0.05)
+
+
+async def test_nobody_is_called_after_a_cancel_and_else_once() -> None:
+    called: list[int] = []
+    countdowns = [Countdown(0.2, lambda i=i: called.append(i)) for i in range(2)]
+    countdowns[0].cancel()
+    while not called:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    assert called == [1]
