@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from paceline.files import read_json
+from paceline.ports import any_free
 
 MISSING = "prometheus is not installed: run make monitoring-tools (Debian, as root)"
 START_S = 60.0
@@ -60,7 +60,7 @@ class Prometheus:
     def start(self, targets: Mapping[str, Iterable[str]] | None = None) -> Prometheus:
         """Start it and wait until it is ready; `targets` are host:port by the name of a job."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or _free_port()
+        self.port = self.port or any_free()
         config = self.config or self._write(targets or {})
         command = [
             "prometheus",
@@ -216,9 +216,3 @@ def local_targets(run_dir: Path, names: Iterable[str] | None = None) -> dict[str
         if what == "metrics" and (wanted is None or name in wanted):
             found[name] = [f"127.0.0.1:{port}"]
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.chassis import address_of
 from paceline.config import ServiceSettings
+from paceline.ports import any_free
 from paceline.testing.certificates import Authority
 from paceline.types import WorkerKind
 
+WAIT_S = 120.0  # only so that nothing hangs
 SERVICE = """
-import asyncio, subprocess, sys, threading, time
+import asyncio, os, subprocess, sys, threading, time
 from paceline.chassis import Chassis, Service, main
 
 class Demo(Service):
@@ -32,11 +35,13 @@ class Demo(Service):
             print("starting", flush=True)
             await asyncio.sleep(self.options["start_s"])
         if "orphan" in self.options:
-            subprocess.run(["sh", "-c", "sleep 0.1 &"], check=True)
+            subprocess.run(["sh", "-c", "read line < $0 &", self.options["orphan"]], check=True)
     async def drain(self) -> None:
         if "thread_s" in self.options:
             threading.Thread(target=time.sleep, args=[self.options["thread_s"]]).start()
         await asyncio.sleep(self.options.get("drain_s", 0))
+        while "drain_until" in self.options and not os.path.exists(self.options["drain_until"]):
+            await asyncio.sleep(0.05)
         print("drained", flush=True)
     async def run(self) -> None:
         print(self.chassis.address, flush=True)
@@ -68,40 +73,46 @@ def first_line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def iter_until(lines: Iterable[str], text: str) -> Iterator[str]:
+    """The lines up to the one with this text."""
+    for line in lines:
+        yield line
+        if text in line:
+            return
+    raise AssertionError(f"it ended without {text}")
 
 
 def test_sigterm_drains_and_exits_with_0(tmp_path: Path) -> None:
     process = start(tmp_path)
     first_line(process)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=WAIT_S)
     assert "drained" in out
     assert process.returncode == 0
 
 
 def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
-    metrics_port = free_port()
-    process = start(tmp_path, metrics_port=metrics_port, options={"drain_s": 4})
+    metrics_port, enough = any_free(), tmp_path / "enough"
+    options = {"drain_until": str(enough)}
+    process = start(tmp_path, metrics_port=metrics_port, grace_s=WAIT_S, options=options)
     first_line(process)
-    url = f"http://127.0.0.1:{metrics_port}"
-    deadline = time.monotonic() + 10
-    while httpx.get(f"{url}/readyz").status_code != 200:
-        assert time.monotonic() < deadline
-    process.send_signal(signal.SIGTERM)
-    while httpx.get(f"{url}/readyz").text != "draining\n":
-        assert time.monotonic() < deadline
-    assert httpx.get(f"{url}/livez").status_code == 200
-    out, _ = process.communicate(timeout=20)
+    with httpx.Client(base_url=f"http://127.0.0.1:{metrics_port}", timeout=WAIT_S) as http:
+        deadline = time.monotonic() + WAIT_S
+        while http.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGTERM)
+        while http.get("/readyz").text != "draining\n":
+            assert time.monotonic() < deadline
+        assert http.get("/livez").status_code == 200
+    enough.touch()
+    out, _ = process.communicate(timeout=WAIT_S)
     assert "drained" in out
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
-    "options", [{"start_s": 60}, {"drain_s": 60}, {"thread_s": 60}, {"drain_s": 60, "thread_s": 60}]
+    "options",
+    [{"start_s": 600}, {"drain_s": 600}, {"thread_s": 600}, {"drain_s": 600, "thread_s": 600}],
 )
 def test_whatever_holds_it_up_it_ends_soon_after_its_grace(
     tmp_path: Path, options: dict[str, float]
@@ -109,31 +120,34 @@ def test_whatever_holds_it_up_it_ends_soon_after_its_grace(
     process = start(tmp_path, grace_s=1.0, options=options)
     first_line(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of processes")
 def test_process_1_drains_and_leaves_no_dead_orphans(tmp_path: Path) -> None:
     apart = ("unshare", "--pid", "--fork", "--mount-proc")
-    process = start(tmp_path, *apart, options={"orphan": True})
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    process = start(tmp_path, *apart, options={"orphan": str(gate)})
     first_line(process)
     inner = psutil.Process(process.pid).children()[0]
     orphans = inner.children()
-    assert [orphan.name() for orphan in orphans] == ["sleep"]
-    deadline = time.monotonic() + 20
+    assert [orphan.name() for orphan in orphans] == ["sh"]
+    gate.write_text("end\n")
+    deadline = time.monotonic() + WAIT_S
     while inner.children():
         assert time.monotonic() < deadline, "the orphan was not reaped"
         time.sleep(0.2)
     inner.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=WAIT_S)
     assert "drained" in out
     assert process.returncode == 0
 
 
 def test_a_failing_service_exits_with_1_and_logs_the_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, options={"fail": True})
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "RuntimeError: boom" in err
 
@@ -141,26 +155,27 @@ def test_a_failing_service_exits_with_1_and_logs_the_traceback(tmp_path: Path) -
 @pytest.mark.parametrize(("kind", "times"), [("reward", 1), ("controller", 0)])
 def test_a_token_that_guards_nothing_is_named(tmp_path: Path, kind: str, times: int) -> None:
     secret = "a-token-of-these-tests"
-    _, told = start(tmp_path, kind=kind, token=secret, options={"fail": True}).communicate()
+    process = start(tmp_path, kind=kind, token=secret, options={"fail": True})
+    _, told = process.communicate(timeout=WAIT_S)
     assert told.count("token is not used by this kind of service") == times
     assert "boom" in told
     assert secret not in told
 
 
 def test_health_and_metrics_answer(tmp_path: Path) -> None:
-    metrics_port = free_port()
+    metrics_port = any_free()
     process = start(tmp_path, metrics_port=metrics_port)
     try:
         with grpc.insecure_channel(first_line(process)) as channel:
-            grpc.channel_ready_future(channel).result(timeout=10)
+            grpc.channel_ready_future(channel).result(timeout=WAIT_S)
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+        text = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=WAIT_S).text
         assert 'paceline_build_info{service="reward",' in text
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=WAIT_S)
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
@@ -169,7 +184,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         process = start(tmp_path, port=port)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 3
     assert f"port {port} on 127.0.0.1 is in use" in err
 
@@ -177,13 +192,14 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 def test_a_child_ends_itself_when_its_supervisor_stays_away(tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     beat.touch()
-    process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 1.5})
+    later = time.time() + 3600  # as if it were touched all along
+    os.utime(beat, (later, later))
+    process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 1.0})
     first_line(process)
-    for _ in range(5):
-        os.utime(beat)
-        time.sleep(0.5)
+    time.sleep(2.5)
     assert process.poll() is None
-    _, err = process.communicate(timeout=20)
+    os.utime(beat, (0, 0))
+    _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert "supervisor is gone" in err
 
@@ -193,12 +209,12 @@ def test_a_watch_that_fails_says_so(tmp_path: Path) -> None:
     beat = tmp_path / "file" / "beat"
     process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 0.4})
     first_line(process)
-    time.sleep(0.5)
+    assert process.stderr is not None
+    told = list(iter_until(process.stderr, "NotADirectoryError: "))
+    assert any("watch failed" in line for line in told)
     process.terminate()
-    _, err = process.communicate(timeout=20)
+    process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
-    assert "watch failed" in err
-    assert "NotADirectoryError" in err
 
 
 @pytest.mark.parametrize(
@@ -227,7 +243,7 @@ def test_new_certificates_end_a_process_well(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert process.poll() is None
     authority.issue("reward")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert "certificates have changed" in err
     assert "drained" in out
@@ -236,7 +252,7 @@ def test_new_certificates_end_a_process_well(tmp_path: Path) -> None:
 def test_a_certificate_that_is_missing_is_named(tmp_path: Path) -> None:
     tls = Authority(tmp_path).issue("reward").model_dump(mode="json")
     process = start(tmp_path, tls={**tls, "key": str(tmp_path / "none.key")})
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
     assert f"tls.key: {tmp_path}/none.key: No such file" in err
 
@@ -250,6 +266,6 @@ def test_a_certificate_that_is_missing_is_named(tmp_path: Path) -> None:
 )
 def test_wrong_settings_exit_with_2(tmp_path: Path, settings: dict[str, str], says: str) -> None:
     process = start(tmp_path, **settings)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2
     assert says in err

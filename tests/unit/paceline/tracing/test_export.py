@@ -12,6 +12,7 @@ from paceline.config.load import validate
 from paceline.config.service import ServiceSettings, TracingSettings
 from paceline.errors import ConfigError
 from paceline.metrics import Metrics
+from paceline.ports import any_free
 from paceline.testing.otlp import Collector
 from paceline.tracing import OFF, Tracer, episode_context, start
 from paceline.types import WorkerKind
@@ -26,7 +27,7 @@ def collector() -> Iterator[Collector]:
 
 
 def process(endpoint: str, **fields: Any) -> ServiceSettings:
-    tracing = {"endpoint": endpoint, "sample": 1.0, "every_s": 0.05, "timeout_s": 1.0, **fields}
+    tracing = {"endpoint": endpoint, "sample": 1.0, "every_s": 0.05, "timeout_s": 60.0, **fields}
     return ServiceSettings(
         kind=WorkerKind.REWARD, worker_id="reward-0", tracing=validate(TracingSettings, tracing)
     )
@@ -52,7 +53,7 @@ def test_a_span_arrives_as_it_was(collector: Collector) -> None:
         root.links = [other]
         root.child("ask", {"gen_ai.usage.output_tokens": 3}, kind="client").end(error="gone")
         root.event("swap", version=2)
-    tracer.close(30)
+    tracer.close(60)
     child, parent = collector.spans()
     assert (child.parent_id, child.error, child.is_call) == (parent.span_id, "gone", True)
     assert child.attributes == {"gen_ai.usage.output_tokens": 3}
@@ -70,7 +71,7 @@ def test_headers_of_a_file_go_along(collector: Collector, tmp_path: Path) -> Non
     (tmp_path / "headers").write_text("# of the backend\nX-Api-Key: secret:1\n\n")
     tracer = start(process(collector.endpoint, headers_file=str(tmp_path / "headers")), Metrics())
     tracer.root("episode", ROOT).end()
-    tracer.close(30)
+    tracer.close(60)
     assert collector.headers["x-api-key"] == "secret:1"
 
 
@@ -97,10 +98,11 @@ def fill(tracer: Tracer, count: int) -> None:
 def test_an_endpoint_that_is_away_is_said_once_and_again_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    metrics, collector = Metrics(), Collector()
+    # Its port is none of those that connections are given while nobody listens there.
+    metrics, collector = Metrics(), Collector(any_free())
     collector.start()
     collector.stop()
-    tracer = start(process(collector.endpoint), metrics)
+    tracer = start(process(collector.endpoint, timeout_s=1.0), metrics)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             lost = counted(metrics, "failed")
@@ -124,7 +126,9 @@ def test_an_endpoint_that_is_away_is_said_once_and_again_when_it_is_back(
 
 def test_what_does_not_fit_is_counted_and_forgotten() -> None:
     metrics = Metrics()
-    tracer = start(process("http://127.0.0.1:1", queue=16, batch=8, every_s=60.0), metrics)
+    tracer = start(
+        process("http://127.0.0.1:1", queue=16, batch=8, every_s=60.0, timeout_s=1.0), metrics
+    )
     fill(tracer, 1000)
     until(lambda: counted(metrics, "failed") + counted(metrics, "dropped") >= 1000 - 16)
     assert counted(metrics, "dropped") >= 1000 - 16 - 8 - counted(metrics, "failed")
