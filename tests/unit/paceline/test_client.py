@@ -25,6 +25,7 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.files import token_of
+from paceline.ports import any_free
 from paceline.rest import JobEvent
 from paceline.testing.jobs import JobsInMemory, serve_jobs
 from paceline.types import JobState, WorkerKind
@@ -41,7 +42,7 @@ class Gateway:
         self.run_dir = run_dir
         self.url = ""
         self._upstream = f"127.0.0.1:{upstream_port}"
-        self._http_port = 0
+        self._http_port = any_free()  # none of those that connections are given: it comes back
         self._chassis: Chassis | None = None
         self._serving: asyncio.Task[int] | None = None
 
@@ -63,8 +64,8 @@ class Gateway:
         self._serving = asyncio.create_task(serve(settings, self._build))
         while not note.exists():
             await asyncio.sleep(0.01)
+            assert not self._serving.done(), self._serving.result()
         self.url = json.loads(note.read_text())["http"]
-        self._http_port = int(self.url.rpartition(":")[2])
 
     async def stop(self) -> None:
         assert self._chassis is not None
@@ -90,7 +91,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 async def client(gateway: Gateway) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(gateway.url, token=gateway.token, outage_s=10.0) as made:
+    async with AsyncClient(gateway.url, token=gateway.token) as made:
         yield made
 
 
@@ -145,7 +146,7 @@ async def test_watch_and_wait(client: AsyncClient, gateway: Gateway, job: dict[s
     job_id = (await client.submit(job)).status.job_id
     with pytest.raises(DeadlineError, match=f"job {job_id} has not ended in time"):
         await client.wait(job_id, timeout_s=0.0)
-    waiting = asyncio.create_task(client.wait(job_id, timeout_s=20.0))
+    waiting = asyncio.create_task(client.wait(job_id, timeout_s=60.0))
     watching = client.watch(job_id)
     assert (await anext(watching)).status.state is JobState.QUEUED
     await gateway.jobs.measure(job_id, loss=1.0)

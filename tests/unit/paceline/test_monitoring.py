@@ -12,7 +12,7 @@ from paceline.monitoring import DASHBOARDS, RULES, Targets, lay_out, targets_of
 from paceline.processes import Processes
 from paceline.testing.prometheus import MISSING, installed
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 def told(folder: Path) -> dict[str, object]:

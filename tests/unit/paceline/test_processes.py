@@ -18,22 +18,22 @@ from paceline.ports import PortSlots, is_free
 from paceline.processes import Processes, summarise
 from paceline.restarts import Restarts
 
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
     "while True: time.sleep(1)"
 )
 # Like torchrun: a child in a session of its own, with the same mark among its arguments.
 NESTING = """
 import subprocess, sys, time
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *sys.argv[1:]],
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[1:]],
                  start_new_session=True)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("on", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, "waited for too long"
@@ -74,7 +74,7 @@ def test_start_alive_stop(processes: Processes, tmp_path: Path) -> None:
     pid = start(processes, tmp_path)
     assert processes.alive("a")
     assert os.getpgid(pid) == pid
-    processes.stop("a", grace_s=5)
+    processes.stop("a", grace_s=60)
     assert not processes.alive("a")
     assert processes.exit_code("a") == -signal.SIGTERM
 
@@ -123,7 +123,7 @@ def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -
     assert [record.pid for record in other.records()] == [pid]
     assert other.alive("a")
     assert other.exit_code("a") is None
-    other.stop("a", grace_s=5)
+    other.stop("a", grace_s=60)
     assert not processes.alive("a")
 
 
@@ -137,7 +137,7 @@ def test_what_is_about_to_start_is_noted(processes: Processes, tmp_path: Path) -
     assert [record.mark for record in other.records()] == [mark]
     assert not other.alive("a")
     other.stop("a", grace_s=1)
-    assert child.wait(5) == -signal.SIGKILL
+    assert child.wait(60) == -signal.SIGKILL
 
 
 def test_supervisors_share_a_folder(processes: Processes, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_reused_pid_is_not_ours(processes: Processes, tmp_path: Path) -> None:
 
 def test_forget_removes_the_state_file(processes: Processes, tmp_path: Path) -> None:
     start(processes, tmp_path)
-    processes.stop("a", grace_s=5)
+    processes.stop("a", grace_s=60)
     processes.forget("a")
     assert again(tmp_path).records() == []
 

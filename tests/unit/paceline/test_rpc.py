@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from paceline.v1.reward_pb2_grpc import RewardAsyncStub
 
 
+WAIT_S = 60.0  # only so that nothing hangs
+
+
 class Flaky(pb_grpc.RewardServicer):
     """Raises what it is told, for the first `times` calls."""
 
@@ -59,16 +62,18 @@ async def test_a_message_that_cannot_be_read_is_refused() -> None:
         call: Any = channel.unary_unary("/paceline.v1.Reward/Score")
         for data in (b"\x0a\x7f", b"\xff" * 10):
             with pytest.raises(aio.AioRpcError) as caught:
-                await call(data, timeout=3)
+                await call(data, timeout=WAIT_S)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "paceline.v1.ScoreRequest" in str(caught.value.details())
-        assert await call(b"", timeout=3) == b""
+        assert await call(b"", timeout=WAIT_S) == b""
 
 
 async def score(address: str, *, idempotent: bool = False, token: str = "") -> pb.ScoreReply:
     async with rpc.connect(address, token=token) as channel:
         stub: RewardAsyncStub = pb_grpc.RewardStub(channel)
-        return await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=3, idempotent=idempotent)
+        return await rpc.call(
+            stub.Score, pb.ScoreRequest(), timeout_s=WAIT_S, idempotent=idempotent
+        )
 
 
 @pytest.mark.parametrize("cls", every_class())

@@ -47,7 +47,7 @@ async def served(tls: TlsSettings | None) -> AsyncGenerator[str]:
 async def answers(address: str, tls: TlsSettings | None) -> bool:
     async with rpc.connect_as(settings_of(tls), address) as channel:
         check: Any = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
-        reply = await rpc.call(check, health_pb2.HealthCheckRequest(), timeout_s=5)
+        reply = await rpc.call(check, health_pb2.HealthCheckRequest(), timeout_s=60)
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
