@@ -6,7 +6,9 @@ import os
 import sys
 import time
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 from rich.table import Table
@@ -16,7 +18,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.client import Client
 from paceline.errors import ConfigError, NotFoundError
-from paceline.files import read_json, tail, token_of
+from paceline.files import read_json, token_of
 from paceline.rest import JobView
 from paceline.types import JobState
 
@@ -93,11 +95,12 @@ def logs(arguments: Namespace) -> int:
     found = [path for path in found if path.exists()]
     if not found:
         raise NotFoundError(f"no logs of {arguments.name!r} in {folder}")
-    for path in found:
-        rows = tail(path, num_bytes=256 * arguments.lines + 1024).splitlines()
-        print("\n".join(rows[-arguments.lines :]), flush=True)
-    if arguments.follow:
-        _follow_file(found[0])
+    with ExitStack() as opened:
+        handles = [opened.enter_context(path.open(errors="replace")) for path in found]
+        for handle in handles:
+            _show_end(handle, lines=arguments.lines)
+        if arguments.follow:
+            _follow_file(found[0], handles[0])
     return Exit.OK
 
 
@@ -153,14 +156,19 @@ def _authorities(path: Path | None) -> Path | None:
     return path
 
 
-def _follow_file(path: Path) -> None:
-    handle = path.open()
-    handle.seek(0, os.SEEK_END)
+def _show_end(handle: IO[str], *, lines: int) -> None:
+    """Print the last lines; what is written after them is read next."""
+    size = os.fstat(handle.fileno()).st_size
+    handle.seek(max(0, size - 256 * lines - 1024))
+    print("\n".join(handle.read().splitlines()[-lines:]), flush=True)
+
+
+def _follow_file(path: Path, handle: IO[str]) -> None:
     while True:
         if text := handle.read():
             print(text, end="", flush=True)
         elif path.exists() and path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
             handle.close()  # rotated
-            handle = path.open()
+            handle = path.open(errors="replace")
         else:
             time.sleep(0.25)

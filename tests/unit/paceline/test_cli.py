@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -44,7 +43,7 @@ SPEC = {
 
 def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "paceline.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
 @contextmanager
@@ -227,12 +226,11 @@ def test_logs_follow_and_end_with_130_when_interrupted(
 ) -> None:
     assert following.stdout is not None
     assert following.stdout.readline() == "begin\n"
-    time.sleep(0.3)
     with (tmp_path / "logs" / "a.log").open("a") as handle:
         handle.write("more\n")
     assert following.stdout.readline() == "more\n"
     os.kill(following.pid, signal.SIGTERM)
-    assert following.wait(timeout=10) == 130
+    assert following.wait(timeout=60) == 130
 
 
 def test_a_model_folder_becomes_absolute(job: Path) -> None:
