@@ -20,6 +20,8 @@ NAME = "store"
 MOST_PATH_CHARS = 100
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
+# Long: one that is held up for a moment would be taken for dead, and replaced.
+ANSWER_TIMEOUT_S = 10.0
 
 
 class EmbeddedStore:
@@ -83,7 +85,7 @@ class EmbeddedStore:
 
     def _say(self, word: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX) as line, contextlib.suppress(OSError):
-            line.settimeout(2.0)
+            line.settimeout(ANSWER_TIMEOUT_S)
             line.connect(str(self._socket))
             line.sendall(b"%s\r\n" % word)
             return line.recv(64)
