@@ -27,12 +27,15 @@ async def main():
         bucket_bytes=1 << 20, backend="gloo",
     )
     loader = Loader(client=client, capabilities=parse_version(fake.version), loading=loading)
-    await loader.load(snapshot(torch.nn.Linear(5, 7), 1), flush=False)
+    version = 0
+    while fake.updates[-1:] != ["tensor"]:  # a keeper that takes a second to answer is given up
+        version += 1
+        await loader.load(snapshot(torch.nn.Linear(5, 7), version), flush=False)
     [keeper] = psutil.Process().children()
     keeper.kill()
-    keeper.wait(10)
-    await loader.load(snapshot(torch.nn.Linear(5, 7), 2), flush=False)
-    print(fake.label, *fake.updates)
+    keeper.wait(60)
+    await loader.load(snapshot(torch.nn.Linear(5, 7), version + 1), flush=False)
+    print(int(fake.label) - version, *fake.updates[-2:])
     await client.close()
     await fake.stop()
     await channel.close()
@@ -44,7 +47,7 @@ asyncio.run(main())
 
 def test_without_its_keeper_weights_take_another_way() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=280, check=False
     )
-    assert done.stdout == "2 tensor disk\n", done.stderr
+    assert done.stdout == "1 tensor disk\n", done.stderr
     assert "fork" not in done.stderr
