@@ -34,7 +34,9 @@ from paceline.v1 import access_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+PATIENCE_S = 240.0
+CALL_S = 60.0
 TOKEN = "a-token-of-a-user-5d1c"
 PASSWORD = "a-password-of-the-store-93ab"
 SERVERS = {WorkerKind.GATEWAY, WorkerKind.EXPERIENCE}
@@ -63,7 +65,11 @@ class Secured:
         if not (self.folder / "run" / "gateway.json").exists():
             return False
         trust = ssl.create_default_context(cafile=self.authority.path)
-        return httpx.get(f"{self.http}/readyz", verify=trust).status_code == 200
+        try:
+            answer = httpx.get(f"{self.http}/readyz", verify=trust, timeout=CALL_S)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == 200
 
     @contextmanager
     def channel(self, kind: WorkerKind) -> Generator[grpc.Channel]:
@@ -80,7 +86,7 @@ class Secured:
         """The roster."""
         with self.channel(WorkerKind.CONTROLLER) as channel:
             reply: Any = RosterStub(channel).ListWorkers(
-                roster_pb2.ListWorkersRequest(), timeout=10
+                roster_pb2.ListWorkersRequest(), timeout=CALL_S
             )
         return list(reply.workers)
 
@@ -89,7 +95,7 @@ class Secured:
         (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == "rollout"]
         request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=rollout)
         with self.channel(WorkerKind.ROLLOUT) as channel:
-            routes: Any = RosterStub(channel).WatchRoute(request, timeout=30)
+            routes: Any = RosterStub(channel).WatchRoute(request, timeout=CALL_S)
             key = next(iter(routes)).key
             routes.cancel()
         return key
@@ -100,7 +106,7 @@ class Secured:
         request = access_pb2.CreateTokenRequest(name="ann", tenant="default", role="submit")
         with self.channel(WorkerKind.GATEWAY) as channel:
             stub: Any = AccessStub(channel)
-            reply = stub.CreateToken(request, timeout=10, metadata=metadata_of(admin))
+            reply = stub.CreateToken(request, timeout=CALL_S, metadata=metadata_of(admin))
         return reply.secret.encode()
 
     def told(self) -> Iterator[Place]:
@@ -111,7 +117,7 @@ class Secured:
             if slot.endswith(":metrics"):
                 with suppress(httpx.TransportError):  # it has come and gone, or is still to come
                     for page in ("metrics", "statusz", "readyz", "livez"):
-                        answer = httpx.get(f"http://127.0.0.1:{port}/{page}", timeout=30)
+                        answer = httpx.get(f"http://127.0.0.1:{port}/{page}", timeout=CALL_S)
                         yield f"{page} of {slot}", answer.content
 
     def answers(self, job_id: str, token: str) -> Iterator[Place]:
@@ -122,7 +128,7 @@ class Secured:
             headers = {"authorization": f"Bearer {bearer}"}
             with httpx.Client(base_url=self.http, verify=trust, headers=headers) as http:
                 for path in ["/v1/jobs", *(f"/v1/jobs/{job_id}{page}" for page in pages)]:
-                    answer = http.get(path, timeout=30)
+                    answer = http.get(path, timeout=CALL_S)
                     yield f"{path} ({answer.status_code})", answer.content
 
     def logs(self) -> str:
@@ -134,7 +140,7 @@ class Secured:
         """SIGTERM to all, the controller first; the exit codes."""
         for process in reversed(self._processes):
             process.terminate()
-            process.wait(60)
+            process.wait(PATIENCE_S)
         return [process.returncode for process in self._processes]
 
     def _start(self, kind: str) -> subprocess.Popen[bytes]:
@@ -181,13 +187,22 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
 
 
 def test_a_job_trains_over_tls(
-    secured: Secured, tiny_job: Callable[..., Any], until: Callable[..., None]
+    secured: Secured, tmp_path: Path, tiny_job: Callable[..., Any], until: Callable[..., None]
 ) -> None:
-    until(secured.up, "gateway does not come up")
-    job = tiny_job(name="secured", eval=None, stop={"steps": 8})
+    until(secured.up, "gateway does not come up", PATIENCE_S)
+    gate = tmp_path / "gate"
+    # No answer gets its reward, and so there is no step, before the test has looked.
+    reward = {
+        "kind": "python",
+        "function": "paceline.testing.gates:gated",
+        "gate": str(gate),
+        "pattern": "[02468]",
+        "timeout_s": PATIENCE_S,
+    }
+    job = tiny_job(name="secured", eval=None, stop={"steps": 8}, reward=[reward])
     with Client(secured.http, token=TOKEN, ca=secured.authority.path) as client:
         job_id = client.submit(job).status.job_id
-        until(lambda: streams(secured) == ["https", "https"], "no weight streams over HTTPS")
+        until(lambda: streams(secured) == ["https", "https"], "no HTTPS", PATIENCE_S)
         secrets = {
             "the gateway's token": TOKEN.encode(),
             "the store's password": PASSWORD.encode(),
@@ -198,7 +213,8 @@ def test_a_job_trains_over_tls(
         assert leaks(secrets, told.items()) == []
         assert sum(where.startswith("metrics of") for where in told) >= 5
         assert sum(where.startswith("environ of") for where in told) >= 5
-        status = client.wait(job_id, timeout_s=240).status
+        gate.touch()
+        status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
         assert client.audit(job_id).ok
     refused(secured)
@@ -225,4 +241,4 @@ def refused(secured: Secured) -> None:
     with grpc.insecure_channel(secured.experience) as channel, pytest.raises(grpc.RpcError):
         RosterStub(channel).ListWorkers(roster_pb2.ListWorkersRequest(), timeout=3)
     trust = ssl.create_default_context(cafile=secured.authority.path)
-    assert httpx.get(f"{secured.http}/v1/jobs", verify=trust).status_code == 401
+    assert httpx.get(f"{secured.http}/v1/jobs", verify=trust, timeout=CALL_S).status_code == 401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -30,8 +31,10 @@ def leaks(secrets: Mapping[str, bytes], places: Iterable[Place]) -> list[str]:
 def files(folder: Path) -> Iterator[Place]:
     """All files below a folder that others than their owner may read, and all logs."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and (path.suffix == ".log" or path.stat().st_mode & 0o077):
-            yield str(path.relative_to(folder)), path.read_bytes()
+        with suppress(FileNotFoundError):  # gone since: it was a draft, or of a process
+            if path.is_file() and (path.suffix == ".log" or path.stat().st_mode & 0o077):
+                content = path.read_bytes()
+                yield str(path.relative_to(folder)), content
 
 
 def processes(roots: Iterable[int]) -> Iterator[Place]:
