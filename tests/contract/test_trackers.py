@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from paceline.interfaces import TrackedRun
-from paceline.ports import PortSlots
+from paceline.testing.ports import held_port
 from paceline.testing.trackers import ROWS, fulfils_the_contract, tracked_rows, tracked_run
 from paceline_tracking.trackers import tensorboard, wandb
 
@@ -29,24 +29,28 @@ STEPS = [1, 2, 3, 4, 3, 4]
 
 
 @contextmanager
-def serving(command: Sequence[str | Path], address: str, folder: Path) -> Generator[str]:
-    """A server until the block ends; its address once it answers."""
-    with (folder / "server.log").open("wb") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            assert server.poll() is None, (folder / "server.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, (folder / "server.log").read_text()[-2000:]
-            try:
-                urllib.request.urlopen(address, timeout=5).close()
-                break
-            except OSError:
+def serving(command: Sequence[str | Path], ready: str, folder: Path) -> Generator[str]:
+    """A server until the block ends, on a port of its own; its address once `ready` answers."""
+    log = folder / "server.log"
+    with held_port() as port, log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            address = f"http://127.0.0.1:{port}"
+            deadline = time.monotonic() + START_S
+            while True:
+                assert server.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < deadline, log.read_text()[-2000:]
+                with suppress(OSError):
+                    urllib.request.urlopen(f"{address}{ready}", timeout=5).close()
+                    break
                 time.sleep(0.2)
-        yield address
-    finally:
-        os.killpg(server.pid, 9)
-        server.wait()
+            yield address
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, 9)
+            server.wait()
 
 
 def asked(address: str) -> Any:
@@ -92,18 +96,8 @@ def test_tensorboard_keeps_every_row_and_shows_the_branch_that_lives(tmp_path: P
 
 def test_real_tensorboard_serves_scalars_and_texts(tmp_path: Path) -> None:
     run = fulfils_the_contract("tensorboard", tmp_path, read=rows_of_tensorboard)
-    port = PortSlots(tmp_path / "ports.json").take("server")
-    address = f"http://127.0.0.1:{port}"
-    command = [
-        BIN / "tensorboard",
-        "--logdir",
-        run.folder,
-        "--port",
-        str(port),
-        "--load_fast=false",
-    ]
-    tags = f"{address}/data/plugin/scalars/tags"
-    with serving(command, tags, tmp_path):
+    command = [BIN / "tensorboard", "--logdir", run.folder, "--load_fast=false"]
+    with serving(command, "/data/plugin/scalars/tags", tmp_path) as address:
         loss = f"{address}/data/plugin/scalars/scalars?run=train&tag=train%2Floss"
         text = f"{address}/data/plugin/text/text?run=samples&tag=samples%2Ftext_summary"
         wanted = [(1, 1), (2, 2), (3, 5), (4, 6)]
@@ -175,14 +169,13 @@ def test_trackio_is_read_by_its_own_command(
 @pytest.fixture
 def mlflow_server(tmp_path: Path) -> Iterator[str]:
     """A real server on SQLite."""
-    port = PortSlots(tmp_path / "ports.json").take("server")
     command = [
-        *(BIN / "mlflow", "server", "--port", str(port), "--workers", "1"),
+        *(BIN / "mlflow", "server", "--workers", "1"),
         *("--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"),
         *("--artifacts-destination", str(tmp_path / "artifacts")),
     ]
-    with serving(command, f"http://127.0.0.1:{port}/health", tmp_path):
-        yield f"http://127.0.0.1:{port}"
+    with serving(command, "/health", tmp_path) as address:
+        yield address
 
 
 def test_a_real_server_of_mlflow_has_every_row(
