@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,19 @@ import pytest
 
 from paceline.client import Client
 from paceline.local import Local
-from paceline.types import JobState, WorkerKind
+from paceline.testing.gates import asked_at
+from paceline.types import WorkerKind
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Episode = dict[str, Any]
 Job = Callable[..., dict[str, Any]]
-Disturb = Callable[["Site", str], None]
+Names = list[str]
+Disturb = Callable[["Site", str, Path], None]
 STEPS, GROUPS, SIZE = 6, 4, 6
+HELD = 3  # so many steps are trained before the gate of a job that is disturbed
+PATTERN = "^[^7]{0,12}$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,6 @@ class Run:
         return {name for one in self.episodes for name in one["rollouts"]}
 
 
-class OverError(Exception):
-    """The job was quicker than whoever waited for its middle."""
-
-
 class Site:
     """A platform with two environment workers."""
 
@@ -57,12 +57,13 @@ class Site:
         """What is known of a started process."""
         return json.loads((self.run_dir / "processes" / f"{name}.json").read_text())
 
-    def kill(self, name: str) -> None:
-        """`kill -9`, its children too; one that is just being replaced is dead already."""
+    def family(self, name: str) -> list[psutil.Process]:
+        """A process and its children; none of one that is just being replaced."""
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
-            process = psutil.Process(int(self.record(name)["pid"]))
-            for each in [process, *process.children(recursive=True)]:
-                each.kill()
+            if pid := int(self.record(name)["pid"]):
+                process = psutil.Process(pid)
+                return [process, *process.children(recursive=True)]
+        return []
 
     def num_running(self, name: str) -> int:
         """Requests in a rollout worker at this moment; 0 while it starts."""
@@ -74,19 +75,26 @@ class Site:
             return int(status.running)
         return 0
 
-    def run(self, job: dict[str, Any], disturb: Disturb | None = None) -> Run:
+    def client(self) -> Client:
+        """Of its gateway."""
+        return Client(self.local.url, token=self.local.token, timeout_s=60.0, outage_s=120.0)
+
+    def holders(self, job_id: str) -> list[str]:
+        """Rollout workers that have weights to sample with."""
+        with self.client() as client:
+            return [one.worker_id for one in client.weights(job_id).holders if one.worker_id]
+
+    def run(self, job: dict[str, Any], during: Callable[[str], None] = lambda _: None) -> Run:
         """Run a job to its end."""
-        with Client(self.local.url, token=self.local.token) as client:
+        with self.client() as client:
             job_id = client.submit(job).status.job_id
-            if disturb is not None:
-                with contextlib.suppress(OverError):
-                    disturb(self, job_id)
-            return self.result(job_id)
+        during(job_id)
+        return self.result(job_id)
 
     def result(self, job_id: str) -> Run:
         """What a job has made, once it is over."""
-        with Client(self.local.url, token=self.local.token) as client:
-            status = client.wait(job_id, timeout_s=200).status
+        with self.client() as client:
+            status = client.wait(job_id, timeout_s=600).status
             assert status.state == "succeeded", status.reason
             report = client.audit(job_id)
             assert report.ok, report.problems
@@ -134,7 +142,7 @@ def job_of(tiny_job: Job) -> Job:
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
             sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
-            reward=[{"kind": "regex", "pattern": "^[^7]{0,12}$"}],
+            reward=[{"kind": "regex", "pattern": PATTERN}],
             experience={
                 "batch_groups": GROUPS,
                 "group_size": SIZE,
@@ -156,6 +164,13 @@ def alone(site: Site, job_of: Job) -> Run:
     return site.run(job_of("one", replicas=1))
 
 
+def gated(job: dict[str, Any], gate: Path, *, from_group: int) -> dict[str, Any]:
+    """The job, whose groups from this one on wait for a file before they get their rewards."""
+    reward = {"kind": "python", "function": "paceline.testing.gates:gated", "pattern": PATTERN}
+    held = {"gate": str(gate), "from_group": from_group, "timeout_s": 600.0}
+    return job | {"reward": [reward | held]}
+
+
 def agree(run: Run, other: Run) -> None:
     assert len(run.episodes) == len(other.episodes) == STEPS * GROUPS * SIZE
     for mine, theirs in zip(run.episodes, other.episodes, strict=True):
@@ -170,40 +185,70 @@ def test_the_job_is_worth_comparing(alone: Run) -> None:
     assert len({len(one["same"]["tokens"]) for one in alone.episodes}) > 10
 
 
-def test_two_rollout_workers_make_the_same(alone: Run, site: Site, job_of: Job) -> None:
-    run = site.run(job_of("two", replicas=2))
+def test_two_rollout_workers_make_the_same(
+    alone: Run, site: Site, job_of: Job, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    gate = tmp_path / "gate"
+
+    def during(job_id: str) -> None:
+        """The first step waits for both."""
+        until(lambda: len(site.holders(job_id)) == 2, "never two workers", 300)
+        gate.touch()
+
+    run = site.run(gated(job_of("two", replicas=2), gate, from_group=0), during)
     assert len(run.rollouts) == 2
     assert set(run.dropped) == {"filtered"}, "something was sampled with old weights"
     agree(alone, run)
 
 
-def amid(site: Site, job_id: str, *, step: int, number: int) -> str:
-    """Wait until a rollout worker is sampling, at a step or later; its name."""
-    name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 120
-    with Client(site.local.url, token=site.local.token) as client:
-        while (status := client.get(job_id).status).step < step or not site.num_running(name):
-            if JobState(status.state).terminal:
-                raise OverError
+def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, names: Names) -> None:
+    """`kill -9` while a rollout worker samples, at a step or later, or the job waits already."""
+    name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 300
+    with site.client() as client:
+        while True:
+            # Looked for before: from the look at the worker to the kill there is no time to lose.
+            found = [process for each in names for process in site.family(each)]
+            late = asked_at(gate).exists()
+            if late or (client.get(job_id).status.step >= step and site.num_running(name)):
+                break
             assert time.monotonic() < deadline, f"{name} samples nothing at step {step}"
             time.sleep(0.01)
-    return name
+    kill(found)
 
 
-def kill_rollouts(site: Site, job_id: str) -> None:
+def kill_held(site: Site, gate: Path, *, names: Names) -> None:
+    """`kill -9` while an episode waits for its reward: its step cannot be over."""
+    deadline = time.monotonic() + 300
+    while not asked_at(gate).exists():
+        assert time.monotonic() < deadline, "nothing waits for its reward"
+        time.sleep(0.01)
+    for name in names:
+        while not (found := site.family(name)):  # it is just being replaced
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.01)
+        kill(found)
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def kill_rollouts(site: Site, job_id: str, gate: Path) -> None:
     for number in range(2):
-        site.kill(amid(site, job_id, step=1 + number, number=number))
+        names = [f"rollout-{job_id}-{number}"]
+        kill_amid(site, job_id, gate, step=1 + number, number=number, names=names)
 
 
-def kill_environments(site: Site, job_id: str) -> None:
-    for number in range(2):
-        amid(site, job_id, step=1 + number, number=number)
-        site.kill("environment-0")
-        site.kill("environment-1")
+def kill_environments(site: Site, job_id: str, gate: Path) -> None:
+    names = ["environment-0", "environment-1"]
+    kill_amid(site, job_id, gate, step=1, number=0, names=names)
+    kill_held(site, gate, names=names)
 
 
-def kill_trainer(site: Site, job_id: str) -> None:
-    amid(site, job_id, step=2, number=0)
-    site.kill(f"trainer-{job_id}")
+def kill_trainer(site: Site, job_id: str, gate: Path) -> None:
+    kill_held(site, gate, names=[f"trainer-{job_id}"])
 
 
 def moved(run: Run) -> bool:
@@ -218,7 +263,7 @@ def leased_again(run: Run) -> bool:
 
 def rewound(run: Run) -> bool:
     """The trainer came back, and what it had not trained yet was made again."""
-    return run.incarnation == 2 and run.dropped["stale"] > 0
+    return run.incarnation == 2 and run.dropped.get("stale", 0) > 0
 
 
 @pytest.mark.parametrize(
@@ -227,12 +272,25 @@ def rewound(run: Run) -> bool:
     ids=["rollout", "environment", "trainer"],
 )
 def test_whatever_dies_the_same_is_made(
-    disturb: Disturb, shows: Callable[[Run], bool], alone: Run, site: Site, job_of: Job
+    disturb: Disturb,
+    shows: Callable[[Run], bool],
+    alone: Run,
+    site: Site,
+    job_of: Job,
+    tmp_path: Path,
 ) -> None:
-    """On a busy machine the moment may be missed; what is made is the same even so."""
+    """A rollout worker may have nothing to do when it dies; what is made is the same even so."""
+    first = alone.episodes[HELD * GROUPS * SIZE - 1]["same"]["group"] + 1
     for number in range(4):
-        name = f"{disturb.__name__.replace('_', '-')}-{number}"
-        run = site.run(job_of(name, replicas=2), disturb)
+        name, gate = f"{disturb.__name__.replace('_', '-')}-{number}", tmp_path / f"gate-{number}"
+
+        def during(job_id: str, gate: Path = gate) -> None:
+            try:
+                disturb(site, job_id, gate)
+            finally:
+                gate.touch()
+
+        run = site.run(gated(job_of(name, replicas=2), gate, from_group=first), during)
         agree(alone, run)
         if shows(run):
             return
@@ -242,7 +300,7 @@ def test_whatever_dies_the_same_is_made(
 def test_asynchronous_runs_have_the_same_tasks_and_seeds(
     alone: Run, site: Site, job_of: Job
 ) -> None:
-    with Client(site.local.url, token=site.local.token) as client:
+    with site.client() as client:
         jobs = [job_of(f"async-{n}", replicas=n, staleness=2) for n in (1, 2)]
         ids = [client.submit(job).status.job_id for job in jobs]
     drawn = [drawn_by(run) for run in (alone, *map(site.result, ids))]
