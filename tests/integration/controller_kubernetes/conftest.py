@@ -31,6 +31,7 @@ from paceline.access import derived
 from paceline.config.service import ServiceSettings
 from paceline.files import write_settings
 from paceline.testing.cluster.api import ApiServer
+from paceline.testing.ports import free_port
 from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -60,18 +61,13 @@ MERGE = "application/merge-patch+json"
 FINALIZER = "paceline.dev/cancel"
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
     return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def pod_template() -> dict[str, Any]:
@@ -95,24 +91,29 @@ class Relay:
     """A TCP relay in front of the API server that can be cut like a cable."""
 
     def __init__(self, target: int) -> None:
-        self.cut = False
+        self._cut = False
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def drop(self) -> None:
-        """End all connections."""
-        for pair in self._pairs:
-            for end in pair:
-                end.close()
-        self._pairs.clear()
+    def cut(self) -> None:
+        """End all connections; there are no others until `mend`."""
+        with self._lock:
+            self._cut = True
+            for pair in self._pairs:
+                for end in pair:
+                    end.close()
+            self._pairs.clear()
+
+    def mend(self) -> None:
+        self._cut = False
 
     def close(self) -> None:
-        self.cut = True
         self._listener.close()
-        self.drop()
+        self.cut()
 
     def _accept(self) -> None:
         while True:
@@ -120,11 +121,13 @@ class Relay:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            if self.cut:
-                near.close()
-                continue
             far = socket.create_connection(("127.0.0.1", self._target))
-            self._pairs.append((near, far))
+            with self._lock:
+                if self._cut:
+                    near.close()
+                    far.close()
+                    continue
+                self._pairs.append((near, far))
             threading.Thread(target=self._pump, args=(near, far), daemon=True).start()
 
     def _pump(self, near: socket.socket, far: socket.socket) -> None:
@@ -210,7 +213,7 @@ class Nodes(threading.Thread):
 
     def stop(self) -> None:
         self._ended.set()
-        self.join(10)
+        self.join(60)
 
     def run(self) -> None:
         while not self._ended.wait(0.05):
@@ -220,6 +223,8 @@ class Nodes(threading.Thread):
                 continue
 
     def fail(self, pod: str, *, message: str = "", code: int = 1) -> None:
+        """Once it runs: what was said of it when it was made is not said after this."""
+        wait_until(lambda: self._runs(pod), f"{pod} does not run")
         over = {
             "exitCode": code,
             "reason": "Error",
@@ -236,6 +241,10 @@ class Nodes(threading.Thread):
         }
         status = {"phase": "Failed", "containerStatuses": [container], "conditions": []}
         self.cluster.set_status("Pod", pod, status)
+
+    def _runs(self, pod: str) -> bool:
+        found = self.cluster.get("Pod", pod)
+        return found is not None and found["status"].get("phase") == "Running"
 
     def _round(self) -> None:
         pods = self.cluster.list("Pod")
@@ -367,7 +376,7 @@ class Services:
     def kill(self, kind: WorkerKind) -> None:
         process = self.processes.pop(kind)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
     @property
     def experience(self) -> str:
@@ -382,21 +391,21 @@ class Services:
 
     def submit(self, job: dict[str, Any]) -> str:
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(job))
-        return self.jobs().SubmitJob(request, timeout=20, metadata=WHO).status.job_id
+        return self.jobs().SubmitJob(request, timeout=60, metadata=WHO).status.job_id
 
     def job(self, job_id: str) -> Any:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
-        return self.jobs().GetJob(request, timeout=20, metadata=WHO).status
+        return self.jobs().GetJob(request, timeout=60, metadata=WHO).status
 
     def set_state(self, job_id: str, state: str) -> None:
         """As its trainer would."""
         stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))
         request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state)
-        stub.SetJobState(request, timeout=20)
+        stub.SetJobState(request, timeout=60)
 
     def end_all(self) -> None:
         stub: Any = JobsStub(grpc.insecure_channel(self.experience))
-        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=20).jobs:
+        for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=60).jobs:
             if job.status.state not in {"succeeded", "failed", "cancelled"}:
                 self.set_state(job.status.job_id, "failed")
 
@@ -441,7 +450,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
         finally:
             for process in made.processes.values():
                 process.kill()
-                process.wait(10)
+                process.wait(60)
             store.stop()
 
 
@@ -474,7 +483,8 @@ class World:
             "identity": name,
             "owner": OWNER,
             "lease": LEASE,
-            "lease_s": 3.0,
+            # Long enough for a busy machine; who waits for its end gives another.
+            "lease_s": 30.0,
             "templates": str(self.folder / "templates"),
             "pools": POOLS,
             "gateway": self.services.gateway,
@@ -497,15 +507,15 @@ class World:
     def kill(self, name: str = "ctl-0") -> None:
         process = self.controllers.pop(name)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
     def stop(self, name: str = "ctl-0") -> int:
         process = self.controllers.pop(name)
         process.send_signal(signal.SIGTERM)
-        return process.wait(30)
+        return process.wait(120)
 
     def log(self, name: str = "ctl-0") -> str:
-        return (self.folder / f"{name}.log").read_text()
+        return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def leader(self) -> str:
         lease = self.cluster.get("Lease", LEASE)
@@ -519,6 +529,16 @@ class World:
     def status(self, name: str) -> dict[str, Any]:
         found = self.cluster.get("TrainingJob", name)
         return (found or {}).get("status") or {}
+
+    def change_image(self, *templates: str) -> None:
+        """Of pod templates, all at once as in a mounted ConfigMap."""
+        for name in templates:
+            path = self.folder / "templates" / f"{name}.yaml"
+            template = yaml.safe_load(path.read_text())
+            template["spec"]["containers"][0]["image"] = "paceline/worker:2"
+            fresh = path.with_suffix(".new")
+            fresh.write_text(yaml.safe_dump(template))
+            fresh.replace(path)
 
     def install_jobsets(self) -> None:
         """The kind, as far as it matters here, and the rights that the chart then gives."""

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.types import WorkerKind
 
-pytestmark = pytest.mark.slow
+# Many waits follow each other, each for as long as a busy machine may need.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 Job = Callable[..., dict[str, Any]]
 Until = Callable[..., Any]
 
@@ -24,21 +25,33 @@ def uids(world: Any) -> dict[str, str]:
     }
 
 
+# Stands for as long as nothing holds its holder up for seconds, and ends while a test waits.
+SHORT = {"lease_s": 8.0}
+
+
 def running_job(world: Any, tiny_job: Job, until_true: Until, name: str) -> str:
     job_id: str = world.services.submit(tiny_job(name=name))
     world.running(job_id)
     until_true(lambda: len(uids(world)) == 5, "not all is made")
+    until_true(lambda: all_run(world, job_id), "not all runs")
     return job_id
 
 
+def all_run(world: Any, job_id: str) -> bool:
+    pods = world.cluster.list("Pod", f"paceline.dev/job={job_id}")
+    return {pod["status"].get("phase") for pod in pods} == {"Running"}
+
+
 def test_a_new_controller_adopts_what_runs(world: Any, tiny_job: Job, until_true: Until) -> None:
-    world.start("ctl-0")
-    job_id = running_job(world, tiny_job, until_true, "adopted")
+    world.start("ctl-0", kubernetes=SHORT)
+    job_id = running_job(world, tiny_job, until_true, "survives")
     before = uids(world)
     world.kill("ctl-0")
-    world.start("ctl-1")
+    world.start("ctl-1", kubernetes=SHORT)
     until_true(lambda: world.leader() == "ctl-1", "nobody leads")
-    until_true(lambda: world.log("ctl-1").count("adopted") >= 2, "nothing is adopted")
+    for name in (f"trainer-{job_id}", f"rollout-{job_id}"):
+        told = f"adopted process={name}"
+        until_true(lambda text=told: text in world.log("ctl-1"), "it is not adopted")
     time.sleep(1)
     assert uids(world) == before
     world.nodes.fail(f"trainer-{job_id}-1-0")
@@ -55,7 +68,8 @@ def test_a_controller_that_ends_leaves_pods_and_hands_over(
     world.start("ctl-1", kubernetes={"lease_s": 60.0})
     assert world.leader() == "ctl-0"
     assert world.stop("ctl-0") == 0
-    until_true(lambda: world.leader() == "ctl-1", "the lease was not handed over", 30.0)
+    assert world.leader() in {"", "ctl-1"}, "the lease was not handed over"
+    until_true(lambda: world.leader() == "ctl-1", "the lease was not taken over")
     time.sleep(1)
     assert uids(world) == before
 
@@ -63,11 +77,12 @@ def test_a_controller_that_ends_leaves_pods_and_hands_over(
 def test_a_frozen_leader_does_no_harm(
     world: Any, tiny_job: Job, until_true: Until, is_serving: Callable[[int], bool]
 ) -> None:
-    world.start("ctl-0")
+    world.start("ctl-0", kubernetes=SHORT)
     until_true(lambda: world.leader() == "ctl-0", "nobody leads")
-    world.start("ctl-1")
-    assert is_serving(world.ports["ctl-1"])  # a standby is well too
+    world.start("ctl-1", kubernetes=SHORT)
+    until_true(lambda: is_serving(world.ports["ctl-1"]), "a standby is well too")
     job_id = running_job(world, tiny_job, until_true, "frozen")
+    ends = ended_terms(world, "ctl-0")
     world.controllers["ctl-0"].send_signal(signal.SIGSTOP)
     until_true(lambda: world.leader() == "ctl-1", "nobody takes over")
     world.nodes.fail(f"trainer-{job_id}-1-0")
@@ -75,12 +90,16 @@ def test_a_frozen_leader_does_no_harm(
     before = uids(world)
     visits = len(writes(world))
     world.controllers["ctl-0"].send_signal(signal.SIGCONT)
-    until_true(lambda: "leads no longer" in world.log("ctl-0"), "still thinks it leads")
+    until_true(lambda: ended_terms(world, "ctl-0") > ends, "still thinks it leads")
     time.sleep(2)
     assert uids(world) == before
     assert world.leader() == "ctl-1"
     # Events and leases apart, nobody wrote anything since.
     assert len(writes(world)) == visits
+
+
+def ended_terms(world: Any, name: str = "ctl-0") -> int:
+    return world.log(name).count("leads no longer")
 
 
 def writes(world: Any) -> list[Any]:
@@ -93,19 +112,24 @@ def writes(world: Any) -> list[Any]:
     ]
 
 
+def begun_terms(world: Any, name: str = "ctl-0") -> int:
+    return world.log(name).count(" leads identity")
+
+
 def test_a_cluster_that_cannot_be_reached_is_left_alone(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
-    world.start()
+    world.start(kubernetes=SHORT)
     job_id = running_job(world, tiny_job, until_true, "outage")
     before = uids(world)
-    world.relay.cut = True
-    world.relay.drop()
-    until_true(lambda: "leads no longer" in world.log(), "still acts")
+    ends = ended_terms(world)
+    world.relay.cut()
+    until_true(lambda: ended_terms(world) > ends, "still acts")
     time.sleep(2)
     assert world.services.job(job_id).state == "running"
-    world.relay.cut = False
-    until_true(lambda: world.log().count(" leads identity") == 2, "does not come back")
+    terms = begun_terms(world)
+    world.relay.mend()
+    until_true(lambda: begun_terms(world) > terms, "does not come back")
     time.sleep(1)
     assert uids(world) == before
     world.nodes.fail(f"trainer-{job_id}-1-0")
@@ -117,29 +141,28 @@ def test_a_watch_that_lost_its_place_begins_anew(
 ) -> None:
     world.start()
     job_id = running_job(world, tiny_job, until_true, "gone")
-    world.relay.cut = True
-    world.relay.drop()
+    world.relay.cut()
     world.nodes.fail(f"trainer-{job_id}-1-0")
     until_true(
         lambda: world.cluster.get("Job", f"trainer-{job_id}-1").get("status", {}).get("failed"),
         "the Job does not fail",
     )
     world.server.expire_history()
-    world.relay.cut = False
+    world.relay.mend()
     until_true(lambda: world.cluster.get("Pod", f"trainer-{job_id}-2-0"), "did not see the death")
 
 
 def test_objects_wait_for_a_gateway_that_is_away(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
-    world.start()
+    world.start("ctl-0", kubernetes=SHORT)
     world.services.kill(WorkerKind.GATEWAY)
     world.apply("patient", tiny_job(name="patient"))
     until_true(lambda: "not brought on" in world.log(), "not tried")
     assert not world.status("patient")
-    world.kill()
+    world.kill("ctl-0")
     world.services.start(WorkerKind.GATEWAY, http_port=0)
-    world.start("ctl-1")
+    world.start("ctl-1", kubernetes=SHORT)
     until_true(lambda: world.status("patient").get("jobId"), "not submitted")
     assert len(world.cluster.events("Submitted")) <= 1
 
@@ -148,12 +171,12 @@ def test_a_submission_whose_answer_was_lost_is_found_again(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.apply("once", tiny_job(name="once"))
-    world.start("ctl-0")
+    world.start("ctl-0", kubernetes=SHORT)
     job_id = until_true(lambda: world.status("once").get("jobId"), "not submitted")
     world.kill("ctl-0")
     # As if the controller had died before it could write the answer down.
     world.cluster.set_status("TrainingJob", "once", {"jobId": None, "conditions": None})
-    world.start("ctl-1")
+    world.start("ctl-1", kubernetes=SHORT)
     assert until_true(lambda: world.status("once").get("jobId"), "not submitted") == job_id
 
 
@@ -170,7 +193,7 @@ def test_preempted_rollouts_are_told_and_not_held_against_the_job(
         "message": "a machine was taken away",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    world.nodes.drain_s = 7.0
+    world.nodes.drain_s = 3600.0  # it is still there when the controller looks at it
     status = {"conditions": [*pod["status"]["conditions"], taken]}
     world.cluster.set_status("Pod", pod["metadata"]["name"], status)
     world.cluster.delete("Pod", pod["metadata"]["name"])
