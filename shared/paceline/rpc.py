@@ -40,6 +40,8 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
+# With less time left a call is not repeated: its deadline would hide why the one before failed.
+LEAST_S = 0.05
 RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -131,16 +133,20 @@ async def call(
     """
     deadline = time.monotonic() + timeout_s
     attempt = 0
+    told: PacelineError | None = None
     while True:
-        left = max(deadline - time.monotonic(), 0.001)
+        left = deadline - time.monotonic()
+        if told is not None and left < LEAST_S:
+            raise told
         try:
-            return await method(request, timeout=left, **_behalf(on_behalf_of))
+            return await method(request, timeout=max(left, 0.001), **_behalf(on_behalf_of))
         except aio.AioRpcError as error:
             pause = backoff_s(attempt)
             told = translate(error)
             # A quota is there on purpose: to ask again at once changes nothing.
             final = error.code() not in RETRIED or isinstance(told, errors.QuotaError)
-            if not idempotent or final or pause >= left:
+            left = deadline - time.monotonic()
+            if not idempotent or final or pause + LEAST_S >= left:
                 raise told from None
         await asyncio.sleep(pause)
         attempt += 1

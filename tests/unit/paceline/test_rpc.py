@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,20 @@ async def test_idempotent_calls_are_repeated_others_not() -> None:
             await score(address)
         await score(address, idempotent=True)
         assert flaky.calls == 3
+
+
+async def test_a_call_is_not_repeated_when_there_is_no_time_for_an_answer() -> None:
+    given: list[float] = []
+
+    async def away(request: Any, /, *, timeout: float | None = None, metadata: Any = None) -> Any:
+        given.append(timeout or 0.0)
+        await asyncio.sleep(given[0] - 0.06)
+        nothing = aio.Metadata()
+        raise aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="away")
+
+    with pytest.raises(UnavailableError, match="away"):
+        await rpc.call(away, pb.ScoreRequest(), timeout_s=0.5, idempotent=True)
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize("cls", [FencedError, QuotaError])
