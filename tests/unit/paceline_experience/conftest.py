@@ -231,7 +231,7 @@ def redis_socket() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         path = Path(folder) / "s"
         server = ValkeyServer(port=0, data_dir=Path(folder) / "d", unix_socket_path=path)
-        server.start()
+        server.start(60)
         yield str(path)
         server.stop()
 

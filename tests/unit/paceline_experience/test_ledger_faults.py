@@ -27,7 +27,7 @@ def serve(folder: Path) -> ValkeyServer:
     server = ValkeyServer(
         port=0, data_dir=folder / "d", unix_socket_path=path, persist=True, config=config
     )
-    server.start()
+    server.start(60)
     return server
 
 

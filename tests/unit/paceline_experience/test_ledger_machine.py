@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -208,6 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert not self.world.hooks.ends
 
 
+@pytest.mark.timeout(1800)
 def test_books_balance_in_any_history(redis_socket: str, worlds: Worlds) -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 

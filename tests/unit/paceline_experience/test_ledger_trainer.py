@@ -28,7 +28,8 @@ async def test_take_waits_until_the_batch_is_ready(store: Store, worlds: Worlds)
     waiting = [
         asyncio.create_task(ledger.take(incarnation=1, step=0, rank=r, world=2)) for r in range(2)
     ]
-    await asyncio.sleep(0.02)
+    while not (await ledger.live())["waiting"]:
+        await asyncio.sleep(0.001)
     world.clock.advance(3)
     assert (await ledger.live())["waiting_s"] == 3
     await world.filled(ledger)

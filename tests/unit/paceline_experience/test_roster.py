@@ -42,7 +42,7 @@ def names(roster: Roster, **query: str) -> list[str]:
 
 
 async def soon(workers: AsyncIterator[list[Worker]]) -> list[Worker]:
-    return await asyncio.wait_for(anext(workers), 5.0)
+    return await asyncio.wait_for(anext(workers), 60.0)
 
 
 def test_a_job_sees_its_own_workers_and_the_shared_pools(roster: Roster) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -19,6 +19,8 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from redis import Redis
+from redis.exceptions import RedisError
 
 from paceline.embedded_store import server_binary
 from paceline.errors import StoreError
@@ -36,13 +38,19 @@ def guarded() -> Iterator[Path]:
         socket = Path(folder) / "s"
         words = ["--port", "0", "--unixsocket", str(socket), "--requirepass", PASSWORD]
         server = subprocess.Popen([str(server_binary()), *words], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while not socket.exists():
+        deadline = time.monotonic() + 60
+        while not answers(socket):
             assert time.monotonic() < deadline, "the server does not come up"
             time.sleep(0.02)
         yield socket
         server.kill()
         server.wait()
+
+
+def answers(socket: Path) -> bool:
+    with Redis(unix_socket_path=str(socket), password=PASSWORD) as client, suppress(RedisError):
+        return bool(client.ping())
+    return False
 
 
 @asynccontextmanager
@@ -102,16 +110,20 @@ async def test_a_password_may_have_any_characters(guarded: Path, user: str) -> N
     await store.close()
 
 
+def waits(caplog: pytest.LogCaptureFixture) -> int:
+    """How often a store was said to be waited for."""
+    return [record.getMessage() for record in caplog.records].count("waits for the store")
+
+
 async def test_refused_credentials_are_not_tried_again(
     guarded: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    began = time.monotonic()
     for url in (f"unix://:wrong-hush@{guarded}", f"unix://{guarded}"):
         with pytest.raises(StoreError, match="the credentials are refused: ") as caught:
             await Store.connect(url, wait_s=60)
         assert "hush" not in str(caught.value)
-    assert time.monotonic() - began < 5
+    assert not waits(caplog)
     assert "hush" not in caplog.text
 
 
@@ -143,14 +155,13 @@ async def test_a_store_that_comes_later_is_waited_for(
 ) -> None:
     late = tmp_path / "late"
     url = f"unix://:{quote(PASSWORD, safe='')}@{late}"
-    connecting = asyncio.create_task(Store.connect(url, wait_s=20))
-    await asyncio.sleep(0.5)
-    assert not connecting.done()
+    connecting = asyncio.create_task(Store.connect(url, wait_s=60))
+    while waits(caplog) < 2:
+        assert not connecting.done()
+        await asyncio.sleep(0.01)
     late.symlink_to(guarded)
-    store = await asyncio.wait_for(connecting, 10)
+    store = await asyncio.wait_for(connecting, 60)
     await store.close()
-    said = [record for record in caplog.records if record.getMessage() == "waits for the store"]
-    assert said
     assert all("hush" not in str(record.__dict__) for record in caplog.records)
 
 
@@ -158,7 +169,7 @@ async def test_who_does_not_answer_is_given_up_on(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"store_url unix:.*/none: "):
         await Store.connect(f"unix://{tmp_path}/none", wait_s=1.0)
-    assert 0.3 < time.monotonic() - began < 5
+    assert 0.3 < time.monotonic() - began < 60
 
 
 def test_the_process_says_so_and_ends(tmp_path: Path) -> None:
@@ -172,7 +183,7 @@ def test_the_process_says_so_and_ends(tmp_path: Path) -> None:
     }
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     command = [sys.executable, "-m", "paceline_experience", str(tmp_path / "settings.yaml")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 3
     assert "waits for the store store=redis://127.0.0.1:1/0" in ended.stderr
     assert "StoreError: store_url redis://127.0.0.1:1/0: " in ended.stderr

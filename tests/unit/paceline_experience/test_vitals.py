@@ -26,7 +26,7 @@ async def test_a_store_that_goes_and_comes_back() -> None:
 
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         server = ValkeyServer(port=0, unix_socket_path=Path(folder) / "s")
-        server.start()
+        server.start(60)
         store = await Store.connect(f"unix://{folder}/s", wait_s=30)
         vitals = Vitals(store, samples=lambda: 7, within_s=30)
         vitals.register(progress)
@@ -39,7 +39,7 @@ async def test_a_store_that_goes_and_comes_back() -> None:
         now[0] += 5000
         progress.look()
         assert progress.why_dead() == ""
-        server.start()
+        server.start(60)
         await pass_by(lambda: progress.why_unready() == "")
         asking.cancel()
         await store.close()

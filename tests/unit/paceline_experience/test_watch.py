@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -148,13 +147,12 @@ async def test_jobs_that_are_held_are_told_apart(bench: Bench, worlds: Worlds) -
 
 
 async def test_every_job_waits_for_a_store_that_is_gone(worlds: Worlds, tmp_path: Path) -> None:
-    """Its port is closed: what is asked fails at once, and nobody is seen waiting."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    """Its socket is closed: what is asked fails at once, and nobody is seen waiting."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
-        server = ValkeyServer(port=port, data_dir=Path(folder) / "d")
-        server.start()
-        store = await Store.connect(f"redis://127.0.0.1:{port}", wait_s=PATIENCE_S)
+        path = Path(folder) / "s"
+        server = ValkeyServer(port=0, data_dir=Path(folder) / "d", unix_socket_path=path)
+        server.start(PATIENCE_S)
+        store = await Store.connect(f"unix://{path}", wait_s=PATIENCE_S)
         vitals = Vitals(store, samples=lambda: 0, within_s=PATIENCE_S)
         asking = asyncio.create_task(vitals.run())
         bench = Bench(store, tmp_path)
@@ -176,7 +174,7 @@ async def test_every_job_waits_for_a_store_that_is_gone(worlds: Worlds, tmp_path
             for job_id in (queued_id, trained_id):
                 assert bench.waited(job_id, "store") == 1
             assert bench.waited(queued_id, "controller") == 1
-            server.start()
+            server.start(PATIENCE_S)
             await until(away=False)
             bench.watch.tick(1.0)
             assert bench.waited(queued_id, "controller") == 2

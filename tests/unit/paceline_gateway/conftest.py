@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from paceline.chassis import Chassis, serve
 from paceline.config import ServiceSettings
 from paceline.rpc import connect
 from paceline.testing.jobs import JobsInMemory, serve_jobs
+from paceline.testing.ports import held_port
 from paceline.types import WorkerKind
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
@@ -36,7 +37,7 @@ class Gateway:
         self.upstream = upstream
         self.upstream_port = port
         headers = {"authorization": f"Bearer {TOKEN}"}
-        self.http = httpx.AsyncClient(base_url=url, timeout=20.0, headers=headers)
+        self.http = httpx.AsyncClient(base_url=url, timeout=60.0, headers=headers)
         self.channel = connect(chassis.address, token=TOKEN)
         self.stub: JobsAsyncStub = JobsStub(self.channel)
 
@@ -71,9 +72,18 @@ def settings_changes() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, settings_changes: dict[str, Any]) -> AsyncIterator[Gateway]:
+def upstream_port() -> Iterator[int]:
+    """Held, so that an upstream that was ended can come back."""
+    with held_port() as port:
+        yield port
+
+
+@pytest.fixture
+async def gateway(
+    tmp_path: Path, settings_changes: dict[str, Any], upstream_port: int
+) -> AsyncIterator[Gateway]:
     jobs = JobsInMemory()
-    upstream, port = await serve_jobs(jobs)
+    upstream, port = await serve_jobs(jobs, port=upstream_port)
     made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
 
     async def note(chassis: Chassis) -> GatewayService:

@@ -93,18 +93,18 @@ async def test_grpc_wants_the_token_and_no_certificate(served: Served) -> None:
         with pytest.raises(AuthenticationError):
             await call(stub.ListJobs, ASK)
         bearer = ("authorization", "Bearer a secret of a user")
-        reply = await stub.ListJobs(ASK, timeout=10, metadata=(bearer,))
+        reply = await stub.ListJobs(ASK, timeout=60, metadata=(bearer,))
     assert list(reply.jobs) == []
 
 
 async def test_rest_is_served_with_the_same_certificate(served: Served) -> None:
     assert served.url.startswith("https://")
     trust = ssl.create_default_context(cadata=served.authority.decode())
-    async with httpx.AsyncClient(base_url=served.url, verify=trust) as http:
+    async with httpx.AsyncClient(base_url=served.url, verify=trust, timeout=60) as http:
         assert (await http.get("/v1/jobs")).status_code == 401
         passed = await http.get("/v1/jobs", headers={"authorization": "Bearer a secret of a user"})
         assert (passed.status_code, passed.json()["jobs"]) == (200, [])
-    async with httpx.AsyncClient(base_url=served.url) as stranger:
+    async with httpx.AsyncClient(base_url=served.url, timeout=60) as stranger:
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.get("/v1/jobs")
 
