@@ -1,11 +1,14 @@
-"""Ports for servers that tests start in processes of their own."""
+"""Ports for servers that tests start, and end, and start again."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import random
+import socket
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.ports import is_free
@@ -34,3 +37,16 @@ def _take(port: int) -> bool:
     except OSError:
         return False
     return is_free(port)
+
+
+@contextmanager
+def held_port(host: str = "127.0.0.1") -> Generator[int]:
+    """A port that the system gives to nobody else until the block ends.
+
+    It is bound, and nobody listens: a server that sets SO_REUSEADDR, as they all do, can take it
+    and take it again after its end, while who asks for any port is given another.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield holder.getsockname()[1]
