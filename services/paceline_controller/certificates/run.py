@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from paceline.errors import ConflictError, StateError, UnavailableError
+from paceline.errors import ConflictError, DeadlineError, StateError, UnavailableError
 from paceline.logs import Log
 from paceline.rpc import backoff_s
 from paceline_controller.certificates.config import Issue
@@ -47,11 +47,14 @@ def run(
     Raises:
         StateError: it does not settle, or a Secret belongs to someone else.
         UnavailableError: the API server cannot be reached until the deadline.
+        DeadlineError: it can, and the deadline has passed all the same.
     """
     written = passes = failures = 0
+    away: UnavailableError | None = None  # since the last pass that came to its end
     while passes < MOST_PASSES:
         try:
             did = _pass(issue, secrets, now())
+            away = None
             if not did:
                 return written
             written += did
@@ -65,8 +68,12 @@ def run(
             if pause >= secrets.left_s():
                 raise
             log.warning("repeats", error=error, pause_s=pause)
+            away = error
             sleep(pause)
             failures += 1
+        except DeadlineError as error:
+            # A pause may last longer than it was to: why there was one says more.
+            raise away or error from None
     raise StateError(
         f"the certificates do not settle in {MOST_PASSES} passes; does an issuer with another "
         f"file write the Secrets of {issue.namespace} too?"

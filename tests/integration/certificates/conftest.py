@@ -55,7 +55,7 @@ class Installation:
             "services": SERVICES,
             "labels": {"app.kubernetes.io/instance": "p"},
             "kubeconfig": str(self.kubeconfig),
-            "timeout_s": 30,
+            "timeout_s": 120,
         }
         return Issue.model_validate(content | fields)
 

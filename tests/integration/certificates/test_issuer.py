@@ -199,16 +199,36 @@ def test_labels_and_owner_follow_the_file(installation: Installation) -> None:
     assert metadata.owner_references[0].uid == owner.metadata.uid
 
 
+class LateClock:
+    """Passes while a run sleeps, which it does for longer than it means to."""
+
+    def __init__(self, late_s: float) -> None:
+        self.now_s = 0.0
+        self._late_s = late_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s + self._late_s
+
+
+@pytest.mark.parametrize("late_s", [0.0, 5.0])
 def test_a_server_that_is_away_is_waited_for_until_the_deadline(
-    installation: Installation, tmp_path: Path
+    installation: Installation, tmp_path: Path, late_s: float
 ) -> None:
     issue = installation.issue(timeout_s=2.0)
     content = yaml.safe_load(Path(issue.kubeconfig).read_text())
     content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     away = tmp_path / "away.yaml"
     away.write_text(yaml.safe_dump(content))
+    settings: Any = client.Configuration()
+    settings.retries = False
+    config.load_kube_config(str(away), client_configuration=settings)
+    clock = LateClock(late_s)
+    secrets = Secrets(
+        client.CoreV1Api(client.ApiClient(settings)), issue, clock=lambda: clock.now_s
+    )
     with pytest.raises(UnavailableError, match="get secret training/p-tls-authority"):
-        installation.run(NOW, kubeconfig=str(away), timeout_s=2.0)
+        run(issue, secrets, sleep=clock.sleep)
+    assert clock.now_s > 0.5, "it did not wait"
 
 
 def test_as_a_process(installation: Installation, tmp_path: Path) -> None:
@@ -217,11 +237,11 @@ def test_as_a_process(installation: Installation, tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(issue))
     command = [sys.executable, "-m", "paceline_controller.certificates", str(path)]
     command += ["--set", "namespace=training"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=130)
     assert ended.returncode == 0, ended.stderr
     assert "issued service=gateway" in ended.stderr
     assert "PRIVATE" not in ended.stderr + ended.stdout
     check_trust(installation, datetime.now(UTC))
-    ended = subprocess.run(command[:-2], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command[:-2], capture_output=True, text=True, timeout=130)
     assert ended.returncode == 1
     assert "get secret elsewhere/p-tls-authority: 403" in ended.stderr
