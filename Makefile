@@ -64,6 +64,8 @@ test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
 test-systems:
 	$(BIN)/python -m pytest -q $(SYSTEMS)
 test-parts:
+	@# Tests of the chart would fetch them too, but each test has its time limit.
+	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)

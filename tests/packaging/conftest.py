@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
 RELEASE, NAMESPACE = "rel", "training"
-FETCH_S, HELM_S = 900.0, 60.0
+FETCH_S, HELM_S = 900.0, 240.0
 
 Object = dict[str, Any]
 Run = Callable[..., subprocess.CompletedProcess[str]]

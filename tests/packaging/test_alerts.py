@@ -27,7 +27,7 @@ needs_promtool = pytest.mark.skipif(not installed("promtool"), reason=MISSING)
 
 def promtool(*arguments: str) -> str:
     command = ["promtool", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -128,7 +128,7 @@ def test_the_scrape_configuration_of_the_documents_is_one(tmp_path: Path) -> Non
     assert pods in found
     (tmp_path / "prometheus.yml").write_text(found.replace(pods, "static_configs: []"))
     command = ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     (job,) = yaml.safe_load(found)["scrape_configs"]
     assert job["honor_labels"] is True

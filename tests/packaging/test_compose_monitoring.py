@@ -24,7 +24,7 @@ def found() -> dict[str, Any]:
 def test_it_follows_the_schema_of_compose() -> None:
     tool = Path(sys.executable).parent / "check-jsonschema"
     command = [tool, "--builtin-schema", "vendor.compose-spec", FILE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -57,7 +57,7 @@ def test_prometheus_takes_its_configuration(found: dict[str, Any], tmp_path: Pat
     # As compose does with `$$`.
     path.write_text(found["configs"]["prometheus"]["content"].replace("$$", "$"))
     command = ["promtool", "check", "config", "--syntax-only", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'replacement: "controller:$1"' in path.read_text()
 

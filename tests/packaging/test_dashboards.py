@@ -87,7 +87,7 @@ def recorded_labels(metric: str) -> set[str]:
 
 def test_written_files_are_current() -> None:
     command = [sys.executable, str(ROOT / "deploy" / "monitoring" / "write.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 

@@ -22,7 +22,7 @@ print([name for name in ("torch", "transformers", "sglang") if name in sys.modul
 @pytest.mark.parametrize("package", [f"paceline_{kind}" for kind in LIGHT] + ["paceline"])
 def test_no_module_of_it_imports_torch(package: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, package], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROBE, package], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
@@ -41,7 +41,7 @@ def test_what_moves_weights_is_for_trainers_and_rollout_workers(kind: str) -> No
         [sys.executable, "-c", MOVES_BYTES, f"paceline_{kind}"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
@@ -91,6 +91,6 @@ def test_a_service_starts_with_what_its_image_has(kind: str) -> None:
         [sys.executable, "-c", WITHOUT, f"paceline_{kind}", *hidden],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def test_a_race_has_one_winner_a_round(clients: Any) -> None:
 
         def run(name: str, barrier: Any = barrier, won: Any = won) -> None:
             lease = read(clients)
-            barrier.wait(10)
+            barrier.wait(60)
             if take(clients, lease, name):
                 won.append(name)
 
@@ -54,7 +54,7 @@ def test_a_race_has_one_winner_a_round(clients: Any) -> None:
         for one in racers:
             one.start()
         for one in racers:
-            one.join(30)
+            one.join(60)
         assert len(won) == 1
         after = read(clients)
         assert after.spec.holder_identity == won[0]

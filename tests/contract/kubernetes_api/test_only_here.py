@@ -204,10 +204,10 @@ def test_it_runs_as_a_process(tmp_path: Path) -> None:
         assert "default" in {one.metadata.name for one in core.list_namespace().items}
         assert kubeconfig.stat().st_mode & 0o077 == 0
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_health_needs_no_token(server: ApiServer, tmp_path: Path) -> None:
     authority = ssl.create_default_context(cadata=server.authority.certificate)
-    with urllib.request.urlopen(f"{server.url}/readyz", timeout=10, context=authority) as answer:
+    with urllib.request.urlopen(f"{server.url}/readyz", timeout=60, context=authority) as answer:
         assert answer.read() == b"ok"

@@ -37,7 +37,7 @@ def run(tools: dict[str, str], kubeconfig: Path, clients: Any, tmp_path: Path) -
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -89,7 +89,7 @@ def test_a_release_comes_changes_and_goes(clients: Any, run: Run, chart: str, he
     assert colour() == "blue"
     run(helm, "rollback", "rel", "1")
     assert colour() == "red"
-    run(helm, "uninstall", "rel", "--wait", "--timeout", "60s")
+    run(helm, "uninstall", "rel", "--wait", "--timeout", "120s")
     assert json.loads(run(helm, "list", "--output", "json")) == []
     left = clients.core.list_namespaced_config_map(clients.namespace).items
     assert {one.metadata.name for one in left} <= {"kube-root-ca.crt"}
@@ -108,12 +108,12 @@ def test_kubectl_applies_looks_waits_and_deletes(run: Run, deployment: Any) -> N
     assert shown["data"] == {"b": "2"}
     assert "one" in run("kubectl", "get", "deployments")
     run("kubectl", "scale", "deployment/one", "--replicas=0")
-    run("kubectl", "wait", "deployment/one", "--for=jsonpath={.spec.replicas}=0", "--timeout=20s")
+    run("kubectl", "wait", "deployment/one", "--for=jsonpath={.spec.replicas}=0", "--timeout=120s")
     run("kubectl", "label", "deployment/one", "colour=red")
     assert run("kubectl", "get", "deploy", "-l", "colour=red", "-o", "name").split() == [
         "deployment.apps/one"
     ]
-    run("kubectl", "delete", "deployment", "one", "--cascade=foreground", "--timeout=60s")
+    run("kubectl", "delete", "deployment", "one", "--cascade=foreground", "--timeout=120s")
     assert run("kubectl", "get", "deploy", "-o", "name") == ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from kubernetes import watch
@@ -53,10 +52,22 @@ def test_a_watch_without_revision_tells_what_is_there(clients: Any) -> None:
 
 def test_events_come_while_the_watch_is_open(clients: Any) -> None:
     start = revision(clients)
-    later = threading.Timer(0.3, clients.settings, ["one"])
-    later.start()
-    assert events(clients, resource_version=start) == [("ADDED", "one")]
-    later.join()
+    clients.settings("one")
+    listing = clients.core.list_namespaced_config_map
+    watcher = watch.Watch()
+    stream: Any = watcher.stream(
+        listing, clients.namespace, resource_version=start, timeout_seconds=120
+    )
+    found: list[tuple[str, str]] = []
+    for event in stream:
+        name = event["object"].metadata.name
+        if name == "one":  # the watch is open: it tells of what was before it
+            clients.settings("two")
+        if name != "kube-root-ca.crt":
+            found.append((event["type"], name))
+        if name == "two":
+            watcher.stop()
+    assert found == [("ADDED", "one"), ("ADDED", "two")]
 
 
 def test_what_leaves_the_selection_is_deleted_to_the_watcher(clients: Any) -> None:
