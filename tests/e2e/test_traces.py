@@ -13,9 +13,12 @@ import pytest
 
 from paceline.testing.otlp import Collector, Received, below, gaps
 
-STEPS = 12
+STEPS = 24
+HELD_FROM = 10  # the first step that waits for the gate; by far not begun at the third
+GROUPS = 4
 TURNS = 3
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,14 @@ def traced(
 ) -> Iterator[Run]:
     """Two rollout workers, of which one is killed on the way."""
     folder: Path = tmp_path_factory.mktemp("traced")
+    gate = folder / "gate"
+    held = {
+        "function": "paceline.testing.gates:gated",
+        "gate": str(gate),
+        "from_group": HELD_FROM * GROUPS,
+        "pattern": "",
+        "timeout_s": PATIENCE_S,
+    }
     job = tiny_job(
         name="traced",
         tasks={
@@ -64,7 +75,11 @@ def traced(
             "options": {"digits": 1, "turns": TURNS},
         },
         eval=None,
-        reward=[{"kind": "environment"}, {"kind": "exact", "weight": 0.5}],
+        reward=[
+            {"kind": "environment"},
+            {"kind": "exact", "weight": 0.5},
+            {"kind": "python", "weight": 0.0, **held},
+        ],
         sampling={"max_tokens": 6, "max_context": 60},
         rollout={"replicas": 2},
         stop={"steps": STEPS},
@@ -73,15 +88,29 @@ def traced(
         platform = start_platform(folder / "run", "--otlp", collector.endpoint)
         with platform.client() as client:
             job_id = client.submit(job).status.job_id
-            until(lambda: client.get(job_id).status.step >= 3, "no progress", 180)
+            until(lambda: client.get(job_id).status.step >= 3, "no progress", PATIENCE_S)
             victim = next(name for name in platform.names() if name.startswith("rollout"))
-            os.kill(platform.pid_of(victim), signal.SIGKILL)
-            status = client.wait(job_id, timeout_s=240).status
+            die_amid_answers(platform.pid_of(victim), collector, gate)
+            status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
             page = client.trajectories(job_id, page_size=20)
         platform.stop()
         logs = {p.stem: p.read_text() for p in (folder / "run" / "logs").glob("*.log")}
         yield Run(collector.spans(), collector.traces(), page.trajectories, victim, logs)
+
+
+def die_amid_answers(pid: int, collector: Collector, gate: Path) -> None:
+    """Kill a rollout worker while it is asked; the job cannot be over before `gate` is there."""
+
+    def num_asked(spans: list[Received]) -> int:
+        return sum(span.name == "ask" for span in spans)
+
+    os.kill(pid, signal.SIGSTOP)
+    before = num_asked(collector.spans())
+    gate.touch()
+    # Turns go where fewer are open, so that some now wait for the one that stands still.
+    collector.wait(lambda spans: num_asked(spans) >= before + 40, timeout_s=PATIENCE_S)
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_trace_shows_all_from_the_lease_to_the_weights(traced: Run) -> None:
@@ -125,7 +154,7 @@ def test_rewards_are_told_by_part(traced: Run) -> None:
         for reward in find(trace, "reward"):
             parts = below(reward, trace)
             told = {span.attributes["gen_ai.evaluation.name"] for span in parts}
-            assert told == {"environment", "exact"}
+            assert told == {"environment", "exact", "python"}
             assert reward.service == "paceline-reward"
 
 
