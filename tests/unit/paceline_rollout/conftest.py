@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from paceline.weights import Header, Staging, plan
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 VOCAB = 37
+PATIENCE_S = 120.0
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -129,7 +132,7 @@ class Collector:
         found = self.parts[name]
         return found[-1] if found and found[-1].finish_reason else None
 
-    async def until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Wait for something to be true."""
         async with asyncio.timeout(timeout_s):
             while not done():
@@ -145,6 +148,51 @@ class Collector:
         """Submit and wait for the ends."""
         self.engine.submit(requests)
         await self.finish(r.request_id for r in requests)
+
+
+class Hold:
+    """Stops the thread of an engine that computes, until it may go on."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._stopped, self._go = threading.Event(), threading.Event()
+
+    @classmethod
+    async def midway(cls, engine: Any, *requests: Generation, rounds: int = 8) -> Hold:
+        """Stop it so many rounds after it has been given these requests."""
+        idle, hold = cls(engine), cls(engine)
+        await idle.after(0)
+        engine.submit(requests)
+        stopped = asyncio.ensure_future(hold.after(rounds))
+        await asyncio.sleep(0)
+        idle.release()
+        await stopped
+        return hold
+
+    async def after(self, rounds: int) -> None:
+        """Stop it so many rounds from now; returns when it stands."""
+        self._order(rounds)
+        assert await asyncio.to_thread(self._stopped.wait, PATIENCE_S)
+
+    async def ordered(self, num: int) -> None:
+        """Wait until there are so many things that it is to do when it goes on."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self._engine._commands) < num:
+                await asyncio.sleep(0.01)
+
+    def release(self) -> None:
+        """Let it go on."""
+        self._go.set()
+
+    def _order(self, rounds: int) -> None:
+        self._engine._order(partial(self._count, rounds))
+
+    def _count(self, rounds: int) -> None:
+        if rounds:
+            self._order(rounds - 1)
+            return
+        self._stopped.set()
+        self._go.wait(PATIENCE_S)
 
 
 def ask(
@@ -163,6 +211,11 @@ def model_of() -> MakeModel:
 @pytest.fixture
 def snapshot_of() -> Snap:
     return make_snapshot
+
+
+@pytest.fixture
+def hold() -> type[Hold]:
+    return Hold
 
 
 @pytest.fixture

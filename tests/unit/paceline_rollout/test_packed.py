@@ -9,6 +9,7 @@ from paceline_rollout.engines.torch.packed import Packed
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_layers_follow_the_weights(bias: bool):
+    torch.manual_seed(0)
     large = nn.Linear(24, 40, bias=bias)
     model = nn.Sequential(large, nn.Embedding(4, 8), nn.Linear(40, 3))
     packed = Packed(model, least=500)

@@ -217,7 +217,8 @@ def test_a_failed_piece_refuses_all_and_frees_the_memory(scheduler_of: Make, req
 
 
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data(), most=st.integers(100, 900), least=st.sampled_from([0, 16]))
 def test_memory_stays_within_its_bound(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ from grpc import aio
 
 from paceline.interfaces import Generation
 from paceline.metrics import Metrics
-from paceline.rpc import ErrorInterceptor, connect, exchange
+from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
+from paceline.testing.runtime import FakeClock
 from paceline.tracing import OFF, Span, Tracer
 from paceline.types import PolicyVersion, Sampling
 from paceline.v1 import rollout_pb2 as pb
@@ -22,6 +24,9 @@ from paceline_rollout.streams import Ask, Hub
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
+
+
+PATIENCE_S = 60.0
 
 
 class Header:
@@ -42,7 +47,7 @@ def request(name: str, tokens: tuple[int, ...] = (1, 2), **fields: Any) -> pb.Ge
         "top_p": 1.0,
         **fields.pop("sampling", {}),
     }
-    known: dict[str, Any] = {"pinned_version": -1, "min_version": -1, "timeout_s": 10.0}
+    known: dict[str, Any] = {"pinned_version": -1, "min_version": -1, "timeout_s": 100.0}
     sampling = types_pb2.Sampling(**knobs)
     return pb.GenerateRequest(
         request_id=name, tokens=tokens, sampling=sampling, **{**known, **fields}
@@ -54,7 +59,7 @@ class Caller:
 
     def __init__(self, stub: RolloutAsyncStub) -> None:
         self._outgoing: asyncio.Queue[pb.GenerateBatch | None] = asyncio.Queue()
-        self._replies = aiter(exchange(stub.Generate, self._sent(), timeout_s=30))
+        self._replies = aiter(exchange(stub.Generate, self._sent(), timeout_s=PATIENCE_S))
         self.events: list[pb.GenerateEvent] = []
         self.messages = 0
 
@@ -91,8 +96,9 @@ class Service:
 
 
 @asynccontextmanager
-async def serve(**options: Any) -> AsyncGenerator[Service]:
-    tracer: Tracer = options.pop("tracer", OFF)
+async def serve(
+    *, clock: Callable[[], float] = time.monotonic, tracer: Tracer = OFF, **options: Any
+) -> AsyncGenerator[Service]:
     engine = SimulatedEngine(
         model_dir=None,
         dtype="float32",
@@ -103,13 +109,14 @@ async def serve(**options: Any) -> AsyncGenerator[Service]:
         job_id="job",
         vocab_size=32,
         tick_s=0.002,
+        clock=clock,
         **options,
     )
     await engine.start()
     await engine.load(Snapshot(), "in_flight")
-    hub = Hub(engine=engine, tracer=tracer)
+    hub = Hub(engine=engine, clock=clock, tracer=tracer)
     passing = asyncio.create_task(hub.run())
-    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())])
+    server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS)
     servicer = Servicer(
         hub=hub, worker_id="w", status=lambda: (engine.status(), PolicyVersion(5, 5), 0.25)
     )
@@ -128,7 +135,26 @@ async def serve(**options: Any) -> AsyncGenerator[Service]:
 
 
 FAST: dict[str, Any] = {"decode_tokens_per_s": 2000.0}
-SLOW: dict[str, Any] = {"decode_tokens_per_s": 20.0, "length": {"mean": 1000.0}}
+LONG: dict[str, Any] = {"decode_tokens_per_s": 100.0, "length": {"mean": 1000.0}}
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not done():
+            await asyncio.sleep(0.01)
+
+
+async def decoded(service: Service, clock: FakeClock, seconds: float, *, prompts: int) -> None:
+    """All requests, of so many tokens of prompts, have been decoded for so long."""
+
+    def prefilled() -> bool:
+        clock.pass_s(0.0001)
+        return service.engine.status().prompt_tokens == prompts
+
+    await until(prefilled)
+    before_s = service.engine.status().busy_s
+    clock.pass_s(seconds)
+    await until(lambda: service.engine.status().busy_s > before_s + seconds / 2)
 
 
 async def test_many_requests_share_messages_and_half_close_ends_the_stream():
@@ -181,7 +207,7 @@ async def test_bad_requests_end_alone(bad: pb.GenerateRequest, code: str, text: 
 
 
 async def test_a_name_that_is_open_is_refused():
-    async with serve(**SLOW) as service:
+    async with serve(clock=FakeClock(), **LONG) as service:
         caller = service.call()
         caller.send(request("a"), request("a"))
         end = (await caller.ends(1))["a"]
@@ -189,17 +215,21 @@ async def test_a_name_that_is_open_is_refused():
 
 
 async def test_deadline_aborts_and_keeps_tokens():
-    async with serve(**SLOW) as service:
+    clock = FakeClock()
+    async with serve(clock=clock, **LONG) as service:
         caller = service.call()
         caller.send(request("a", timeout_s=0.3, sampling={"max_tokens": 50}), request("b"))
-        ends = await caller.ends(2)
+        reading = asyncio.create_task(caller.ends(2))
+        await decoded(service, clock, 0.2, prompts=4)
+        clock.pass_s(0.2)
+        ends = await reading
         assert ends["a"].error_code == "DEADLINE_EXCEEDED"
         assert sum(len(e.tokens) for e in caller.events if e.request_id == "a") >= 1
         assert ends["b"].finish_reason == "length"
 
 
 async def test_abort_over_the_wire():
-    async with serve(**SLOW) as service:
+    async with serve(clock=FakeClock(), **LONG) as service:
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         caller.send(abort=("a", "unknown"))
@@ -207,25 +237,20 @@ async def test_abort_over_the_wire():
 
 
 async def test_a_closed_stream_takes_its_requests_along():
-    async with serve(**SLOW) as service:
+    async with serve(clock=FakeClock(), **LONG) as service:
         channel_call = service.stub.Generate()
         await channel_call.write(pb.GenerateBatch(requests=[request("a")]))
-        async with asyncio.timeout(5):
-            while not service.hub.num_open:
-                await asyncio.sleep(0.01)
-            channel_call.cancel()
-            while service.hub.num_open or service.engine.status().running:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(service.hub.num_open))
+        channel_call.cancel()
+        await until(lambda: not service.hub.num_open and not service.engine.status().running)
 
 
 async def test_a_draining_worker_hands_requests_back():
-    async with serve(**SLOW) as service:
+    async with serve(clock=FakeClock(), **LONG) as service:
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         reading = asyncio.create_task(caller.ends(2))
-        async with asyncio.timeout(5):
-            while not service.hub.num_open:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(service.hub.num_open))
         service.hub.refuse_all("draining")
         caller.send(request("b"))
         ends = await reading
@@ -234,16 +259,18 @@ async def test_a_draining_worker_hands_requests_back():
 
 async def test_a_drained_worker_has_sent_all_that_it_sampled():
     """Also what the engine had not emitted; then its streams end."""
-    async with serve(**{**SLOW, "decode_tokens_per_s": 100.0}, flush_s=60.0) as service:
+    clock = FakeClock()
+    async with serve(clock=clock, **LONG, flush_s=60.0) as service:
         caller = service.call()
         caller.send(*(request(name, sampling={"max_tokens": 50}) for name in "ab"))
         reading = asyncio.create_task(caller.ends(2))
-        await asyncio.sleep(0.2)
+        await decoded(service, clock, 0.2, prompts=4)
         load = service.hub.load()
         waited_s = load.pop("request_s")
         assert load == {"open": 2, "open_tokens": 104, "callers": 1}
         assert waited_s > 2 * 0.15
-        async with asyncio.timeout(5):
+        clock.pass_s(0.1)
+        async with asyncio.timeout(PATIENCE_S):
             await service.hub.hand_back("draining")
             ends = await reading
             assert not await caller.read()
@@ -252,19 +279,20 @@ async def test_a_drained_worker_has_sent_all_that_it_sampled():
         sampled = service.engine.status().tokens_generated
         assert sum(len(e.tokens) for e in caller.events) == sampled
         load = service.hub.load()
-        assert load.pop("request_s") > waited_s
+        total_s = load.pop("request_s")
+        assert total_s == pytest.approx(waited_s + 2 * 0.1)
         assert load == {"open": 0, "open_tokens": 0, "callers": 0}
-        assert service.hub.load()["request_s"] == service.hub.load()["request_s"]
+        clock.pass_s(1.0)
+        assert service.hub.load()["request_s"] == pytest.approx(total_s)
 
 
 async def test_callers_of_an_engine_that_stops_go_elsewhere():
-    async with serve(**SLOW) as service:
+    async with serve(clock=FakeClock(), **LONG) as service:
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         reading = asyncio.create_task(caller.ends(1))
-        async with asyncio.timeout(5):
-            while not service.hub.num_open:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(service.hub.num_open))
+        async with asyncio.timeout(PATIENCE_S):
             await service.engine.close()
             await reading
             caller.send(request("b"))
@@ -274,7 +302,7 @@ async def test_callers_of_an_engine_that_stops_go_elsewhere():
 
 async def test_status():
     async with serve() as service:
-        status = await service.stub.Status(pb.RolloutStatusRequest(), timeout=5)
+        status = await service.stub.Status(pb.RolloutStatusRequest(), timeout=PATIENCE_S)
         assert (status.worker_id, status.engine, status.active.version) == ("w", "simulated", 5)
         assert (status.max_context, status.canary_error) == (64, 0.25)
 
@@ -306,13 +334,15 @@ async def test_a_swap_under_a_request_is_an_event_of_it():
 
     spans: list[Span] = []
     tracer = Tracer(take=spans.append, share=1.0)
-    options: dict[str, Any] = {"length": {"mean": 1000.0}, "decode_tokens_per_s": 100.0}
-    async with serve(tracer=tracer, **options) as service:
+    clock = FakeClock()
+    async with serve(clock=clock, tracer=tracer, **LONG) as service:
         caller = service.call()
         caller.send(request("a", trace=TRACE, sampling={"max_tokens": 40}))
-        while not caller.events:
-            assert await caller.read()
+        reading = asyncio.create_task(caller.read())
+        await decoded(service, clock, 0.3, prompts=2)  # more than it takes to flush
+        assert await reading
         await service.engine.load(Newer(), "in_flight")
+        clock.pass_s(1.0)
         await caller.ends(1)
     rollout = spans[-1]
     assert [(name, more) for name, _, more in rollout.events] == [("swap", {"version": 6})]
@@ -321,7 +351,8 @@ async def test_a_swap_under_a_request_is_an_event_of_it():
 
 async def test_a_refusal_and_a_caller_that_is_gone_end_their_spans():
     spans: list[Span] = []
-    async with serve(tracer=Tracer(take=spans.append, share=1.0), **SLOW) as service:
+    tracer = Tracer(take=spans.append, share=1.0)
+    async with serve(clock=FakeClock(), tracer=tracer, **LONG) as service:
         caller = service.call()
         caller.send(request("long", trace=TRACE, sampling={"max_tokens": 60}))
         caller.send(request("bad", trace=TRACE, tokens=(99,)))

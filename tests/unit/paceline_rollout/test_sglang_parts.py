@@ -200,7 +200,7 @@ async def test_statuses_become_errors():
     with pytest.raises(InvalidError, match="mode never: unknown"):
         await good.pause("never")
     with pytest.raises(InvalidError, match="input_ids is empty"):
-        await good.generate({"input_ids": []}, timeout_s=5)
+        await good.generate({"input_ids": []}, timeout_s=60)
     with pytest.raises(InvalidError, match="no weight update is open"):
         await good.end_update()
     with pytest.raises(NotFoundError):

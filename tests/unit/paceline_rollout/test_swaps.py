@@ -21,21 +21,19 @@ def logprobs(model: Any, tokens: list[int]) -> list[float]:
     return logp.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1).tolist()
 
 
-async def swap_midway(out: Any, activation: str, staging: Any, request: Generation) -> None:
-    out.engine.submit([request])
-    await out.until(lambda: len(out.tokens("a")) >= 5)
-    await out.engine.load(staging, activation)
-    await out.finish(["a"])
-
-
 @pytest.mark.parametrize("activation", ["in_flight", "interrupt"])
 async def test_running_requests_go_on_under_the_new_version(
-    activation: str, model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+    activation: str, model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask, hold: Any
 ):
     old, new = model_of(seed=0), model_of(seed=1)
     async with open_torch(old, **OPTIONS) as out:
         staging = snapshot_of(new, version=1)
-        await swap_midway(out, activation, staging, request_of("a", [1, 2], **LONG))
+        midway = await hold.midway(out.engine, request_of("a", [1, 2], **LONG))
+        load = asyncio.ensure_future(out.engine.load(staging, activation))
+        await midway.ordered(2)  # to expect the swap, and that it is ready
+        midway.release()
+        await load
+        await out.finish(["a"])
         versions, tokens = out.versions("a"), out.tokens("a")
         cut = versions.index(1)
         assert versions == [0] * cut + [1] * (90 - cut)
@@ -60,14 +58,25 @@ async def test_new_requests_use_no_prefix_of_the_old_version(
 
 
 async def test_a_newer_swap_displaces_one_that_waits(
-    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
+    model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask, hold: Any
 ):
     model = model_of()
     snapshots = [snapshot_of(model, version=version) for version in (1, 2)]
     async with open_torch(model, max_concurrent=1, **OPTIONS) as out:
         names = [f"held-{n}" for n in range(6)]
-        out.engine.submit([request_of(name, [1], pinned=0, **LONG) for name in names])
-        loads = [out.engine.load(snapshot, "in_flight") for snapshot in snapshots]
+        held = [request_of(name, [1], pinned=0, **LONG) for name in names]
+        begun = await hold.midway(out.engine, *held)
+        loads = [asyncio.ensure_future(out.engine.load(snapshots[0], "in_flight"))]
+        await begun.ordered(2)
+        waits = hold(out.engine)
+        waiting = asyncio.ensure_future(waits.after(8))
+        await begun.ordered(3)
+        begun.release()
+        await waiting
+        assert not loads[0].done()
+        loads.append(asyncio.ensure_future(out.engine.load(snapshots[1], "in_flight")))
+        await waits.ordered(2)
+        waits.release()
         first, second = await asyncio.gather(*loads, return_exceptions=True)
         assert isinstance(first, StateError)
         assert second is None
