@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import threading
 import time
 from typing import Any
 
@@ -35,6 +36,7 @@ class Process:
         self._data: bytes | memoryview = b""
         self._weights: Weights | None = None
         self._filling: asyncio.Task[None] | None = None
+        self._held: list[threading.Event] = []
 
     async def run(self) -> None:
         """Until nobody commands any more."""
@@ -48,6 +50,7 @@ class Process:
         await answer(
             prepare=self._prepare,
             publish=self._publish,
+            release=self._release,
             offer=self._offer,
             digest=self._digest,
             usage=usage,
@@ -79,8 +82,8 @@ class Process:
         self._data = self._weights.bytes()
         return {}
 
-    async def _publish(self) -> dict[str, Any]:
-        """Announce, and produce the bytes while they are served."""
+    async def _publish(self, held_at: float = 1.0) -> dict[str, Any]:
+        """Announce, and produce the bytes while they are served; after a share of them wait."""
         begin_s = time.monotonic()
         reply = await rpc.call(
             self._roster.Announce,
@@ -99,7 +102,7 @@ class Process:
         )
         version = reply.version.version
         header = self._header(self._given.job_id, version, reply.chunk_bytes)
-        self._filling = asyncio.create_task(self._fill(header, reply.key))
+        self._filling = asyncio.create_task(self._fill(header, reply.key, held_at=held_at))
         return {
             "version": version,
             "begin_s": begin_s,
@@ -107,6 +110,13 @@ class Process:
             "endpoint": self._endpoint,
             "chunk_bytes": header.chunk_bytes,
         }
+
+    async def _release(self) -> dict[str, Any]:
+        """Produce the rest of what was published in part."""
+        for event in self._held:
+            event.set()
+        self._held.clear()
+        return {}
 
     async def _offer(self, job_id: str) -> dict[str, Any]:
         """Serve what is prepared as a job of its own, whole and without telling anybody."""
@@ -131,22 +141,32 @@ class Process:
             tensors=entries,
         )
 
-    async def _fill(self, header: Header, key: bytes) -> None:
+    async def _fill(self, header: Header, key: bytes, *, held_at: float = 1.0) -> None:
         # Rank 0 answers for every chunk.
         part = self._given.part
         parts = self._given.parts if part else 1
         staging = self._server.stage(header, key=key, part=part, parts=parts)
-        await asyncio.to_thread(fill, staging, self._data)
+        released = threading.Event()
+        self._held.append(released)
+        part_bytes = int(held_at * len(self._data))
+        await asyncio.to_thread(fill, staging, self._data, part_bytes, released)
         tell("filled", version=header.version)
 
     async def _digest(self) -> dict[str, Any]:
         return {"digest": blake3(self._data).hexdigest()}
 
 
-def fill(staging: Staging, data: bytes | memoryview) -> None:
-    """Produce the snapshot in pieces, as a trainer does tensor by tensor."""
+def fill(
+    staging: Staging, data: bytes | memoryview, part_bytes: int, released: threading.Event
+) -> None:
+    """Produce the snapshot in pieces, as a trainer does tensor by tensor.
+
+    What is beyond `part_bytes` comes when it is released.
+    """
     view = memoryview(data)
     for offset in range(0, len(view), PIECE_BYTES):
+        if offset >= part_bytes:
+            released.wait()
         staging.fill(offset, view[offset : offset + PIECE_BYTES])
     staging.finish()
 

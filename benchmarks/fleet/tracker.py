@@ -70,7 +70,9 @@ async def run(address: str) -> None:
     background = [asyncio.create_task(sweep(roster)), asyncio.create_task(follow(roster, tracker))]
 
     async def members() -> dict[str, Any]:
-        return {"members": [worker.worker_id for worker in roster.workers(Query())]}
+        """Ids with the version that each had at its last beat."""
+        found = roster.workers(Query())
+        return {"members": {worker.worker_id: worker.active_version for worker in found}}
 
     async def weights(job_id: str) -> dict[str, Any]:
         found = tracker.holdings(job_id)

@@ -1,7 +1,6 @@
 """Weights go out over slow links while hosts die, freeze, slow down, join late or damage bytes."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,10 @@ from paceline.testing.network import Network
 PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks" / "fleet"
 SIZE = 12 << 20
 MBIT = 100
-TIMEOUT_S = 120.0
-pytestmark = pytest.mark.slow
+TIMEOUT_S = 240.0
+HELD, SOME = 0.6, 0.3  # shares of a version
+TRIES = 5
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Start = Callable[..., Fleet]
 
 
@@ -40,13 +41,46 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield make
 
 
-def midway(fleet: Fleet, version: int, share: float = 0.3) -> None:
-    """Until the worker that has least has some, and nobody is through."""
+def midway(fleet: Fleet, *, seed: int = 1) -> int:
+    """A version of which every worker has some, and nobody gets more before `release`."""
+    version = fleet.publish(SIZE, held_at=HELD, seed=seed)["version"]
     fleet.until(
-        lambda: min(fleet.ready_share(w, version) for w in fleet.workers.values()) >= share,
+        lambda: min(fleet.ready_share(w, version) for w in fleet.workers.values()) >= SOME,
         "every worker has some",
         timeout_s=TIMEOUT_S,
     )
+    return version
+
+
+def heard(fleet: Fleet, version: int) -> None:
+    """Until the tracker knows that all hold a version."""
+    fleet.until(
+        lambda: all(fleet.members().get(name) == version for name in fleet.workers),
+        "all have told that they hold it",
+        timeout_s=TIMEOUT_S,
+    )
+
+
+def keeps_within(
+    fleet: Fleet, sent: Callable[[], Sequence[int]], bounds: Sequence[tuple[float, float]]
+) -> None:
+    """How many copies go over links while a version spreads.
+
+    A machine that holds a process up for long makes its peers look elsewhere for the bytes, and
+    that is as it should be: if a worker has complained of another, the next version counts.
+    """
+    for seed in range(1, 1 + TRIES):
+        before, told = sent(), complaints(fleet)
+        all_end_well(fleet, fleet.publish(SIZE, seed=seed)["version"])
+        copies = [(new - old) / SIZE for new, old in zip(sent(), before, strict=True)]
+        if all(low < each < high for each, (low, high) in zip(copies, bounds, strict=True)):
+            return
+        assert complaints(fleet) != told, f"{copies} copies went over links, of {bounds}"
+    pytest.fail(f"somebody complained each time: {complaints(fleet)}")
+
+
+def complaints(fleet: Fleet) -> dict[str, dict[str, float]]:
+    return {name: worker.ask("counts")["events"] for name, worker in fleet.workers.items()}
 
 
 def all_end_well(fleet: Fleet, version: int, *, but: Program | None = None) -> None:
@@ -63,31 +97,26 @@ def copies(fleet: Fleet) -> dict[str, float]:
 
 def test_the_trainer_uploads_about_one_copy(start: Start) -> None:
     fleet = start()
-    all_end_well(fleet, fleet.publish(SIZE, seed=1)["version"])
-    assert fleet.seeds[0].host.sent_bytes() < 1.5 * SIZE
+    keeps_within(fleet, lambda: [fleet.seeds[0].host.sent_bytes()], [(0.9, 1.5)])
 
 
 def test_a_slow_link_between_sites_is_crossed_once(start: Start) -> None:
     fleet = start(hosts=(3, 3), between_mbit=40)
-    all_end_well(fleet, fleet.publish(SIZE, seed=1)["version"])
-    there, back = fleet.network.crossed_bytes()
-    assert there < 1.3 * SIZE
-    assert back < 0.3 * SIZE
+    keeps_within(fleet, fleet.network.crossed_bytes, [(0.9, 1.3), (0.0, 0.3)])
 
 
 def test_two_seeds_share_the_upload(start: Start) -> None:
     fleet = start(seeds=2)
-    all_end_well(fleet, fleet.publish(SIZE, seed=1)["version"])
-    for seed in fleet.seeds:
-        assert 0.3 * SIZE < seed.host.sent_bytes() < 0.9 * SIZE
+    hosts = [seed.host for seed in fleet.seeds]
+    keeps_within(fleet, lambda: [host.sent_bytes() for host in hosts], [(0.3, 0.9), (0.3, 0.9)])
 
 
 def test_a_relay_is_killed(start: Start) -> None:
     fleet = start()
-    version = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, version)
+    version = midway(fleet)
     relay = fleet.relay(version)
     relay.kill()
+    fleet.release()
     all_end_well(fleet, version, but=relay)
     del fleet.workers[relay.name]
     assert max(copies(fleet).values()) < 1.3, "began again from zero"
@@ -95,10 +124,10 @@ def test_a_relay_is_killed(start: Start) -> None:
 
 def test_a_relay_freezes_and_goes_on_later(start: Start) -> None:
     fleet = start()
-    version = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, version)
+    version = midway(fleet)
     relay = fleet.relay(version)
     relay.freeze()
+    fleet.release()
     all_end_well(fleet, version, but=relay)
     relay.thaw()
     all_end_well(fleet, version)
@@ -107,19 +136,19 @@ def test_a_relay_freezes_and_goes_on_later(start: Start) -> None:
 
 def test_a_relay_becomes_slow(start: Start) -> None:
     fleet = start()
-    version = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, version)
+    version = midway(fleet)
     fleet.relay(version).host.set_rate(MBIT / 10)
+    fleet.release()
     all_end_well(fleet, version)
     assert max(copies(fleet).values()) < 1.3, "began again from zero"
 
 
 def test_a_link_is_cut_and_mended(start: Start) -> None:
     fleet = start()
-    version = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, version)
+    version = midway(fleet)
     relay = fleet.relay(version)
     relay.host.cut()
+    fleet.release()
     all_end_well(fleet, version, but=relay)
     relay.host.mend()
     all_end_well(fleet, version)
@@ -127,18 +156,18 @@ def test_a_link_is_cut_and_mended(start: Start) -> None:
 
 def test_workers_join_late(start: Start) -> None:
     fleet = start(hosts=(6,), late=2)
-    version = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, version)
+    version = midway(fleet)
     fleet.add_workers(fleet.network.hosts[-2:])
+    fleet.release()
     all_end_well(fleet, version)
     assert fleet.seeds[0].host.sent_bytes() < 2.5 * SIZE
 
 
 def test_a_newer_version_comes_halfway(start: Start) -> None:
     fleet = start()
-    older = fleet.publish(SIZE, seed=1)["version"]
-    midway(fleet, older)
+    older = midway(fleet)
     newer = fleet.publish(SIZE, seed=2)["version"]
+    fleet.release()
     assert newer > older
     all_end_well(fleet, newer)
     assert max(copies(fleet).values()) < 2.3
@@ -148,7 +177,7 @@ def test_a_version_that_changed_little_takes_few_bytes(start: Start) -> None:
     fleet = start()
     first = fleet.publish(SIZE, seed=1, change=1e-6)["version"]
     all_end_well(fleet, first)
-    time.sleep(1.5)  # beats tell the tracker who holds it
+    heard(fleet, first)
     before = fleet.seeds[0].host.sent_bytes()
     all_end_well(fleet, fleet.publish(SIZE, seed=1, change=1e-6)["version"])
     assert fleet.seeds[0].host.sent_bytes() - before < 0.5 * SIZE
@@ -161,6 +190,9 @@ def test_a_host_that_damages_bytes_is_dropped(start: Start) -> None:
     fleet.settle(timeout_s=TIMEOUT_S)
     all_end_well(fleet, fleet.publish(SIZE, seed=1)["version"])
     assert sum(each.ask("counts")["events"].get("damaged", 0) for each in others) > 0
-    endpoint = damages.wait("ready", timeout_s=1.0)["endpoint"]
-    troubles = fleet.tracker.ask("weights", job_id=JOB)["troubles"]
-    assert "damaged" in troubles[endpoint]
+    endpoint = damages.wait("ready", timeout_s=TIMEOUT_S)["endpoint"]
+    fleet.until(
+        lambda: "damaged" in fleet.tracker.ask("weights", job_id=JOB)["troubles"][endpoint],
+        "the tracker is told",
+        timeout_s=TIMEOUT_S,
+    )

@@ -165,24 +165,34 @@ class Fleet:
         for program in [self.tracker, *self.seeds, *self.workers.values()]:
             program.wait("ready", timeout_s=max(deadline - time.monotonic(), 0.001))
         self.until(
-            lambda: set(self.tracker.ask("members")["members"]) >= set(self.workers),
+            lambda: self.members().keys() >= self.workers.keys(),
             "all are members",
             timeout_s=max(deadline - time.monotonic(), 0.001),
         )
 
-    def publish(self, num_bytes: int, **fields: Any) -> dict[str, Any]:
+    def members(self) -> dict[str, int]:
+        """Whom the tracker knows, and the version that each had when it was last heard of."""
+        return self.tracker.ask("members")["members"]
+
+    def publish(self, num_bytes: int, *, held_at: float = 1.0, **fields: Any) -> dict[str, Any]:
         """Publish a new version; its number and the moment before it was announced.
 
         `seed`: of its random bytes. `change`: instead the bytes of the version before, after one
-        optimiser step of this learning rate.
+        optimiser step of this learning rate. With `held_at`, a share of the bytes, the rest of
+        them is not there before `release`.
         """
         for seed in self.seeds:
             seed.ask("prepare", num_bytes=num_bytes, **fields)
         first, *others = self.seeds
-        announced = first.ask("publish")
+        announced = first.ask("publish", held_at=held_at)
         for seed in others:
-            seed.ask("publish")
+            seed.ask("publish", held_at=held_at)
         return announced
+
+    def release(self) -> None:
+        """The seeds produce the rest of what was held."""
+        for seed in self.seeds:
+            seed.ask("release")
 
     def arrivals(
         self, version: int, *, timeout_s: float, workers: Iterable[Program] | None = None
