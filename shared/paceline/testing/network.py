@@ -156,8 +156,9 @@ class Host:
         self._hub.run("ip", [f"link set {self._port} down"])
 
     def mend(self) -> None:
-        """Bring its link up again."""
+        """Bring its link up again; it looks anew for whom it could not reach meanwhile."""
         self._hub.run("ip", [f"link set {self._port} up"])
+        self._own.run("ip", ["neigh flush dev eth0"])
 
     def sent_bytes(self) -> int:
         """Over its link since the beginning, with headers."""
