@@ -112,6 +112,7 @@ class Relay:
         self._cut = False
 
     def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()
         self.cut()
 
@@ -121,7 +122,11 @@ class Relay:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # the server has ended
+                near.close()
+                continue
             with self._lock:
                 if self._cut:
                     near.close()
