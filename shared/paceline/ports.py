@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.errors import StateError
@@ -27,7 +26,7 @@ class PortSlots:
             slots: dict[str, int] = read_json(self._path) or {}
             if slot in slots and is_free(slots[slot]):
                 return slots[slot]
-            slots[slot] = any_free(but=slots.values(), chance=self._chance)
+            slots[slot] = self._choose(set(slots.values()))
             write_json(self._path, slots)
             return slots[slot]
 
@@ -36,17 +35,11 @@ class PortSlots:
         slots: dict[str, int] = read_json(self._path) or {}
         return slots.get(slot)
 
-
-def any_free(*, but: Iterable[int] = (), chance: random.Random | None = None) -> int:
-    """A port that nothing holds now, none of `but`; raises `StateError` if there is none.
-
-    At random: who chooses beside us seldom chooses the same.
-    """
-    taken = set(but)
-    for port in (chance or random.Random()).sample(PORTS, len(PORTS)):
-        if port not in taken and is_free(port):
-            return port
-    raise StateError(f"no free port between {PORTS.start} and {PORTS.stop}")
+    def _choose(self, taken: set[int]) -> int:
+        for port in self._chance.sample(PORTS, len(PORTS)):
+            if port not in taken and is_free(port):
+                return port
+        raise StateError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from paceline.files import read_json
-from paceline.ports import any_free
+from paceline.testing.ports import free_port
 
 MISSING = "prometheus is not installed: run make monitoring-tools (Debian, as root)"
 START_S = 60.0
@@ -60,7 +60,7 @@ class Prometheus:
     def start(self, targets: Mapping[str, Iterable[str]] | None = None) -> Prometheus:
         """Start it and wait until it is ready; `targets` are host:port by the name of a job."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or any_free()
+        self.port = self.port or free_port()
         config = self.config or self._write(targets or {})
         command = [
             "prometheus",

@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.chassis import address_of
 from paceline.config import ServiceSettings
-from paceline.ports import any_free
 from paceline.testing.certificates import Authority
+from paceline.testing.ports import free_port
 from paceline.types import WorkerKind
 
 WAIT_S = 120.0  # only so that nothing hangs
@@ -92,7 +92,7 @@ def test_sigterm_drains_and_exits_with_0(tmp_path: Path) -> None:
 
 
 def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
-    metrics_port, enough = any_free(), tmp_path / "enough"
+    metrics_port, enough = free_port(), tmp_path / "enough"
     options = {"drain_until": str(enough)}
     process = start(tmp_path, metrics_port=metrics_port, grace_s=WAIT_S, options=options)
     first_line(process)
@@ -163,7 +163,7 @@ def test_a_token_that_guards_nothing_is_named(tmp_path: Path, kind: str, times: 
 
 
 def test_health_and_metrics_answer(tmp_path: Path) -> None:
-    metrics_port = any_free()
+    metrics_port = free_port()
     process = start(tmp_path, metrics_port=metrics_port)
     try:
         with grpc.insecure_channel(first_line(process)) as channel:

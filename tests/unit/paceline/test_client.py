@@ -25,9 +25,9 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline.files import token_of
-from paceline.ports import any_free
 from paceline.rest import JobEvent
 from paceline.testing.jobs import JobsInMemory, serve_jobs
+from paceline.testing.ports import free_port
 from paceline.types import JobState, WorkerKind
 from paceline_gateway.service import GatewayService, build
 
@@ -42,7 +42,7 @@ class Gateway:
         self.run_dir = run_dir
         self.url = ""
         self._upstream = f"127.0.0.1:{upstream_port}"
-        self._http_port = any_free()  # none of those that connections are given: it comes back
+        self._http_port = free_port()  # none of those that connections are given: it comes back
         self._chassis: Chassis | None = None
         self._serving: asyncio.Task[int] | None = None
 

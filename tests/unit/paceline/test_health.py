@@ -10,7 +10,7 @@ from paceline.config.service import ProbeSettings
 from paceline.errors import UnavailableError
 from paceline.health import Health, Probes
 from paceline.metrics import Metrics
-from paceline.ports import any_free
+from paceline.testing.ports import free_port
 
 
 class Clock:
@@ -101,7 +101,7 @@ def test_a_silent_caller_holds_nobody_up(url: str) -> None:
 
 
 def test_a_taken_port_is_named_and_a_closed_one_is_free() -> None:
-    first = Probes(host="127.0.0.1", port=any_free(), health=Health(), metrics=Metrics())
+    first = Probes(host="127.0.0.1", port=free_port(), health=Health(), metrics=Metrics())
     with pytest.raises(UnavailableError, match=f"metrics_port {first.port} on 127"):
         Probes(host="127.0.0.1", port=first.port, health=Health(), metrics=Metrics())
     first.close()

@@ -12,8 +12,8 @@ from paceline.config.load import validate
 from paceline.config.service import ServiceSettings, TracingSettings
 from paceline.errors import ConfigError
 from paceline.metrics import Metrics
-from paceline.ports import any_free
 from paceline.testing.otlp import Collector
+from paceline.testing.ports import free_port
 from paceline.tracing import OFF, Tracer, episode_context, start
 from paceline.types import WorkerKind
 
@@ -99,7 +99,7 @@ def test_an_endpoint_that_is_away_is_said_once_and_again_when_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # Its port is none of those that connections are given while nobody listens there.
-    metrics, collector = Metrics(), Collector(any_free())
+    metrics, collector = Metrics(), Collector(free_port())
     collector.start()
     collector.stop()
     tracer = start(process(collector.endpoint, timeout_s=1.0), metrics)
