@@ -200,7 +200,7 @@ def platform(
 def until() -> Callable[..., None]:
     """Waits for a condition; fails with `what` when it does not come true."""
 
-    def wait(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    def wait(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, what
