@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConflictError, NotFoundError, UnavailableError
+from paceline.testing.runtime import FakeClock
 from paceline_controller.leader import Candidate, Leader, LeaseRecord, LeaseTimes
 
 TIMES = LeaseTimes(lease_s=15.0, renew_within_s=10.0, retry_s=2.0)
@@ -20,6 +21,7 @@ class Store:
 
     record: LeaseRecord | None = None
     writes: int = 0
+    reads: int = 0
     away: bool = False
     slow_s: float = 0.0
 
@@ -31,6 +33,7 @@ class Store:
         return self.record
 
     async def read(self) -> LeaseRecord:
+        self.reads += 1
         await self._reach()
         if self.record is None:
             raise NotFoundError("no lease")
@@ -139,7 +142,8 @@ def test_times_that_do_not_protect_are_refused() -> None:
         Candidate("a", LeaseTimes(lease_s=10.0, renew_within_s=10.0, retry_s=2.0))
 
 
-FAST = LeaseTimes(lease_s=0.6, renew_within_s=0.4, retry_s=0.05)
+# Leases run out on a clock that the test turns; only the pauses between attempts are real.
+FAST = LeaseTimes(lease_s=60.0, renew_within_s=40.0, retry_s=0.5)
 
 
 @dataclass
@@ -162,26 +166,27 @@ class Work:
         return lambda: asyncio.ensure_future(work())
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.01)
 
 
-def start(store: Store, work: Work, name: str) -> "asyncio.Task[None]":
-    leader = Leader(store, identity=name, times=FAST)
+def start(store: Store, work: Work, name: str, clock: FakeClock) -> "asyncio.Task[None]":
+    leader = Leader(store, identity=name, times=FAST, clock=clock)
     return asyncio.create_task(leader.run(work.of(name)))
 
 
 async def test_a_leader_hands_over_when_it_ends() -> None:
-    store, work = Store(), Work()
-    first = start(store, work, "a")
+    store, work, clock = Store(), Work(), FakeClock()
+    first = start(store, work, "a", clock)
     await until(lambda: work.at_work == {"a"})
-    second = start(store, work, "b")
-    await asyncio.sleep(FAST.lease_s * 2)
+    second = start(store, work, "b", clock)
+    seen = store.reads
+    await until(lambda: store.reads >= seen + 5)
     assert work.terms == ["a"]
     first.cancel()
-    await until(lambda: work.at_work == {"b"}, FAST.lease_s)
+    await until(lambda: work.at_work == {"b"})  # no lease has run out: the clock stands
     second.cancel()
     await asyncio.wait({first, second})
     assert store.record
@@ -189,12 +194,14 @@ async def test_a_leader_hands_over_when_it_ends() -> None:
 
 
 async def test_a_leader_without_a_cluster_stops_before_its_lease_ends() -> None:
-    store, work = Store(), Work()
-    task = start(store, work, "a")
+    store, work, clock = Store(), Work(), FakeClock()
+    task = start(store, work, "a", clock)
     await until(lambda: work.at_work == {"a"})
     store.away = True
-    await until(lambda: not work.at_work, FAST.lease_s)
+    clock.pass_s(FAST.renew_within_s)
+    await until(lambda: not work.at_work)
     store.away = False
+    clock.pass_s(FAST.lease_s)
     await until(lambda: work.at_work == {"a"})
     assert work.terms == ["a", "a"]
     task.cancel()
@@ -202,11 +209,12 @@ async def test_a_leader_without_a_cluster_stops_before_its_lease_ends() -> None:
 
 
 async def test_a_server_that_hangs_is_no_excuse() -> None:
-    store, work = Store(), Work()
-    task = start(store, work, "a")
+    store, work, clock = Store(), Work(), FakeClock()
+    task = start(store, work, "a", clock)
     await until(lambda: work.at_work == {"a"})
-    store.slow_s = 60.0
-    await until(lambda: not work.at_work, FAST.lease_s)
+    store.slow_s = 600.0
+    clock.pass_s(FAST.renew_within_s)
+    await until(lambda: not work.at_work)
     task.cancel()
     await asyncio.wait({task})
 

@@ -233,6 +233,7 @@ class Connection:
         """Send until it is answered or the time is over; what may act twice goes out only once."""
         deadline = time.monotonic() + self._timeout_s
         attempt = 0
+        problem: PacelineError | None = None
         while True:
             left = max(deadline - time.monotonic(), 0.001)
             timeout = aiohttp.ClientTimeout(total=left, connect=min(left, CONNECT_S))
@@ -242,7 +243,9 @@ class Connection:
                     return await response.read()
             except UnavailableError as error:
                 problem = error
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except TimeoutError as error:
+                problem = problem or _lost(error)  # a last try cut short says less than an answer
+            except (aiohttp.ClientError, OSError) as error:
                 problem = _lost(error)
             pause = backoff_s(attempt)
             if once or pause >= deadline - time.monotonic():

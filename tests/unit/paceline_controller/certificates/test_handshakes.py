@@ -50,7 +50,7 @@ def shake(server_has: Data, client_has: Data, name: str = DOMAIN) -> bool:
     )
     try:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
     except grpc.RpcError:
         return False
     finally:
