@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import FencedError, StateError, UnavailableError
 from paceline.metrics import Metrics
+from paceline.ports import PortSlots
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
@@ -111,7 +111,7 @@ def run_ranks() -> Callable[[int, str, Path], None]:
 def _run_ranks(world: int, what: str, folder: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={world}", str(WORKER), what, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -126,6 +126,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.reason = ""
         self.limit = 4  # steps before it says `finished`
         self.holds_from = 1 << 30  # the first step whose batch does not come
+        self.fresh = False  # a batch comes when the weights of its step are served
         self.versions: list[roster_pb2.AnnounceRequest] = []
         self.seeds: list[roster_pb2.AnnounceRequest] = []  # of other parts than the first
         self.digests: dict[int, str] = {}  # by step
@@ -166,6 +167,8 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         if self.step >= self.limit:
             yield pb.BatchPart(step=request.step, stop="finished")
             return
+        while self.fresh and request.step not in self.digests:
+            await asyncio.sleep(0.01)
         self.taken.append((request.incarnation, request.step, request.rank))
         whole = samples(12, seed=request.step, version=len(self.versions) - 1)
         mine = whole[request.rank :: request.world]
@@ -235,11 +238,9 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port(tmp_path: Path) -> int:
+    """A port that nobody listens on, and nobody is given who asks for any."""
+    return PortSlots(tmp_path / "ports.json").take("master")
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_two_ranks_write_what_one_rank_reads(
     (tmp_path / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(WORKER), "save", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
 
     checkpoints = Checkpoints(tmp_path / "checkpoints", group=group, keep=2)
     parts = Parts(llama, group)

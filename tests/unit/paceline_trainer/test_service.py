@@ -21,6 +21,7 @@ from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_trainer.place import Place, find_place
 from paceline_trainer.start import of_rank, run
 
+LIMIT_S = 200.0
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 
 
@@ -32,6 +33,7 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
         "run_dir": str(folder),
         "experience": address,
         "job_id": "j",
+        "grace_s": 120.0,
         "options": {"incarnation": 1} | options,
     }
     path.write_text(yaml.safe_dump(settings))
@@ -62,13 +64,13 @@ async def launch(settings: Path, prefix: list[str], *, alone: bool = False) -> P
 
 
 async def end(process: Process) -> tuple[int, str]:
-    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    _, stderr = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode is not None
     return process.returncode, stderr.decode()
 
 
 async def commits(ledger: Any, count: int, process: Process) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         while len(ledger.commits) < count:
             assert process.returncode is None
             await asyncio.sleep(0.02)
@@ -108,7 +110,7 @@ async def test_ranks_of_all_nodes_end_well_when_one_is_drained(
     nodes = [await start_node(path, node=node, port=free_port) for node in (0, 1)]
     await commits(one_job, 3, nodes[0])
     nodes[1].send_signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while one_job.workers:
             await asyncio.sleep(0.02)
     assert one_job.checkpoints == [2, 3]
@@ -140,7 +142,7 @@ async def test_it_joins_answers_and_ends_well(one_job: Any, tmp_path: Path) -> N
     assert worker.kind == "trainer"
     assert worker.weights_endpoint == one_job.versions[0].weights_endpoint
     async with connect(worker.endpoint) as channel:
-        status = await call(TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=10)
+        status = await call(TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=60)
     assert status.step >= 2
     process.send_signal(signal.SIGTERM)
     code, stderr = await end(process)
@@ -168,7 +170,8 @@ async def test_a_killed_rank_ends_the_others(one_job: Any, tmp_path: Path) -> No
     ranks[-1].kill()
     code, _ = await end(process)
     assert code != 0
-    assert not [rank for rank in ranks if rank.is_running()]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=LIMIT_S)
+    assert alive == []
 
 
 @pytest.mark.slow
@@ -178,7 +181,7 @@ async def test_ranks_end_when_torchrun_is_killed(one_job: Any, tmp_path: Path) -
     await commits(one_job, 1, process)
     ranks = psutil.Process(process.pid).children()
     process.kill()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=20)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, ranks, timeout=LIMIT_S)
     assert alive == []
 
 

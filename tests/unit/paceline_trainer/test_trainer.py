@@ -34,6 +34,7 @@ from paceline_trainer.publish import Copier, Publisher
 from paceline_trainer.trainer import Clock, Engine, Trainer
 from paceline_trainer.vitals import Vitals
 
+LIMIT_S = 200.0
 Make = Callable[..., Trainer]
 
 
@@ -119,14 +120,15 @@ async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) ->
     fsspec.register_implementation("watched", Watched, clobber=True)
     place = "watched://bucket/checkpoints"
     Watched.waited.clear()
-    await asyncio.wait_for(make(1, place).run(), 60)
-    await asyncio.wait_for(make(2, place).resume(), 60)
+    await asyncio.wait_for(make(1, place).run(), LIMIT_S)
+    await asyncio.wait_for(make(2, place).resume(), LIMIT_S)
     assert Watched.waited == {"compute_0"}
 
 
 async def test_a_whole_job(one_job: Any, make: Make) -> None:
+    one_job.fresh = True  # so that the trainer knows the version of every batch
     trainer = make(1)
-    await asyncio.wait_for(trainer.run(), 60)
+    await asyncio.wait_for(trainer.run(), LIMIT_S)
     assert [step for _, step, _ in one_job.commits] == [0, 1, 2, 3]
     assert [v.step for v in one_job.versions] == [0, 1, 2, 3, 4]
     assert [v.parent for v in one_job.versions] == [-1, 0, 1, 2, 3]
@@ -137,9 +139,8 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     sampled, checked = (
         sum(told[name] for told in metrics) for name in ("versions_sampled", "versions_checked")
     )
-    assert sampled == checked >= 2
-    # A batch may come before the trainer has heard which version its publication got.
-    assert all(told["mismatch_tokens"] > 0 for told in metrics if told["versions_checked"])
+    assert sampled == checked == 4
+    assert all(told["mismatch_tokens"] > 0 for told in metrics)
 
 
 @pytest.mark.parametrize("told", [4096, 0])
@@ -148,14 +149,14 @@ async def test_published_weights_can_be_pulled(
 ) -> None:
     """0: a service of an earlier release does not say how to cut them."""
     one_job.chunk_bytes = told
-    await asyncio.wait_for(make(1).run(), 60)
+    await asyncio.wait_for(make(1).run(), LIMIT_S)
     key = one_job.key
     staging = await pull(
         [server[1]],
         job_id="j",
         version=4,
         into=lambda header: Staging(header, key=key),
-        timeout_s=10,
+        timeout_s=LIMIT_S,
         key=key,
     )
     assert staging.complete
@@ -173,7 +174,7 @@ async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make:
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     one_job.limit = 6
-    await asyncio.wait_for(make(2).run(), 60)
+    await asyncio.wait_for(make(2).run(), LIMIT_S)
     start = one_job.rewinds[-1]
     assert start >= 2
     assert start in one_job.checkpoints
@@ -190,7 +191,7 @@ async def test_an_older_incarnation_ends(one_job: Any, make: Make) -> None:
         await asyncio.sleep(0.01)
     one_job.incarnation = 2
     with pytest.raises(FencedError, match="incarnation 1 was replaced"):
-        await asyncio.wait_for(work, 60)
+        await asyncio.wait_for(work, LIMIT_S)
 
 
 async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) -> None:
@@ -200,7 +201,7 @@ async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) ->
     while len(one_job.commits) < 3:
         await asyncio.sleep(0.01)
     trainer.stop()
-    await asyncio.wait_for(work, 60)
+    await asyncio.wait_for(work, LIMIT_S)
     assert trainer.stop_reason == "signal"
     assert one_job.checkpoints[-1] == one_job.step == trainer.step
 
@@ -208,7 +209,7 @@ async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) ->
 async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Make) -> None:
     one_job.limit = 3
     one_job.spec["trainer"]["publish_every"] = 2
-    await asyncio.wait_for(make(1).run(), 60)
+    await asyncio.wait_for(make(1).run(), LIMIT_S)
     assert [v.step for v in one_job.versions] == [0, 2, 3]
     assert one_job.checkpoints == [2, 3]
     assert one_job.state == "succeeded"
@@ -240,7 +241,7 @@ async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
             progress.look()
 
     running = asyncio.create_task(trainer.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(LIMIT_S):
         while len(one_job.commits) < 2 or trainer.clock.phase != "waiting":
             await asyncio.sleep(0.01)
     await pass_by(10_000)
