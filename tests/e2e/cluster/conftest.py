@@ -62,15 +62,15 @@ class Installation:
     def install(self, *more: str, version: int = 4) -> str:
         """Install the release and wait until all its pods are ready."""
         words = ["install", self.name, str(CHART), "-f", str(self.values), "--create-namespace"]
-        said = self.helm(*words, "--timeout", "120s", *more, version=version)
-        self.cluster.until(self._is_up, "all pods ready", timeout_s=120)
+        said = self.helm(*words, "--timeout", "300s", *more, version=version)
+        self.cluster.until(self._is_up, "all pods ready", timeout_s=300)
         return said
 
     def upgrade(self, *more: str, version: int = 4) -> str:
         """Upgrade the release with other values and wait until its pods are replaced."""
-        words = ["upgrade", self.name, str(CHART), "-f", str(self.values), "--timeout", "120s"]
+        words = ["upgrade", self.name, str(CHART), "-f", str(self.values), "--timeout", "300s"]
         said = self.helm(*words, *more, version=version)
-        self.cluster.until(self._is_up, "all pods ready", timeout_s=120)
+        self.cluster.until(self._is_up, "all pods ready", timeout_s=300)
         return said
 
     def events(self) -> list[dict[str, Any]]:
@@ -79,9 +79,16 @@ class Installation:
 
     def client(self) -> Client:
         """An SDK client with the generated token."""
-        pod = self.pods("gateway")[0]
-        host, port = self.cluster.address(pod, 8300)
-        return Client(f"http://{host}:{port}", token=self.token())
+        found: list[str] = []
+
+        def is_there() -> bool:
+            found[:] = self.pods("gateway")
+            return bool(found)
+
+        self.cluster.until(is_there, "a gateway", timeout_s=300)
+        host, port = self.cluster.address(found[0], 8300)
+        url = f"http://{host}:{port}"
+        return Client(url, token=self.token(), timeout_s=60.0, outage_s=300.0)
 
     def token(self) -> str:
         """What helm's notes tell to read."""
@@ -113,7 +120,7 @@ class Installation:
 
     def _run(self, *command: str) -> str:
         where = ["--kubeconfig", str(self.cluster.kubeconfig), "-n", NAMESPACE]
-        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=200)
+        done = subprocess.run([*command, *where], capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 

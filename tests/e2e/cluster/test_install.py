@@ -15,30 +15,32 @@ from paceline.client import Client
 if TYPE_CHECKING:
     from conftest import Installation
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PATIENCE_S = 300.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 Job = Callable[..., dict[str, Any]]
-# Two workers make fewer tokens per second than the trainer of the demo uses up.
-SLOW = {"kind": "simulated", "batch_tokens_per_s": 400, "length": {"kind": "fixed", "mean": 3}}
+# Two workers make fewer tokens per second than the trainer of the demo uses up, also one that has
+# half a core to itself.
+SLOW = {"kind": "simulated", "batch_tokens_per_s": 200, "length": {"kind": "fixed", "mean": 3}}
 # Made-up answers are hardly ever right sums, and a trainer has nothing to do where all are wrong.
 MIXED = [{"kind": "regex", "pattern": "^[^0-4]*$"}]
-# From now on the trainer gets a fifteenth of its time, in pieces so small that what it waits for
+# From now on the trainer gets a thirtieth of its time, in pieces so small that what it waits for
 # hardly takes longer. Without a pause: it would make up for it with steps that have been sampled.
 THROTTLE = """
-import os, signal, time
+import contextlib, os, signal, time
 from pathlib import Path
-ranks = [
-    int(path.parent.name)
-    for path in Path("/proc").glob("[0-9]*/cmdline")
-    if b"paceline_trainer" in (words := path.read_bytes().split(b"\\0"))
-    and b"torch.distributed.run" not in words
-]
+ranks = []
+for path in Path("/proc").glob("[0-9]*/cmdline"):
+    with contextlib.suppress(OSError):  # it has ended since
+        words = path.read_bytes().split(b"\\0")
+        if b"paceline_trainer" in words and b"torch.distributed.run" not in words:
+            ranks.append(int(path.parent.name))
 assert ranks
 if os.fork():
     os._exit(0)
 os.setsid()
 os.closerange(0, 3)
 while True:
-    for number, pause_s in ((signal.SIGSTOP, 0.07), (signal.SIGCONT, 0.005)):
+    for number, pause_s in ((signal.SIGSTOP, 0.145), (signal.SIGCONT, 0.005)):
         for rank in ranks:
             os.kill(rank, number)
         time.sleep(pause_s)
@@ -55,6 +57,18 @@ def stepped(client: Client, job_id: str, step: int) -> Callable[[], bool]:
     return lambda: client.get(job_id).status.step >= step
 
 
+def pod_of(installation: "Installation", component: str, job_id: str) -> str:
+    """The only one, as soon as it is ready; a probe that comes too late makes it wait again."""
+    found: list[str] = []
+
+    def is_there() -> bool:
+        found[:] = installation.pods(component, job_id)
+        return len(found) == 1
+
+    installation.cluster.until(is_there, f"one {component} pod", timeout_s=PATIENCE_S)
+    return found[0]
+
+
 def objects_of(installation: "Installation", job_id: str) -> list[dict[str, Any]]:
     kinds = ("Pod", "Deployment", "Job", "Service")
     selector = f"paceline.dev/job={job_id}"
@@ -62,7 +76,7 @@ def objects_of(installation: "Installation", job_id: str) -> list[dict[str, Any]
 
 
 def trained_well(client: Client, job_id: str) -> dict[str, Any]:
-    job = client.wait(job_id, timeout_s=300)
+    job = client.wait(job_id, timeout_s=2 * PATIENCE_S)
     assert job.status.state == "succeeded", job.status.reason
     audit = client.audit(job_id)
     assert audit.ok, audit.problems
@@ -74,21 +88,26 @@ def test_the_demo_learns_while_its_pods_die(installation: "Installation", demo_j
     cluster = installation.cluster
     with installation.client() as client:
         job_id = client.submit(demo_job()).status.job_id
-        cluster.until(stepped(client, job_id, 25), "25 steps", timeout_s=200)
-        (rollout,) = installation.pods("rollout", job_id)
-        (trainer,) = installation.pods("trainer", job_id)
+        cluster.until(stepped(client, job_id, 25), "25 steps", timeout_s=PATIENCE_S)
+        rollout = pod_of(installation, "rollout", job_id)
+        trainer = pod_of(installation, "trainer", job_id)
         cluster.delete("Pod", rollout, grace_s=0)
         cluster.kill_pod(trainer)
         for component, dead in (("rollout", rollout), ("trainer", trainer)):
             cluster.until(
                 lambda c=component, d=dead: set(installation.pods(c, job_id)) - {d},
                 f"another {component} pod",
+                timeout_s=PATIENCE_S,
             )
         summary = trained_well(client, job_id)
         assert client.get(job_id).status.incarnation == 2
     assert summary["eval_reward_start"] <= 0.40
     assert summary["eval_reward_end"] >= 0.80
-    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+    cluster.until(
+        lambda: not objects_of(installation, job_id),
+        "nothing of the job left",
+        timeout_s=PATIENCE_S,
+    )
 
 
 def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job) -> None:
@@ -102,24 +121,31 @@ def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job
     )
     with installation.client() as client:
         job_id = client.submit(job).status.job_id
+        pods: list[str] = []
+
+        def are_three() -> bool:
+            pods[:] = installation.pods("rollout", job_id)
+            return len(pods) == 3
+
+        cluster.until(are_three, "3 workers", timeout_s=PATIENCE_S)
+        assert {pod.rpartition("-spot-")[1] for pod in pods} == {"-spot-"}
+        trainer = pod_of(installation, "trainer", job_id)
+        throttle = ["python", "-c", THROTTLE]
+        assert cluster.execute(trainer, throttle, timeout_s=PATIENCE_S) == (0, "")
         cluster.until(
-            lambda: len(installation.pods("rollout", job_id)) == 3, "3 workers", timeout_s=200
-        )
-        assert {pod.rpartition("-spot-")[1] for pod in installation.pods("rollout", job_id)} == {
-            "-spot-"
-        }
-        (trainer,) = installation.pods("trainer", job_id)
-        assert cluster.execute(trainer, ["python", "-c", THROTTLE]) == (0, "")
-        cluster.until(
-            lambda: len(installation.pods("rollout", job_id)) == 1, "1 worker", timeout_s=200
+            lambda: len(installation.pods("rollout", job_id)) == 1, "1 worker", timeout_s=PATIENCE_S
         )
         step = client.get(job_id).status.step
-        cluster.until(stepped(client, job_id, step + 1), "a step with one", timeout_s=100)
+        cluster.until(stepped(client, job_id, step + 1), "a step with one", timeout_s=PATIENCE_S)
         counts = client.audit(job_id).counts
         client.cancel(job_id)
-        assert client.wait(job_id, timeout_s=60).status.state == "cancelled"
+        assert client.wait(job_id, timeout_s=PATIENCE_S).status.state == "cancelled"
     assert counts["admitted"] > 0
-    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+    cluster.until(
+        lambda: not objects_of(installation, job_id),
+        "nothing of the job left",
+        timeout_s=PATIENCE_S,
+    )
 
 
 def test_a_job_as_an_object(installation: "Installation", demo_job: Job) -> None:
@@ -135,16 +161,22 @@ def test_a_job_as_an_object(installation: "Installation", demo_job: Job) -> None
     path = cluster.folder / "training_job.yaml"
     path.write_text(yaml.safe_dump(body))
     installation.kubectl("apply", "-f", str(path))
-    cluster.until(lambda: status_of(installation).get("step", 0) >= 2, "2 steps", timeout_s=120)
+    cluster.until(
+        lambda: status_of(installation).get("step", 0) >= 2, "2 steps", timeout_s=PATIENCE_S
+    )
     header, row = installation.kubectl("get", "trainingjobs").splitlines()
     assert header.split() == ["NAME", "STATE", "STEP", "STEPS", "REWARD", "ROLLOUTS", "AGE"]
     assert row.split()[:2] == ["sums", "running"]
     job_id = status_of(installation)["jobId"]
     with installation.client() as client:
         assert client.get(job_id).status.name == "sums"
-        installation.kubectl("delete", "trainingjob", "sums", "--timeout=60s")
+        installation.kubectl("delete", "trainingjob", "sums", "--timeout=180s")
         assert client.get(job_id).status.state == "cancelled"
-    cluster.until(lambda: not objects_of(installation, job_id), "nothing of the job left")
+    cluster.until(
+        lambda: not objects_of(installation, job_id),
+        "nothing of the job left",
+        timeout_s=PATIENCE_S,
+    )
     body["spec"] = {**spec, "experience": {**spec["experience"], "group_size": 1}}
     path.write_text(json.dumps(body))
     with pytest.raises(AssertionError, match="group_size"):
@@ -163,19 +195,23 @@ def test_a_job_outlives_an_upgrade_and_its_leader(
     kept = installation.token(), installation.secret("paceline-store", "password")
     with installation.client() as client:
         job_id = client.submit(demo_job(stop={"steps": 40})).status.job_id
-        cluster.until(stepped(client, job_id, 2), "2 steps", timeout_s=120)
-    trainer, rollout = (installation.pods(c, job_id) for c in ("trainer", "rollout"))
+        cluster.until(stepped(client, job_id, 2), "2 steps", timeout_s=PATIENCE_S)
+        pod_of(installation, "trainer", job_id)
+        pod_of(installation, "rollout", job_id)
     installation.upgrade("--set", "services.gateway.graceSeconds=19")
     assert (installation.token(), installation.secret("paceline-store", "password")) == kept
     leader = leader_of(installation)
     cluster.delete("Pod", leader, grace_s=0)
-    cluster.until(lambda: leader_of(installation) not in ("", leader), "another leader")
+    cluster.until(
+        lambda: leader_of(installation) not in ("", leader),
+        "another leader",
+        timeout_s=PATIENCE_S,
+    )
     with installation.client() as client:
         trained_well(client, job_id)
         assert client.get(job_id).status.incarnation == 1
     seen = {event["regarding"]["name"] for event in installation.events()}
     assert f"trainer-{job_id}-1" in seen
-    assert len(trainer) == len(rollout) == 1
 
 
 def leader_of(installation: "Installation") -> str:
@@ -187,10 +223,11 @@ def test_nothing_is_left(installation: "Installation", demo_job: Job) -> None:
     cluster = installation.cluster
     with installation.client() as client:
         job_id = client.submit(demo_job(stop={"steps": 100_000})).status.job_id
-        cluster.until(stepped(client, job_id, 1), "a step", timeout_s=120)
+        cluster.until(stepped(client, job_id, 1), "a step", timeout_s=PATIENCE_S)
     installation.helm("uninstall", installation.name, "--timeout", "120s")
-    cluster.until(lambda: not left(installation), "nothing left", timeout_s=60)
-    assert cluster.get("CustomResourceDefinition", "trainingjobs.paceline.dev") is None
+    cluster.until(lambda: not left(installation), "nothing left", timeout_s=PATIENCE_S)
+    crd = "trainingjobs.paceline.dev"
+    cluster.until(lambda: cluster.get("CustomResourceDefinition", crd) is None, "no kind left")
 
 
 def left(installation: "Installation") -> list[str]:
