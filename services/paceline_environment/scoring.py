@@ -49,7 +49,6 @@ class Scoring:
         self._channels: dict[str, aio.Channel] = {}
         self._pending: dict[str, int] = {}
         self._jobs: dict[str, Coalescer[_Waiting]] = {}
-        self._limits_s: dict[str, float] = {}  # of an answer, by job
 
     async def score(
         self,
@@ -67,12 +66,13 @@ class Scoring:
         Raises:
             PacelineError: no reward worker could be made to answer.
         """
-        self._limits_s[job_id] = self._timeout_s + part_s
         if job_id not in self._jobs:
+            empty = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, tenant=tenant)
 
             async def send(items: list[_Waiting]) -> None:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), most=_MOST_BYTES)
-                await asyncio.gather(*(self._send(tenant, job_id, rewards, part) for part in parts))
+                limit_s = self._timeout_s + part_s
+                await asyncio.gather(*(self._send(empty, part, limit_s) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST_ITEMS)
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
@@ -90,12 +90,13 @@ class Scoring:
         """Which service a score waits for: who is to start a worker, if there is none."""
         return "reward" if self._workers.of(job_id) else "controller"
 
-    async def _send(self, tenant: str, job_id: str, rewards: str, batch: list[_Waiting]) -> None:
-        items = [waiting.item for waiting in batch if not waiting.score.done()]
-        request = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, items=items, tenant=tenant)
+    async def _send(self, empty: pb.ScoreRequest, batch: list[_Waiting], limit_s: float) -> None:
         batch = [waiting for waiting in batch if not waiting.score.done()]
+        request = pb.ScoreRequest()
+        request.CopyFrom(empty)
+        request.items.extend(waiting.item for waiting in batch)
         try:
-            reply = await self._call(request)
+            reply = await self._call(request, limit_s)
         except PacelineError as error:
             for waiting in batch:
                 if not waiting.score.done():
@@ -109,9 +110,8 @@ class Scoring:
             except ValueError as error:
                 waiting.score.set_exception(PacelineError(f"score: {error}"))
 
-    async def _call(self, request: pb.ScoreRequest) -> pb.ScoreReply:
+    async def _call(self, request: pb.ScoreRequest, limit_s: float) -> pb.ScoreReply:
         """Two full tries' time in all: a worker that hangs must not be the end."""
-        limit_s = self._limits_s[request.job_id]
         deadline = self._clock() + 2 * limit_s
         last: PacelineError = UnavailableError("no reward worker is there")
         avoid: set[str] = set()

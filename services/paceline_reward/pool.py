@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.family import END_S, Family, start_family
 from paceline.interfaces import RewardInput
 from paceline.logs import Log
 from paceline.types import Score
@@ -24,7 +21,6 @@ from paceline_reward.turns import NOBODY, Owner, Turns
 
 log = Log("pool")
 MAX_CHUNK = 16
-EXIT_S = 5.0
 MAX_FRAME_BYTES = 4 << 20
 
 
@@ -102,16 +98,8 @@ class Pool:
         return scores
 
     async def _start(self) -> Child:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "paceline_reward.child",
-            *self._import_from,
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-        )
-        child = Child(process)
+        command = (sys.executable, "-m", "paceline_reward.child", *self._import_from)
+        child = Child(await start_family(command))
         self._alive.add(child)
         return child
 
@@ -123,8 +111,9 @@ class UnloadableError(PacelineError):
 class Child:
     """One child process, working on at most one chunk at a time."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._process = family.process
         self.loaded = False
 
     async def begin(self, part: Part, items: Sequence[RewardInput], *, load_s: float) -> None:
@@ -165,9 +154,7 @@ class Child:
 
     async def kill(self) -> None:
         """End it and everything it has started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+        await self._family.kill()
 
     async def _receive(self, timeout_s: float) -> dict[str, Any]:
         reader = self._process.stdout
@@ -192,7 +179,7 @@ class Child:
 
     async def _last_words(self) -> str:
         try:
-            async with asyncio.timeout(EXIT_S):
+            async with asyncio.timeout(END_S):
                 return f"exit code {await self._process.wait()}"
         except TimeoutError:
             return "it closed its pipe"

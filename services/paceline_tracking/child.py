@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import sys
-from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from paceline.family import END_S, Family, start_family
 from paceline_tracking.secrets import without_secrets
 
 COMMAND = (sys.executable, "-m", "paceline_tracking.host")
 MOST_WORDS = 2000
 LINE_BYTES = 1 << 20
-END_S = 5.0
 
 
 class TrackerError(Exception):
@@ -32,26 +29,16 @@ class TrackerError(Exception):
 class Child:
     """One process; after any error it is of no use any more."""
 
-    def __init__(self, process: Process, transport: asyncio.SubprocessTransport) -> None:
-        self._process = process
-        self._transport = transport
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._process = family.process
         self._words = b""
         self._listening = asyncio.create_task(self._listen(), name="tracker's words")
 
     @classmethod
     async def start(cls, command: Sequence[str] = COMMAND) -> Child:
         """Start it, with its family in a session of their own."""
-        loop = asyncio.get_running_loop()
-        # As asyncio.create_subprocess_exec does, which keeps the transport to itself.
-        transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(LINE_BYTES, loop),
-            *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            start_new_session=True,
-        )
-        return cls(Process(transport, protocol, loop), transport)
+        return cls(await start_family(command, stderr=True, line_bytes=LINE_BYTES))
 
     async def ask(self, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The answer to one request.
@@ -75,15 +62,9 @@ class Child:
 
     async def kill(self) -> None:
         """End it and all that it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        # Something that left the family may hold the pipe open, and asyncio waits for pipes too.
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(END_S):
-                    await self._process.wait()
+            await self._family.kill()
         finally:
-            self._transport.close()
             self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +58,18 @@ async def test_a_hung_item_is_killed(scorer: Scorer, item: MakeItem) -> None:
     good, bad = split(await scorer.score(user("by_response", timeout_s=LIMIT_S), items))
     assert good == [1.0, 2.0]
     assert [text.endswith("no score within 5 s") for text in bad] == [True, True]
+
+
+async def test_one_that_left_with_the_pipes_holds_up_nothing(
+    scorer: Scorer, item: MakeItem, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    reward = user("stray", timeout_s=LIMIT_S, pid_file=str(pid_file))
+    try:
+        scores = await asyncio.wait_for(scorer.score(reward, [item("")]), 200)
+        assert [score.status for score in scores] == [INFRA]
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 async def test_a_pattern_that_backtracks_for_ever(scorer: Scorer, item: MakeItem) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from paceline.interfaces import RewardInput
@@ -42,3 +43,12 @@ def pid(item: RewardInput) -> float:
     """Which process this is."""
     time.sleep(0.01)
     return float(os.getpid())
+
+
+def stray(item: RewardInput, *, pid_file: str) -> float:
+    """Leave a process behind that holds the pipes, in a session of its own, and hang."""
+    if os.fork() == 0:
+        os.setsid()
+        Path(pid_file).write_text(str(os.getpid()))
+    time.sleep(600)
+    return 0.0
