@@ -322,7 +322,7 @@ class Episode:
                 rewards=job.rewards,
                 item=item,
                 tenant=job.spec.tenant,
-                part_s=max(part.timeout_s for part in job.spec.reward),
+                part_s=job.part_s,
             )
         self._reward_s = self._peers.clock() - started
         return score

@@ -36,6 +36,7 @@ class JobContext:
     environment: Callable[..., Environment]
     topology: Callable[..., Any]
     rewards: str  # JSON of the `reward:` section
+    part_s: float  # seconds that its slowest part may take
     samplings: dict[Purpose, Sampling]
     options: dict[Purpose, dict[str, Any]]
 
@@ -150,6 +151,7 @@ def build_context(job_id: str, spec: JobSpec, tokenizer: Tokenizer) -> JobContex
         environment=plugins.find("environments", spec.tasks.environment),
         topology=plugins.find("topologies", "linear"),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
+        part_s=max(part.timeout_s for part in spec.reward),
         samplings=samplings,
         options=options,
     )

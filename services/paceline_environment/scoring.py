@@ -25,6 +25,14 @@ _MOST_ITEMS = 256
 _MOST_BYTES = 8 << 20  # of one message, well below the limit of gRPC
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    job_id: str
+    tenant: str
+    rewards: str  # JSON of the `reward:` section
+    limit_s: float  # of an answer
+
+
 @dataclass(slots=True)
 class _Waiting:
     item: pb.ScoreItem
@@ -67,12 +75,11 @@ class Scoring:
             PacelineError: no reward worker could be made to answer.
         """
         if job_id not in self._jobs:
-            empty = pb.ScoreRequest(job_id=job_id, rewards_json=rewards, tenant=tenant)
+            job = _Job(job_id, tenant, rewards, self._timeout_s + part_s)
 
             async def send(items: list[_Waiting]) -> None:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), most=_MOST_BYTES)
-                limit_s = self._timeout_s + part_s
-                await asyncio.gather(*(self._send(empty, part, limit_s) for part in parts))
+                await asyncio.gather(*(self._send(job, part) for part in parts))
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST_ITEMS)
         waiting = _Waiting(item, asyncio.get_running_loop().create_future())
@@ -90,13 +97,16 @@ class Scoring:
         """Which service a score waits for: who is to start a worker, if there is none."""
         return "reward" if self._workers.of(job_id) else "controller"
 
-    async def _send(self, empty: pb.ScoreRequest, batch: list[_Waiting], limit_s: float) -> None:
+    async def _send(self, job: _Job, batch: list[_Waiting]) -> None:
         batch = [waiting for waiting in batch if not waiting.score.done()]
-        request = pb.ScoreRequest()
-        request.CopyFrom(empty)
-        request.items.extend(waiting.item for waiting in batch)
+        request = pb.ScoreRequest(
+            job_id=job.job_id,
+            tenant=job.tenant,
+            rewards_json=job.rewards,
+            items=[waiting.item for waiting in batch],
+        )
         try:
-            reply = await self._call(request, limit_s)
+            reply = await self._call(request, job.limit_s)
         except PacelineError as error:
             for waiting in batch:
                 if not waiting.score.done():

@@ -41,7 +41,7 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
 # With less time left a call is not repeated: its deadline would hide why the one before failed.
-LEAST_S = 0.05
+_LEAST_S = 0.05
 RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -136,7 +136,7 @@ async def call(
     told: PacelineError | None = None
     while True:
         left = deadline - time.monotonic()
-        if told is not None and left < LEAST_S:
+        if told is not None and left < _LEAST_S:
             raise told
         try:
             return await method(request, timeout=max(left, 0.001), **_behalf(on_behalf_of))
@@ -146,7 +146,7 @@ async def call(
             # A quota is there on purpose: to ask again at once changes nothing.
             final = error.code() not in RETRIED or isinstance(told, errors.QuotaError)
             left = deadline - time.monotonic()
-            if not idempotent or final or pause + LEAST_S >= left:
+            if not idempotent or final or pause + _LEAST_S >= left:
                 raise told from None
         await asyncio.sleep(pause)
         attempt += 1

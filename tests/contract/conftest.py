@@ -7,7 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from paceline.testing.ports import free_port
 from paceline_rollout.engines.sglang.capabilities import parse_version
-from paceline_rollout.engines.sglang.server import GUARD, Launch, free_port
+from paceline_rollout.engines.sglang.server import GUARD, Launch
 
 VOCAB, CONTEXT = 32, 256
 START_S = 240.0
@@ -59,20 +60,29 @@ def model_dir(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sglang_url(sglang_python: str, model_dir: Path) -> Iterator[str]:
+def launch_of(model_dir: Path) -> Callable[..., Launch]:
+    """How to start a server of the tiny model with a Python; it logs to a file of this name."""
+
+    def make(python: str, log: str, **more: Any) -> Launch:
+        return Launch(
+            python=Path(python),
+            model_dir=model_dir,
+            log_path=model_dir / log,
+            dtype="float32",
+            max_context=CONTEXT,
+            max_concurrent=16,
+            threads=1,
+            **more,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sglang_url(sglang_python: str, launch_of: Callable[..., Launch]) -> Iterator[str]:
     """One real server for all tests that do not end it."""
     port = free_port()
-    launch = Launch(
-        python=Path(sglang_python),
-        model_dir=model_dir,
-        log_path=model_dir / "session.log",
-        dtype="float32",
-        device="cpu",
-        max_context=CONTEXT,
-        max_concurrent=16,
-        max_tokens=8192,
-        threads=1,
-    )
+    launch = launch_of(sglang_python, "session.log", device="cpu", max_tokens=8192)
     known = parse_version("0.5.23")
     command = launch.command(port=port, api_key="", capabilities=known)
     with launch.log_path.open("wb") as out:

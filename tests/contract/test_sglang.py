@@ -20,8 +20,9 @@ import torch
 
 from paceline.errors import InvalidError, PacelineError
 from paceline.testing.engines import Answers, ask, wait_for
+from paceline.testing.ports import free_port
 from paceline_rollout.engines.sglang.make import sglang
-from paceline_rollout.engines.sglang.server import Launch, LaunchedServer, free_port
+from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
 
 VOCAB, CONTEXT = 32, 256
 FAKE = "paceline.testing.sglang"
@@ -338,22 +339,11 @@ async def test_a_key_is_used(opened: Open):
         assert len(out.tokens("a")) == 8
 
 
-async def test_a_port_that_another_has_taken_is_left_to_it(model_dir: Path):
+async def test_a_port_that_another_has_taken_is_left_to_it(launch_of: Callable[..., Launch]):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         taken: int = other.getsockname()[1]
-        launch = Launch(
-            python=Path(sys.executable),
-            module=FAKE,
-            model_dir=model_dir,
-            log_path=model_dir / "ports.log",
-            dtype="float32",
-            device="",
-            max_context=CONTEXT,
-            max_concurrent=16,
-            max_tokens=0,
-            threads=1,
-        )
+        launch = launch_of(sys.executable, "ports.log", module=FAKE, device="", max_tokens=0)
         ports = iter([taken])
         server = LaunchedServer(
             launch, api_key="", timeout_s=120, choose_port=lambda: next(ports, 0) or free_port()

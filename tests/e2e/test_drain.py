@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from paceline.config import ServiceSettings, load_settings
+from paceline.testing.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # With what the interpreter takes to end on a busy machine.
@@ -50,13 +51,6 @@ def settings_of(platform: Any, kind: str) -> ServiceSettings:
 def is_ready(url: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/readyz", timeout=30.0).text == "ok\n"
-    return False
-
-
-def goes_on(process: psutil.Process) -> bool:
-    """Whether it has not ended; its parent may take note of that at any moment."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

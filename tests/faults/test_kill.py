@@ -1,14 +1,13 @@
 """`kill -9` of any one of the seven kinds of process during a job: it still succeeds."""
 
-import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from paceline.testing.processes import goes_on
 
 KINDS = ("gateway", "controller", "experience", "environment", "reward", "rollout", "trainer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -40,14 +39,14 @@ def kill_and_finish(
     job: dict[str, Any],
     gate: Path,
     until: Callable[..., None],
-    kill: Callable[[str], int],
+    kill: Callable[[str], psutil.Process],
 ) -> dict[str, Any]:
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
         until(lambda: client.get(job_id).status.step >= 4, "no progress", 300)
         victim = kill(job_id)
         gate.touch()
-        until(lambda: not runs(victim), "the victim lives on")
+        until(lambda: not goes_on(victim), "the victim lives on")
         status = client.wait(job_id, timeout_s=500).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.audit(job_id)
@@ -55,23 +54,16 @@ def kill_and_finish(
         return dict(status.summary)
 
 
-def runs(pid: int) -> bool:
-    """Whether it has not ended; its parent takes note of that in its own time."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_job_survives_and_the_ledger_is_clean(
     kind: str, platform: Any, job_of: Job, gate: Path, until: Callable[..., None]
 ) -> None:
-    def kill(job_id: str) -> int:
+    def kill(job_id: str) -> psutil.Process:
         shared = kind not in {"rollout", "trainer"}
         name = next(n for n in platform.names() if n.startswith(kind) and (shared or job_id in n))
-        pid = platform.pid_of(name)
-        os.kill(pid, signal.SIGKILL)
-        return int(pid)
+        process = psutil.Process(platform.pid_of(name))
+        process.kill()
+        return process
 
     summary = kill_and_finish(platform, job_of(f"kill-{kind}"), gate, until, kill)
     assert summary["steps"] == STEPS
@@ -81,10 +73,10 @@ def test_the_job_survives_and_the_ledger_is_clean(
 def test_a_trainer_rank_may_die_without_its_launcher(
     platform: Any, job_of: Job, gate: Path, until: Callable[..., None]
 ) -> None:
-    def kill(job_id: str) -> int:
+    def kill(job_id: str) -> psutil.Process:
         name = next(n for n in platform.names() if n.startswith("trainer") and job_id in n)
         rank = psutil.Process(platform.pid_of(name)).children()[-1]
         rank.kill()
-        return int(rank.pid)
+        return rank
 
     kill_and_finish(platform, job_of("kill-rank"), gate, until, kill)

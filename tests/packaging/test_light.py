@@ -19,13 +19,18 @@ print([name for name in ("torch", "transformers", "sglang") if name in sys.modul
 """
 
 
-@pytest.mark.parametrize("package", [f"paceline_{kind}" for kind in LIGHT] + ["paceline"])
-def test_no_module_of_it_imports_torch(package: str) -> None:
+def said_by(code: str, *arguments: str) -> str:
+    """What a new Python prints that runs this code; it must not fail."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, package], capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("package", [f"paceline_{kind}" for kind in LIGHT] + ["paceline"])
+def test_no_module_of_it_imports_torch(package: str) -> None:
+    assert said_by(PROBE, package) == "[]"
 
 
 MOVES_BYTES = """
@@ -37,14 +42,7 @@ print([name for name in ("aiohttp", "blake3", "torch", "zstandard") if name in s
 
 @pytest.mark.parametrize("kind", ["environment", "experience", "gateway", "reward"])
 def test_what_moves_weights_is_for_trainers_and_rollout_workers(kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", MOVES_BYTES, f"paceline_{kind}"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert said_by(MOVES_BYTES, f"paceline_{kind}") == "[]"
 
 
 WITHOUT = """
@@ -87,10 +85,4 @@ def test_a_service_starts_with_what_its_image_has(kind: str) -> None:
         if not there & {canonicalize_name(each) for each in owners}
     ]
     assert {"torch", "pytest"} <= set(hidden)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, f"paceline_{kind}", *hidden],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
+    said_by(WITHOUT, f"paceline_{kind}", *hidden)

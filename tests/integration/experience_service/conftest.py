@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import secrets
 import subprocess
 import sys
@@ -17,7 +16,6 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -33,9 +31,8 @@ from paceline.config import ServiceSettings
 from paceline.config.service import ExperienceOptions
 from paceline.embedded_store import server_binary
 from paceline.metrics import Metrics
-from paceline.ports import PORTS, is_free
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
-from paceline.testing.ports import held_port
+from paceline.testing.ports import free_port, held_port
 from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
@@ -280,7 +277,7 @@ def started_nodes(folder: Path, size: int, password: str) -> Generator[list[tupl
     servers: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
     try:
         while len(servers) < size:
-            port, bus = free_ports(2)
+            port, bus = free_port(), free_port()
             server = start_node(folder / str(port), port, bus, password)
             servers[port, bus] = server
             if not comes_up(server, port, password):
@@ -341,11 +338,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
                 return
         assert time.monotonic() < deadline, "the cluster does not come up"
         time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ones, at random: tests beside each other seldom choose the same."""
-    return list(islice(filter(is_free, random.sample(PORTS, len(PORTS))), count))
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.errors import FencedError, StateError, UnavailableError
 from paceline.metrics import Metrics
-from paceline.ports import PortSlots
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
@@ -235,12 +234,6 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
     async def Leave(self, request: Any, context: Any) -> roster_pb2.LeaveReply:
         self.workers.pop(request.worker_id, None)
         return roster_pb2.LeaveReply()
-
-
-@pytest.fixture
-def free_port(tmp_path: Path) -> int:
-    """A port that nobody listens on, and nobody is given who asks for any."""
-    return PortSlots(tmp_path / "ports.json").take("master")
 
 
 @pytest.fixture

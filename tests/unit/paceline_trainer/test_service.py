@@ -16,6 +16,7 @@ import yaml
 
 from paceline.config import ServiceSettings
 from paceline.rpc import call, connect
+from paceline.testing.ports import free_port
 from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_trainer.place import Place, find_place
@@ -86,9 +87,9 @@ async def test_two_ranks_train_a_job(one_job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path, free_port: int) -> None:
-    path = settings_file(tmp_path, one_job.address)
-    nodes = [await start_node(path, node=node, port=free_port) for node in (1, 0)]
+async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path) -> None:
+    path, port = settings_file(tmp_path, one_job.address), free_port()
+    nodes = [await start_node(path, node=node, port=port) for node in (1, 0)]
     for code, stderr in await asyncio.gather(*map(end, nodes)):
         assert code == 0, stderr
         assert "disagrees" not in stderr
@@ -102,12 +103,12 @@ async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path, free_port: in
 
 @pytest.mark.slow
 async def test_ranks_of_all_nodes_end_well_when_one_is_drained(
-    one_job: Any, tmp_path: Path, free_port: int
+    one_job: Any, tmp_path: Path
 ) -> None:
     """The rank of the other node waits for a batch that does not come."""
-    path = settings_file(tmp_path, one_job.address)
+    path, port = settings_file(tmp_path, one_job.address), free_port()
     one_job.holds_from = 3
-    nodes = [await start_node(path, node=node, port=free_port) for node in (0, 1)]
+    nodes = [await start_node(path, node=node, port=port) for node in (0, 1)]
     await commits(one_job, 3, nodes[0])
     nodes[1].send_signal(signal.SIGTERM)
     async with asyncio.timeout(LIMIT_S):

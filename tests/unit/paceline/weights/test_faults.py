@@ -176,27 +176,33 @@ async def test_a_peer_that_never_answers_is_left() -> None:
     assert pulled.events(endpoint) == {"stalled"}
 
 
-async def test_signs_of_life_keep_a_starved_peer() -> None:
-    source = Staging(make_header(), key=KEY)
-    source.fill(0, content()[: 3 * CHUNK])
-    async with serving(source) as starved, serving(whole()) as other:
-        pulled = Pulled(starved, other)
-        running = asyncio.create_task(pulled.run())
-        await asyncio.sleep(0.8)
-        assert not running.done()
-        source.fill(3 * CHUNK, content()[3 * CHUNK :])
-        source.finish()
-        await running
-    assert pulled.events(other) == set()
-    assert pulled.num_bytes(starved) == TOTAL
+@asynccontextmanager
+async def from_one_that_fills() -> AsyncGenerator[tuple[str, str, Pulled]]:
+    """A pull that has begun from one with three chunks, and from another with all.
 
-
-async def test_who_was_frozen_itself_blames_nobody() -> None:
+    The first has the rest when the block ends; then the pull is waited for.
+    """
     source = Staging(make_header(), key=KEY)
     source.fill(0, content()[: 3 * CHUNK])
     async with serving(source) as given, serving(whole()) as other:
         pulled = Pulled(given, other)
         running = asyncio.create_task(pulled.run())
+        yield given, other, pulled
+        assert not running.done()
+        source.fill(3 * CHUNK, content()[3 * CHUNK :])
+        source.finish()
+        await running
+
+
+async def test_signs_of_life_keep_a_starved_peer() -> None:
+    async with from_one_that_fills() as (starved, other, pulled):
+        await asyncio.sleep(0.8)
+    assert pulled.events(other) == set()
+    assert pulled.num_bytes(starved) == TOTAL
+
+
+async def test_who_was_frozen_itself_blames_nobody() -> None:
+    async with from_one_that_fills() as (given, other, pulled):
         for _ in range(5):
             await asyncio.sleep(0)
         time.sleep(1.5)  # while it asks
@@ -204,9 +210,6 @@ async def test_who_was_frozen_itself_blames_nobody() -> None:
             while pulled.transfer.num_ready < 3:
                 await asyncio.sleep(0.01)
         time.sleep(1.5)  # between two chunks
-        source.fill(3 * CHUNK, content()[3 * CHUNK :])
-        source.finish()
-        await running
     assert pulled.blames(given) == []
     assert pulled.events(other) == set()
 
