@@ -6,9 +6,14 @@ import json
 from typing import Any
 
 from paceline.interfaces import TaskSource
+from paceline.logs import Log
 from paceline_experience.book import Facts, Group
 from paceline_experience.core import Core, Hooks
 from paceline_experience.groups import Groups
+
+MIN_MEASURED = 0.9
+"""Share of an eval's tasks below which its result is told, and counts for nothing."""
+log = Log("evals")
 
 
 class Evals:
@@ -29,6 +34,15 @@ class Evals:
     def run(self) -> dict[str, Any]:
         """The open run: version, step, total, since, deadline; empty if none."""
         text = self._core.book.meta.get("eval", "")
+        return json.loads(text) if text else {}
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest run that is over: version, step, reward, measured, of, complete.
+
+        Empty if there was none; the reward is None if nothing was measured.
+        """
+        text = self._core.book.meta.get("eval_last", "")
         return json.loads(text) if text else {}
 
     @property
@@ -120,11 +134,15 @@ class Evals:
         measured = [g for g in groups if g.states == "m"]
         facts = [g.decoded()[0] for g in measured]
         result = _result(run, facts, self._core.clock.now())
-        fields: dict[str, Any] = {"eval_version": run["version"]}
-        if facts:
+        names = ("version", "step", "reward", "measured", "of", "complete")
+        last = {name: result[name] for name in names}
+        fields: dict[str, Any] = {"eval_version": run["version"], "eval_last": json.dumps(last)}
+        if result["complete"]:
             fields.update(eval_reward=result["reward"], eval_step=run["step"])
             if not self._core.book.meta.get("eval_start"):
                 fields["eval_start"] = result["reward"]
+        else:
+            log.warning("an eval measured too little to count", job=self._core.job_id, **last)
         payloads = [name for g in measured for name in g.payloads()]
         await self._keep(int(run["version"]), payloads)
         names = json.dumps([g.group_id for g in groups] or [""])
@@ -152,6 +170,8 @@ def _result(run: dict[str, Any], facts: list[Facts], now: float) -> dict[str, An
         "version": run["version"],
         "reward": sum(f.reward for f in facts) / count if count else None,
         "measured": count,
+        "of": run["total"],
+        "complete": count >= MIN_MEASURED * run["total"],
         "dropped": run["total"] - count,
         "tokens": tokens,
         "response_tokens_mean": tokens / count if count else None,

@@ -108,6 +108,8 @@ def summarise(
         "state": state,
         "eval_reward_start": live["eval_reward_start"],
         "eval_reward_end": live["eval_reward"],
+        "eval_step_end": live["eval_step"],
+        "eval_last": live["eval_last"],
         "steps": live["step"],
         "wall_s": round(status.running_s, 3),
         "episodes_trained": counts["trained"] + counts["durable"],

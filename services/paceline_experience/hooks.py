@@ -22,8 +22,8 @@ class JobHooks:
         self._conclude = conclude
 
     async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
-        """A row for the history; an eval also shows in the job's status."""
-        if kind == "eval" and values.get("reward") is not None:
+        """A row for the history; a complete eval also shows in the job's status."""
+        if kind == "eval" and values.get("complete"):
             reward = repr(float(values["reward"]))
             await self._jobs.note(self._job.status.job_id, eval_reward=reward, eval_step=step)
         await self._history.add(self._job, step=step, kind=kind, values=values)

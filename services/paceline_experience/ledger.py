@@ -314,6 +314,7 @@ class JobLedger:
             "waiting_s": self._batches.waiting_s,
             "reward_mean": last.get("reward_mean"),
             "eval": self._evals.progress(),
+            "eval_last": self._evals.last,
             "eval_reward": float(reward) if reward else None,
             "eval_step": book.number("eval_step") if reward else None,
             "eval_reward_start": float(book.meta["eval_start"]) if reward else None,

@@ -41,9 +41,15 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def point_of(row: Row, *, version: int, samples: Sequence[TrackedSample] = ()) -> TrackedPoint:
-    """A row of the history; `version` if it names none."""
+    """A row of the history; `version` if it names none.
+
+    The mean of an eval that measured too few of its tasks gets a name of its own, `partial_reward`:
+    trackers would draw and rank it with those that count.
+    """
     told = row.values.get("version", version)
     values = flat(row.values, row.kind)
+    if row.values.get("complete") is False and "eval/reward" in values:
+        values["eval/partial_reward"] = values.pop("eval/reward")
     return TrackedPoint(row.kind, row.index, row.step, int(told), values, tuple(samples))
 
 

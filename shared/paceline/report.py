@@ -33,6 +33,11 @@ def curve(rows: Iterable[Row], *, kind: str, name: str) -> Curve:
     return steps, [points[step] for step in steps]
 
 
+def counts(row: Row) -> bool:
+    """Whether a row tells a result: an eval that measured too few of its tasks does not."""
+    return row.get("values", row).get("complete") is not False
+
+
 def smooth(values: list[float], *, width: int) -> list[float]:
     """Mean over the last `width` values."""
     windows = (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
@@ -51,9 +56,14 @@ def draw_rewards(rows: list[Row], path: Path, *, title: str = "") -> None:
     if steps:
         axes.plot(steps, rewards, color="#9ecae1", linewidth=0.8)
         axes.plot(steps, smooth(rewards, width=10), color="#3182bd", label="training (mean of 10)")
-    steps, rewards = curve(rows, kind="eval", name="reward")
+    steps, rewards = curve(filter(counts, rows), kind="eval", name="reward")
     if steps:
         axes.plot(steps, rewards, "o-", color="#e6550d", markersize=4, label="held out")
+    partial = [row for row in rows if not counts(row)]
+    steps, rewards = curve(partial, kind="eval", name="reward")
+    if steps:
+        label = "held out, too few measured"
+        axes.plot(steps, rewards, "x", color="#636363", markersize=4, label=label)
     axes.set_xlabel("trainer step")
     axes.set_ylabel("mean reward")
     axes.set_title(title)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from paceline.client import Client
 from paceline.rest import JobEvent, JobView
-from paceline.types import JobState, TrackerStatus
+from paceline.types import JobState, JobStatus, TrackerStatus
 
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
@@ -56,6 +56,7 @@ class Progress:
 
     target_steps: int = 0
     status: dict[str, str] = field(default_factory=dict[str, str])
+    partial: str = ""  # the newest eval, if it measured too little to count
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
@@ -67,13 +68,14 @@ class Progress:
         waits = status.reason if status.state is JobState.QUEUED else ""
         state = f"{status.state}: {waits}" if waits else str(status.state)
         self.status |= {"state": state, "step": steps}
-        if status.eval_reward is not None:
-            self.status["held-out reward"] = f"{status.eval_reward:.3f} (step {status.eval_step})"
         if status.tracking:
             self.status["tracking"] = ", ".join(map(tracked, status.tracking))
         for row in event.metrics:
             if row.kind == "train":
                 self._note_step(row.values)
+            else:
+                self.partial = partial_eval({"step": row.step, **row.values})
+        self._note_eval(status)
         if "tokens_generated" in live:
             self.tokens.add(now_s, float(live["tokens_generated"]))
         if counts := live.get("counts"):
@@ -100,6 +102,14 @@ class Progress:
     def _ordered(self) -> list[tuple[str, str]]:
         return [(name, self.status[name]) for name in _ORDER if name in self.status]
 
+    def _note_eval(self, status: JobStatus) -> None:
+        counted = status.eval_reward is not None
+        told = [f"{status.eval_reward:.3f} (step {status.eval_step})"] if counted else []
+        if self.partial:
+            told.append(self.partial)
+        if told:
+            self.status["held-out reward"] = "; ".join(told)
+
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
         self._put("staleness", values.get("staleness_mean"), "{:.2f}")
@@ -107,6 +117,16 @@ class Progress:
     def _put(self, name: str, value: Any, pattern: str) -> None:
         if isinstance(value, (int, float)):
             self.status[name] = pattern.format(value)
+
+
+def partial_eval(last: Mapping[str, Any]) -> str:
+    """What to say of an eval that measured too few of its tasks; empty for any other."""
+    if last.get("complete") is not False:
+        return ""
+    reward = last["reward"]
+    shown = "no reward" if reward is None else f"{reward:.3f}"
+    many = f"{last['measured']} of {last['of']} measured"
+    return f"{shown} at step {last['step']} does not count: {many}"
 
 
 def tracked(tracker: TrackerStatus) -> str:

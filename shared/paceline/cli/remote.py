@@ -6,16 +6,17 @@ import os
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.check import read_job
 from paceline.cli.entry import Exit
-from paceline.cli.progress import follow
+from paceline.cli.progress import follow, partial_eval
 from paceline.client import Client
 from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, token_of
@@ -133,6 +134,9 @@ def verdict(job: JobView) -> int:
     if status.state is not JobState.SUCCEEDED:
         print(f"{status.job_id} {status.state}: {status.reason}", file=sys.stderr)
         return Exit.JOB
+    last = cast(Mapping[str, Any], status.summary.get("eval_last") or {})
+    if partial := partial_eval(last):
+        print(f"{status.job_id}: the last eval: {partial}", file=sys.stderr)
     return Exit.AUDIT if status.summary.get("audit_ok") is False else Exit.OK
 
 

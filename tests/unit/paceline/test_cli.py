@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from paceline.cli.check import read_job
-from paceline.cli.progress import Progress, Rate, waiting
+from paceline.cli.progress import Progress, Rate, partial_eval, waiting
 from paceline.errors import InvalidError
 from paceline.report import curve, draw_rewards, read_metrics, smooth
 from paceline.rest import JobEvent, MetricRow
@@ -275,6 +275,23 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
         assert text in line
     assert "trainer for episodes (50% of the time), rollout for trainer" in line
     assert progress.table("a-1").row_count == len(progress.status) + 1
+
+
+def test_an_eval_that_measured_too_little_is_told_beside_the_one_that_counts() -> None:
+    progress = Progress()
+    values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
+    row = MetricRow(index=2, step=6, kind="eval", values=values)
+    status = JobStatus(
+        "a-1", "a", "default", JobState.RUNNING, step=6, eval_reward=0.25, eval_step=4
+    )
+    progress.update(JobEvent(status=status, metrics=[row], live={}), 0.0)
+    partial = "0.250 (step 4); 0.000 at step 6 does not count: 29 of 500 measured"
+    assert progress.status["held-out reward"] == partial
+    nothing = {"reward": None, "measured": 0, "of": 500, "complete": False}
+    assert partial_eval({"step": 0, **nothing}).startswith("no reward at step 0 does not count")
+    row = MetricRow(index=3, step=4, kind="eval", values={**values, "complete": True})
+    progress.update(JobEvent(status=status, metrics=[row], live={}), 0.0)
+    assert progress.status["held-out reward"] == "0.250 (step 4)"
 
 
 def test_nobody_waits() -> None:

@@ -75,6 +75,8 @@ def test_a_summary_has_what_the_ledger_counted(job: Job, tmp_path: Path, store: 
         "eval_tokens": 10,
         "eval_reward_start": 0.1,
         "eval_reward": 0.9,
+        "eval_step": 3,
+        "eval_last": {"step": 3, "reward": 0.9, "measured": 9, "of": 10, "complete": True},
         "step": 3,
         "version": 3,
     }
@@ -100,4 +102,5 @@ def test_a_summary_has_what_the_ledger_counted(job: Job, tmp_path: Path, store: 
     assert summary["staleness_max"] == 3
     assert summary["tokens_generated"] == 100
     assert (summary["eval_reward_start"], summary["eval_reward_end"]) == (0.1, 0.9)
+    assert (summary["eval_step_end"], summary["eval_last"]["of"]) == (3, 10)
     assert (summary["steps"], summary["versions"], summary["audit_ok"]) == (3, 4, True)

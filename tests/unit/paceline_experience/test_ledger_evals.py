@@ -199,3 +199,39 @@ async def test_a_paused_job_goes_on(store: Store, worlds: Worlds) -> None:
     await ledger.stop("")
     await world.trained(ledger, 0)
     await world.clean(ledger)
+
+
+async def measured_partly(world: World, ledger: JobLedger, *, share: float, reward: float) -> None:
+    """Measure a share of the open run and let its time pass."""
+    leased = await ledger.lease(worker_id="w", train=0, evals=100)
+    await ledger.sweep()
+    count = round(share * len(leased))
+    await ledger.submit([world.made(a, 0, reward=reward) for a in leased[:count]])
+    world.clock.advance(60)
+    await ledger.sweep()
+
+
+async def test_an_eval_that_measured_too_little_is_no_result(store: Store, worlds: Worlds) -> None:
+    run = {"every": 1, "tasks": 10, "timeout_s": 50}
+    world = worlds(store, eval=run, stop={"steps": 100, "eval_reward": 0.9})
+    world.num_eval_tasks = 10
+    ledger = await world.started()
+    await measured_partly(world, ledger, share=0.8, reward=1.0)
+    [(_, row)] = world.hooks.of("eval")
+    told = ("reward", "measured", "of", "complete")
+    assert [row[name] for name in told] == [1.0, 8, 10, False]
+    live = await ledger.live()
+    assert [live["eval_last"][name] for name in told] == [1.0, 8, 10, False]
+    results = ("eval_reward_start", "eval_reward", "eval_step")
+    assert [live[name] for name in results] == [None] * 3
+    assert not ledger.stopping
+    await steps(world, ledger, 1)
+    await measured_partly(world, ledger, share=0.9, reward=0.5)
+    await steps(world, ledger, 1, start=1)
+    await measured_partly(world, ledger, share=0.0, reward=0.0)
+    ledger = await world.opened()
+    live = await ledger.live()
+    assert [live[name] for name in results] == [0.5, 0.5, 1]
+    assert [live["eval_last"][name] for name in told] == [None, 0, 10, False]
+    assert [row["complete"] for _, row in world.hooks.of("eval")] == [False, True, False]
+    await world.clean(ledger)

@@ -33,6 +33,15 @@ def test_a_row_without_a_version_gets_the_last_known_one() -> None:
     assert point_of(Row(0, 1, "eval", {"version": 5}), version=3).version == 5
 
 
+def test_an_eval_that_measured_too_little_has_a_curve_of_its_own() -> None:
+    values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
+    told = point_of(Row(0, 1, "eval", values), version=3).values
+    assert "eval/reward" not in told
+    assert (told["eval/partial_reward"], told["eval/of"], told["eval/complete"]) == (0.0, 500, 0)
+    whole = point_of(Row(0, 1, "eval", values | {"complete": True}), version=3).values
+    assert (whole["eval/reward"], "eval/partial_reward" in whole) == (0.0, False)
+
+
 def test_what_grows_is_told_as_a_rate() -> None:
     rates = Rates()
     first = rates.system(
