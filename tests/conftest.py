@@ -24,6 +24,10 @@ settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slo
 settings.load_profile("paceline")
 START_S = 120.0
 STOP_S = 120.0  # its services have their graces one after the other
+# What only tests install, for this process and those that it starts.
+PLUGINS = str(Path(__file__).with_name("plugins"))
+sys.path.append(PLUGINS)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), PLUGINS]))
 SGLANG_PYTHON = Path(__file__).resolve().parents[1] / ".venv-sglang" / "bin" / "python"
 TINY = """
 import sys

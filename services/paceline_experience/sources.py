@@ -8,8 +8,12 @@ from typing import Any
 
 from paceline import plugins
 from paceline.config import JobSpec
+from paceline.config.named import missing
 from paceline.errors import InvalidError, PacelineError
 from paceline.interfaces import TaskSource
+
+# Kinds of plug-ins that run in this service.
+HERE = frozenset({"tasks", "samplers", "filters", "advantages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +25,13 @@ class Sources:
 
 
 def check_plugins(spec: JobSpec) -> None:
-    """Import what the ledger will call.
+    """Whether all is installed that the ledger will call; imports nothing.
 
     Raises:
-        InvalidError: a sampler, filter or advantage is not installed.
+        InvalidError: a task source, sampler, filter or advantage is not.
     """
-    experience = spec.experience
-    plugins.find("samplers", experience.sampler.kind)
-    for each in experience.filters:
-        plugins.find("filters", each.kind)
-    if experience.advantage.site == "experience":
-        plugins.find("advantages", experience.advantage.kind)
+    if wrong := list(missing(spec, HERE)):
+        raise InvalidError("; ".join(wrong))
 
 
 def task_sources(spec: JobSpec) -> Sources:
@@ -49,9 +49,7 @@ def task_sources(spec: JobSpec) -> Sources:
 
 
 def _build(name: str, options: Mapping[str, Any], *, seed: int, where: str) -> TaskSource:
-    found = plugins.find("tasks", name)
-    # A `module:attribute` names the environment, which carries its own tasks.
-    make = getattr(found, "tasks", found)
+    make = plugins.find("tasks", name)
     try:
         source: TaskSource = make(seed=seed, **options)
         empty = len(source) == 0

@@ -1,4 +1,4 @@
-"""Finds a plug-in by entry-point name or by `module:attribute`."""
+"""Finds a plug-in by entry-point name, and code of a job by `module:attribute`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ KINDS = (
     "engines",
     "trackers",
 )
+# What a job file may name as `module:attribute`: rewards run in children of reward workers,
+# objectives in the job's own trainer. The other kinds run in processes that jobs share, or belong
+# to the installation.
+FROM_MODULES = frozenset({"rewards", "objectives"})
 
 
 @cache
@@ -35,7 +39,8 @@ def find(kind: str, name: str) -> Any:
     """Import the plug-in `name` of a kind.
 
     Raises:
-        InvalidError: nothing of this name is installed, or the module lacks the attribute.
+        InvalidError: nothing of this name is installed, the kind takes no `module:attribute`, or
+            the module lacks the attribute.
     """
     check(kind, name)
     if ":" not in name:
@@ -49,10 +54,9 @@ def find(kind: str, name: str) -> Any:
 
 def check(kind: str, name: str) -> None:
     """Raise `InvalidError` if `name` cannot be a plug-in of this kind; imports nothing."""
-    if ":" in name:
-        module, _, attribute = name.partition(":")
-        if module and attribute:
-            return
-    if name not in installed(kind):
-        known = ", ".join(sorted(installed(kind))) or "none"
-        raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}")
+    module, colon, attribute = name.partition(":")
+    if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
+        return
+    known = ", ".join(sorted(installed(kind))) or "none"
+    hint = f"; only {' and '.join(sorted(FROM_MODULES))} may be module:attribute" if colon else ""
+    raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}{hint}")

@@ -71,7 +71,7 @@ def traced(
     job = tiny_job(
         name="traced",
         tasks={
-            "environment": "paceline.testing.worlds:Quiz",
+            "environment": "quiz",
             "options": {"digits": 1, "turns": TURNS},
         },
         eval=None,

@@ -19,7 +19,10 @@ class Closed(BaseModel):
 
 
 class Plugin(BaseModel):
-    """A plug-in by name (`kind`: entry-point name or `module:attribute`) and its own options."""
+    """A plug-in by name (`kind`) and its own options.
+
+    The name is that of an entry point; rewards and objectives may also be `module:attribute`.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 

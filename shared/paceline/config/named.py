@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from paceline import plugins
 from paceline.config.job import JobSpec
@@ -12,6 +12,7 @@ from paceline.errors import InvalidError
 def named(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
     """Field, kind and name of every plug-in of a job."""
     yield "tasks.environment", "environments", spec.tasks.environment
+    yield "tasks.environment", "tasks", spec.tasks.environment
     for index, part in enumerate(spec.reward):
         yield f"reward.{index}.kind", "rewards", part.kind
     experience = spec.experience
@@ -25,10 +26,14 @@ def named(spec: JobSpec) -> Iterator[tuple[str, str, str]]:
         yield f"tracking.{index}.kind", "trackers", each.kind
 
 
-def missing(spec: JobSpec) -> Iterator[str]:
-    """A line for each plug-in that is not installed; nothing is imported."""
+def missing(spec: JobSpec, kinds: Container[str] = plugins.KINDS) -> Iterator[str]:
+    """A line for each field whose plug-in of these kinds is not installed; nothing is imported."""
+    told: set[str] = set()
     for field, kind, name in named(spec):
+        if kind not in kinds or field in told:
+            continue
         try:
             plugins.check(kind, name)
         except InvalidError as error:
+            told.add(field)
             yield f"{field}: {error.message.removeprefix(f'{kind}: ')}"

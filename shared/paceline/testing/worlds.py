@@ -1,4 +1,7 @@
-"""Small environments that misbehave on request."""
+"""Small environments that misbehave on request.
+
+Tests find them by the names in `tests/plugins`, where a distribution installs them.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,6 @@ class Talking:
 class Quiz(Talking):
     """The sum of a task, again and again; each look at an answer takes `pause_s`."""
 
-    @staticmethod
-    def tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
-        """Sums; how often one is asked for makes no difference to it."""
-        del turns, pause_s
-        return ArithmeticTasks(seed, **options)
-
     def __init__(self, *, turns: int = 3, pause_s: float = 0.02, **options: Any) -> None:
         super().__init__(turns=turns, **options)
         self._pause_s = pause_s
@@ -55,6 +52,12 @@ class Quiz(Talking):
         """The next question."""
         await asyncio.sleep(self._pause_s)
         return await super().step(action)
+
+
+def quiz_tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
+    """Sums for `Quiz`; how often one is asked for makes no difference to it."""
+    del turns, pause_s
+    return ArithmeticTasks(seed, **options)
 
 
 class Hanging(Talking):

@@ -14,7 +14,7 @@ from paceline.v1.environment_pb2_grpc import EnvironmentStub
 from paceline.v1.experience_pb2 import EpisodeKey
 
 EOS = 1
-TALKING: dict[str, Any] = {"environment": "paceline.testing.worlds:Talking"}
+TALKING: dict[str, Any] = {"environment": "talking"}
 WIDE = {"max_tokens": 8, "max_context": 256, "truncated": "score"}
 
 
@@ -156,12 +156,12 @@ async def test_room_shortens_a_turn(staged: Any, until: Any, assign: Any) -> Non
 
 @pytest.mark.parametrize(
     ("world", "detail"),
-    [("Hanging", "step took more than 0.2 s"), ("Crashing", "ZeroDivisionError: a plug-in")],
+    [("hanging", "step took more than 0.2 s"), ("crashing", "ZeroDivisionError: a plug-in")],
 )
 async def test_a_broken_world_is_given_back(
     staged: Any, until: Any, assign: Any, world: str, detail: str
 ) -> None:
-    tasks = {"environment": f"paceline.testing.worlds:{world}", "step_timeout_s": 0.2}
+    tasks = {"environment": world, "step_timeout_s": 0.2}
     stage = await staged(spec={"tasks": tasks})
     await stage.open()
     stage.experience.give([assign(size=1)])
@@ -173,7 +173,7 @@ async def test_a_broken_world_is_given_back(
 
 async def test_episodes_are_counted_from_nought(staged: Any, until: Any, assign: Any) -> None:
     """A rate sees nothing of a counter that appears with its first events."""
-    stage = await staged(spec={"tasks": {"environment": "paceline.testing.worlds:Crashing"}})
+    stage = await staged(spec={"tasks": {"environment": "crashing"}})
     await stage.open()
     told = stage.metrics.registry.get_sample_value
     failed = "paceline_given_back_episodes_total", {"cause": "infra_error"}
