@@ -116,7 +116,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        return self.body["reason"]
+        return self.body.get("reason", "")
 
     @property
     def message(self) -> str:

@@ -128,3 +128,56 @@ def test_an_apply_names_its_manager(clients: Any, refusal: Any) -> None:
     media = "application/apply-patch+yaml"
     found = refusal(clients.send, "PATCH", path, settings(a="1"), media=media)
     assert (found.code, found.reason) == (422, "Invalid")
+
+
+def job(**container: Any) -> Any:
+    main = {"name": "main", "image": "none:1", **container}
+    template = {"spec": {"restartPolicy": "Never", "containers": [main]}}
+    spec = {"suspend": True, "template": template}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": spec}
+
+
+MAIN = '.spec.template.spec.containers[name="main"]'
+MISFITS: Any = {
+    f'{MAIN}.env[name="A"].value: expected string, got &value.valueUnstructured{{Value:1}}': {
+        "env": [{"name": "A", "value": 1}]
+    },
+    f'{MAIN}.env: duplicate entries for key [name="A"]': {
+        "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    },
+    f"{MAIN}.volume: field not declared in schema": {"volume": "x"},
+    f"{MAIN}.command: expected list, got &{{python}}": {"command": "python"},
+    f"{MAIN}.resources: expected map, got &{{[1]}}": {"resources": [1]},
+    f"{MAIN}.tty: expected boolean, got &{{yes}}": {"tty": "yes"},
+    f"{MAIN}.livenessProbe.periodSeconds: expected numeric (int or float), got string": {
+        "livenessProbe": {"periodSeconds": "5", "tcpSocket": {"port": 80}}
+    },
+    "quantities must match the regular expression": {"resources": {"requests": {"cpu": "many"}}},
+}
+
+
+@pytest.mark.parametrize(("text", "container"), MISFITS.items(), ids=range(len(MISFITS)))
+def test_what_does_not_fit_the_schema_is_answered_without_a_reason(
+    clients: Any, refusal: Any, text: str, container: Any
+) -> None:
+    """The server has no status for it: 500, and all that tells what is wrong is the text."""
+    path = f"/apis/batch/v1/namespaces/{clients.namespace}/jobs/one"
+    query = {"fieldManager": "one", "force": "true", "media": "application/apply-patch+yaml"}
+    body = job(**container)
+    body["metadata"]["namespace"] = clients.namespace
+    found = refusal(clients.send, "PATCH", path, body, **query)
+    assert (found.code, found.reason) == (500, "")
+    assert "details" not in found.body
+    what = "create typed patch object" if text.startswith(".") else "convert new object"
+    title = f"({clients.namespace}/one; batch/v1, Kind=Job)"
+    assert found.message.startswith(f"failed to {what} {title}")
+    assert text in found.message
+
+
+def test_defaults_name_items_of_lists(clients: Any, refusal: Any, apply: Any) -> None:
+    ports = [{"port": 80, "name": "a"}, {"port": 80, "name": "b", "protocol": "TCP"}]
+    body = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "one"}}
+    found = refusal(apply, "one", {**body, "spec": {"ports": ports}})
+    assert found.code == 500
+    key = '.spec.ports: duplicate entries for key [port=80,protocol="TCP"]'
+    assert found.message.endswith(f"Kind=Service): {key}")

@@ -64,7 +64,7 @@ def test_fields_select(labelled: Any, pod: Any) -> None:
 
 def test_events_are_found_by_their_object(clients: Any) -> None:
     body = {
-        "metadata": {"generateName": "one.", "namespace": clients.namespace},
+        "metadata": {"generateName": "one-", "namespace": clients.namespace},
         "regarding": {"kind": "Job", "name": "one", "namespace": clients.namespace},
         "reason": "Started",
         "note": "it starts",

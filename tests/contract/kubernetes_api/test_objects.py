@@ -99,6 +99,16 @@ def test_what_has_the_wrong_type_is_refused(clients: Any, refusal: Any, deployme
     assert "replicas" in found.message
 
 
+def test_what_names_are_generated_from_is_checked(clients: Any, refusal: Any) -> None:
+    for kind in ("configmaps", "pods"):
+        path = f"/api/v1/namespaces/{clients.namespace}/{kind}"
+        spec = {"containers": [{"name": "c", "image": "none:1"}]} if kind == "pods" else None
+        body = {"metadata": {"generateName": "one."}} | ({"spec": spec} if spec else {})
+        found = refusal(clients.send, "POST", path, body)
+        assert (found.code, found.reason) == (422, "Invalid")
+        assert "metadata.generateName" in found.fields
+
+
 def test_unknown_fields_are_refused_when_asked(clients: Any, refusal: Any) -> None:
     body = {"metadata": {"name": "one"}, "dat": {"a": "1"}}
     path = f"/api/v1/namespaces/{clients.namespace}/configmaps"
@@ -156,14 +166,15 @@ def test_a_workload_is_scaled(clients: Any, refusal: Any) -> None:
         clients.namespace, {"metadata": {"name": "one"}, "spec": {**spec, "serviceName": "one"}}
     )
     scale = clients.apps.read_namespaced_stateful_set_scale(*place)
-    assert (scale.spec.replicas, scale.status.selector) == (0, "app=one")
+    # None are left out, as in the server's own type.
+    assert (scale.spec.replicas, scale.status.selector) == (None, "app=one")
     scale.spec.replicas = 1
     clients.apps.replace_namespaced_stateful_set_scale(*place, scale)
     assert clients.apps.read_namespaced_stateful_set(*place).spec.replicas == 1
     found = refusal(clients.apps.replace_namespaced_stateful_set_scale, *place, scale)
     assert (found.code, found.reason) == (409, "Conflict")
     patch = clients.apps.patch_namespaced_stateful_set_scale
-    assert patch(*place, {"spec": {"replicas": 0}}).spec.replicas == 0
+    assert patch(*place, {"spec": {"replicas": 0}}).spec.replicas is None
     assert refusal(patch, *place, {"spec": {"replicas": -1}}).code == 422
 
 

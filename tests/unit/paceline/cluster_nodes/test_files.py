@@ -123,6 +123,17 @@ def test_connections_to_a_service_go_to_its_ready_pods() -> None:
     assert second.endswith("--probability 1.000000 -j DNAT --to-destination 1.1.1.2:8080")
 
 
+def test_ports_of_a_service_are_found_by_name() -> None:
+    up = {"addresses": ["1.1.1.1"], "conditions": {"ready": True}}
+    ports = [{"name": "metrics", "port": 9001}, {"name": "http", "port": 9002}]
+    entry = {**slice_of("web", "here", up), "ports": ports}
+    web = service("web", "10.0.0.7")
+    web["spec"]["ports"] = [{"name": "http", "port": 80}, {"name": "grpc", "port": 81}]
+    (rule,) = [line for line in rules_of([web], [entry]).splitlines() if "-d " in line]
+    assert "--dport 80 " in rule
+    assert rule.endswith("--to-destination 1.1.1.1:9002")
+
+
 def test_files_are_swapped_as_one(tmp_path: Path) -> None:
     publish(tmp_path, {"a": File(b"1"), "deep/b": File(b"1", 0o400)}, group=None)
     opened = (tmp_path / "..data").resolve()

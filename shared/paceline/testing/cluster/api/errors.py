@@ -25,7 +25,7 @@ class StatusError(Exception):
     @property
     def body(self) -> Object:
         """The `Status` object that clients parse."""
-        return {
+        body: Object = {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
@@ -35,6 +35,7 @@ class StatusError(Exception):
             "details": self.details,
             "code": self.code,
         }
+        return {name: value for name, value in body.items() if value or name == "metadata"}
 
 
 def target(group: str, plural: str) -> str:
@@ -121,6 +122,11 @@ def not_allowed(verb: str) -> StatusError:
 def internal(message: str) -> StatusError:
     """500: the server's own fault, or that of a kubelet."""
     return StatusError(500, "InternalError", message)
+
+
+def unexpected(message: str) -> StatusError:
+    """500 without a reason: an error of which the server's storage knows no status."""
+    return StatusError(500, "", message)
 
 
 def whole(name: str, value: Any) -> int:

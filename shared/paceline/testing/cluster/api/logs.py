@@ -27,8 +27,13 @@ class PodLogs:
     connect_s: float = 5.0
 
     async def serve(self, request: web.Request, pod: Object) -> web.StreamResponse:
-        """Stream the log of one container. Raises 400 (which container?), 500 (no kubelet)."""
+        """Stream the log of one container; 204 for a pod that has no node yet.
+
+        Raises 400 (which container?), 500 (no kubelet).
+        """
         container = _container(pod, request.query.get("container", ""))
+        if not pod["spec"].get("nodeName"):
+            return web.Response(status=204)
         metadata = pod["metadata"]
         url = self._kubelet(pod)
         path = f"{url}/containerLogs/{metadata['namespace']}/{metadata['name']}/{container}"
@@ -43,9 +48,7 @@ class PodLogs:
             raise internal(f"Get {path}: {error}") from error
 
     def _kubelet(self, pod: Object) -> str:
-        name = pod["spec"].get("nodeName", "")
-        if not name:
-            raise bad_request(f'pod "{pod["metadata"]["name"]}" does not have a host assigned')
+        name = pod["spec"]["nodeName"]
         node = self.store.get("nodes", ("", name)) or {}
         status = node.get("status", {})
         endpoint = status.get("daemonEndpoints", {}).get("kubeletEndpoint", {})

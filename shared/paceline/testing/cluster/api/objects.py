@@ -23,6 +23,7 @@ from paceline.testing.cluster.api.resources import Resource
 from paceline.testing.cluster.api.rules import check_change, check_names, check_selector
 from paceline.testing.cluster.api.schemas import Problem, decode, fill, validate
 from paceline.testing.cluster.api.store import Store
+from paceline.testing.cluster.api.typed import check_patch
 from paceline.testing.cluster.api.workloads import check_workload
 
 Object = dict[str, Any]
@@ -290,10 +291,12 @@ class Objects:
     def apply(self, place: Place, body: Object, options: WriteOptions) -> tuple[int, Object]:
         """Server-side apply; 201 and the object when it is new, else 200 and the object.
 
-        Raises 400, 404 (at a door of no object), 409 (conflicts), 422.
+        Raises 400, 404 (at a door of no object), 409 (conflicts), 422, 500 (not of the schema).
         """
-        options = replace(options, operation="Apply")
+        # What is unknown the schema refuses below, whatever the client says of validation.
+        options = replace(options, operation="Apply", field_validation="Ignore")
         wanted = self._read(place.resource, body, options)
+        check_patch(self.kinds.schema(place.resource), place.resource, body)
         self._meet(place, wanted)
         _narrow(place, wanted)
         schema, manager = self.kinds.schema(place.resource), self._manager(place, options)

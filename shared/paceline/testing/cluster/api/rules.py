@@ -28,16 +28,20 @@ def _bad(path: str, value: Any, why: str) -> Object:
 
 
 def check_names(resource: Resource, obj: Object) -> Causes:
-    """The name, label keys and label values."""
+    """The name, what it was generated from, label keys and label values."""
     metadata = obj["metadata"]
-    name = metadata["name"]
-    return [*_check_name(resource, name), *_check_labels(metadata.get("labels") or {})]
+    stem = metadata.get("generateName", "")
+    # A dash at its end is fine: letters follow.
+    whole = f"{stem[:-2]}a" if len(stem) > 1 and stem.endswith("-") else stem
+    generated = _check_name(resource, whole, "metadata.generateName") if whole else []
+    named = _check_name(resource, metadata["name"])
+    return [*generated, *named, *_check_labels(metadata.get("labels") or {})]
 
 
-def _check_name(resource: Resource, name: str) -> Causes:
+def _check_name(resource: Resource, name: str, path: str = "metadata.name") -> Causes:
     if resource.plural in PATH_NAMES:
         wrong = "/" in name or "%" in name or name in (".", "..")
-        return [_bad("metadata.name", name, "may not contain '/' or '%'")] if wrong else []
+        return [_bad(path, name, "may not contain '/' or '%'")] if wrong else []
     if resource.plural == "services" and not resource.group:
         pattern, most, what = SERVICE, 63, "a DNS-1035 label"
     elif resource.plural == "namespaces" and not resource.group:
@@ -45,10 +49,10 @@ def _check_name(resource: Resource, name: str) -> Causes:
     else:
         pattern, most, what = SUBDOMAIN, 253, "a lowercase RFC 1123 subdomain"
     if len(name) > most:
-        return [_bad("metadata.name", name, f"must be no more than {most} characters")]
+        return [_bad(path, name, f"must be no more than {most} characters")]
     if not pattern.match(name):
         why = f"{what} must consist of lower case alphanumeric characters, '-' or '.'"
-        return [_bad("metadata.name", name, why)]
+        return [_bad(path, name, why)]
     return []
 
 

@@ -34,7 +34,7 @@ def _selector_text(selector: Object) -> str:
 
 
 def scale_of(obj: Object) -> Object:
-    """The `autoscaling/v1` Scale of a workload."""
+    """The `autoscaling/v1` Scale of a workload; a wish for none is left out, as elsewhere."""
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     metadata = {name: obj["metadata"][name] for name in names if name in obj["metadata"]}
     spec, status = obj.get("spec", {}), obj.get("status", {})
@@ -42,7 +42,7 @@ def scale_of(obj: Object) -> Object:
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": metadata,
-        "spec": {"replicas": spec.get("replicas", 0)},
+        "spec": {"replicas": spec["replicas"]} if spec.get("replicas") else {},
         "status": {
             "replicas": status.get("replicas", 0),
             "selector": _selector_text(spec.get("selector") or {}),

@@ -59,8 +59,8 @@ def rules_of(services: Iterable[Object], slices: Iterable[Object]) -> str:
         metadata = service["metadata"]
         entry = behind.get((metadata["namespace"], metadata["name"]), {})
         if not is_headless(service):
-            for number, port in enumerate(service["spec"].get("ports", [])):
-                lines += _port_rules(service["spec"]["clusterIP"], port, entry, number)
+            for port in service["spec"].get("ports", []):
+                lines += _port_rules(service["spec"]["clusterIP"], port, entry)
     return _HEAD + "".join(lines) + _TAIL
 
 
@@ -74,16 +74,17 @@ def _service_of(entry: Object) -> tuple[str, str]:
     return metadata["namespace"], (metadata.get("labels") or {}).get(SERVICE_NAME, "")
 
 
-def _port_rules(address: str, port: Object, entry: Object, number: int) -> list[str]:
-    ports = entry.get("ports") or []
+def _port_rules(address: str, port: Object, entry: Object) -> list[str]:
+    targets = {one.get("name") or "": one["port"] for one in entry.get("ports") or []}
+    target = targets.get(port.get("name", ""))
     ready = [
         endpoint["addresses"][0]
         for endpoint in entry.get("endpoints") or []
         if endpoint.get("conditions", {}).get("ready")
     ]
-    if number >= len(ports):
+    if target is None:
         return []
-    protocol, target = port.get("protocol", "TCP").lower(), ports[number]["port"]
+    protocol = port.get("protocol", "TCP").lower()
     match = f"-A PREROUTING -d {address}/32 -p {protocol} -m {protocol} --dport {port['port']}"
     return [
         f"{match} -m statistic --mode random --probability {1 / (len(ready) - index):.6f}"
