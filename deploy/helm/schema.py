@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
-FREE_LIST: Schema = {"type": "array", "items": {"type": "object"}}
 TEXTS: Schema = {"type": "object", "additionalProperties": TEXT}
 QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?([KMGTPE]i?|[kmun])?$"}
 AMOUNT: Schema = {
@@ -43,6 +44,26 @@ COMPONENTS = (
 )
 
 
+# What goes into objects as it is has the types of the Kubernetes API, in its newest version.
+API_VERSION = "1.37.0"
+CORE, NETWORKING = "io.k8s.api.core.v1.", "io.k8s.api.networking.v1."
+QUANTITY_TYPE = "io.k8s.apimachinery.pkg.api.resource.Quantity"
+API_TYPES = {
+    "affinity": f"{CORE}Affinity",
+    "claim": f"{CORE}ResourceClaim",
+    "egress": f"{NETWORKING}NetworkPolicyEgressRule",
+    "env": f"{CORE}EnvVar",
+    "envFrom": f"{CORE}EnvFromSource",
+    "ingress": f"{NETWORKING}NetworkPolicyIngressRule",
+    "ingressTls": f"{NETWORKING}IngressTLS",
+    "mount": f"{CORE}VolumeMount",
+    "peer": f"{NETWORKING}NetworkPolicyPeer",
+    "strategy": "io.k8s.api.apps.v1.DeploymentStrategy",
+    "toleration": f"{CORE}Toleration",
+    "volume": f"{CORE}Volume",
+}
+
+
 def main(arguments: list[str]) -> int:
     """Write the file, or with `--check` say whether it is current (exit code 1 if not)."""
     text = json.dumps(schema(), indent=2) + "\n"
@@ -60,12 +81,59 @@ def schema() -> Schema:
         "definitions": {
             "image": _closed(repository=TEXT, tag=TEXT, digest=_digest(), pullPolicy=_pull()),
             "resources": _closed(
-                requests=_quantities(), limits=_quantities(), claims={"type": "array"}
+                requests=_quantities(), limits=_quantities(), claims=_list_of("claim")
             ),
             "disruption": _closed(minAvailable=AMOUNT, maxUnavailable=AMOUNT),
+            **_api_types(),
         },
         **_closed(**_sections(), **{"global": FREE}),
     }
+
+
+@cache
+def _published() -> Schema:
+    """Definitions of the Kubernetes API by their long names."""
+    folder = resources.files("kubernetes_validate") / "kubernetes-json-schema"
+    path = folder / f"v{API_VERSION}-local" / "_definitions.json"
+    return json.loads(path.read_text())["$defs"]
+
+
+def _api_types() -> Schema:
+    """The types of `API_TYPES` and all that they consist of; what they do not name is refused."""
+    found: Schema = {}
+    waiting = list(API_TYPES.values())
+    while waiting:
+        name = waiting.pop()
+        if name == QUANTITY_TYPE:
+            found[name] = {"anyOf": [{"type": ["number", "null"]}, QUANTITY]}
+        elif name not in found:
+            found[name] = _plain(_published()[name], waiting)
+    return dict(sorted(found.items()))
+
+
+def _plain(node: Any, named: list[str]) -> Any:
+    """A definition without what is only for people; adds the names that it refers to."""
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        named.append(name)
+        return _ref(name)
+    kept = ("type", "required", "enum")
+    plain: Schema = {key: node[key] for key in kept if key in node}
+    if "oneOf" in node:  # both branches take null
+        plain["anyOf"] = node["oneOf"]
+    if properties := node.get("properties"):
+        plain["properties"] = {key: _plain(one, named) for key, one in properties.items()}
+        plain["additionalProperties"] = False
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            plain[key] = _plain(node[key], named)
+    return plain
+
+
+def _list_of(kind: str) -> Schema:
+    return {"type": "array", "items": _ref(API_TYPES[kind])}
 
 
 def _sections() -> Schema:
@@ -112,6 +180,7 @@ def _quota() -> Schema:
 def _services() -> Schema:
     counted = _at_least(1)
     fixed = _enum("fixed")
+    strategy = _ref(API_TYPES["strategy"])
     shared = _enum("controller", "fixed", "hpa", "external")
     hpa = _closed(min=counted, max=counted, cpuPercent=_at_least(1))
     pool: Schema = {
@@ -119,7 +188,7 @@ def _services() -> Schema:
         "maxReplicas": counted,
         "scaling": shared,
         "hpa": hpa,
-        "strategy": FREE,
+        "strategy": strategy,
     }
     service = _closed(type=_enum("ClusterIP", "NodePort", "LoadBalancer"), annotations=TEXTS)
     return _closed(
@@ -127,10 +196,10 @@ def _services() -> Schema:
             replicas=counted,
             scaling=_enum("fixed", "hpa", "external"),
             hpa=hpa,
-            strategy=FREE,
+            strategy=strategy,
             service=service,
         ),
-        controller=_workload(replicas=counted, scaling=fixed, strategy=FREE),
+        controller=_workload(replicas=counted, scaling=fixed, strategy=strategy),
         experience=_workload(
             replicas={"type": "integer", "minimum": 0, "maximum": 1},
             scaling=fixed,
@@ -156,8 +225,8 @@ def _workload(**own: Schema) -> Schema:
         startupSeconds=_at_least(1),
         settings=FREE,
         nodeSelector=TEXTS,
-        tolerations=FREE_LIST,
-        affinity=FREE,
+        tolerations=_list_of("toleration"),
+        affinity=_ref(API_TYPES["affinity"]),
         topologySpread=_topology_spread(),
         priorityClassName=TEXT,
         runtimeClassName=TEXT,
@@ -166,10 +235,10 @@ def _workload(**own: Schema) -> Schema:
         podAnnotations=TEXTS,
         podLabels=TEXTS,
         serviceAccountAnnotations=TEXTS,
-        extraEnv=FREE_LIST,
-        extraEnvFrom=FREE_LIST,
-        extraVolumes=FREE_LIST,
-        extraVolumeMounts=FREE_LIST,
+        extraEnv=_list_of("env"),
+        extraEnvFrom=_list_of("envFrom"),
+        extraVolumes=_list_of("volume"),
+        extraVolumeMounts=_list_of("mount"),
     )
 
 
@@ -254,7 +323,7 @@ def _ingress() -> Schema:
         className=TEXT,
         annotations=TEXTS,
         hosts={"type": "array", "items": DNS_NAME},
-        tls=FREE_LIST,
+        tls=_list_of("ingressTls"),
     )
     needs_host: Schema = {"properties": {"hosts": {"minItems": 1}}}
     on: Schema = {"properties": {"enabled": {"const": True}}, "required": ["enabled"]}
@@ -262,19 +331,22 @@ def _ingress() -> Schema:
 
 
 def _network_policy() -> Schema:
-    by_component = _closed(**dict.fromkeys(COMPONENTS, FREE_LIST))
+    egress, ingress = (
+        _closed(**dict.fromkeys(COMPONENTS, _list_of(rule))) for rule in ("egress", "ingress")
+    )
+    peers = _list_of("peer")
     return _closed(
         enabled=FLAG,
-        gatewayFrom=FREE_LIST,
-        prometheusFrom=FREE_LIST,
-        dns=_closed(to=FREE_LIST, ports=PORTS),
-        kubernetesApi=_closed(to=FREE_LIST, ports=PORTS),
-        store=_closed(to=FREE_LIST, port=PORT | {"type": ["integer", "null"]}),
-        storage=_closed(to=FREE_LIST, ports=PORTS),
-        tracking=_closed(to=FREE_LIST, ports=PORTS),
-        tracing=_closed(to=FREE_LIST, ports={"type": "array", "items": PORT}),
-        extraEgress=by_component,
-        extraIngress=by_component,
+        gatewayFrom=peers,
+        prometheusFrom=peers,
+        dns=_closed(to=peers, ports=PORTS),
+        kubernetesApi=_closed(to=peers, ports=PORTS),
+        store=_closed(to=peers, port=PORT | {"type": ["integer", "null"]}),
+        storage=_closed(to=peers, ports=PORTS),
+        tracking=_closed(to=peers, ports=PORTS),
+        tracing=_closed(to=peers, ports={"type": "array", "items": PORT}),
+        extraEgress=egress,
+        extraIngress=ingress,
     )
 
 

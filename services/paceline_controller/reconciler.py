@@ -331,10 +331,15 @@ class Reconciler:
             await self._runtime.start(wanted, incarnation=incarnation)
         except StateError as error:
             log.info("not started", process=wanted.name, error=error)
-        except (InvalidError, PermissionDeniedError, OSError):
+        except (InvalidError, PermissionDeniedError, OSError) as error:
             # The next attempt is unlikely to fare better: it counts as a life.
             log.exception("cannot start", process=wanted.name)
             slot.ended(self._clock())
+            if isinstance(error, InvalidError) and wanted.job_id and not slot.best_step:
+                # The same would be refused again, and a job without steps has nothing to lose.
+                reason = f"{wanted.name} cannot be started: {error.message}"[:MOST_REASON_CHARS]
+                await self._give_up(wanted.job_id, wanted.name, reason)
+                return
             await self._give_up_if_hopeless(slot)
         except PacelineError as error:
             log.warning("cannot start", process=wanted.name, error=error)

@@ -184,14 +184,21 @@ def test_what_keeps_pods_from_starting_is_told_and_patience_ends(
 def test_a_template_that_cannot_work_fails_the_job_with_its_reason(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
+    """At the first refusal: no other incarnation of it would fare better."""
     path = world.folder / "templates" / "trainer.yaml"
     template = yaml.safe_load(path.read_text())
-    template["spec"]["containers"][0]["ports"] = [{"containerPort": "eight"}]
+    twice = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
+    container = template["spec"]["containers"][0]
+    container |= {"env": twice, "ports": [{"containerPort": "eight"}]}
     path.write_text(yaml.safe_dump(template))
-    world.start(give_up_after=2, restart_most_s=0.5)
+    world.start()
     world.apply("broken", tiny_job(name="broken"))
     until_true(lambda: world.status("broken").get("state") == "failed", "goes on for ever")
-    assert "containerPort" in world.status("broken")["reason"]
+    reason = world.status("broken")["reason"]
+    assert "cannot be started" in reason
+    assert "containerPort: expected numeric (int or float), got string" in reason
+    assert '.env: duplicate entries for key [name="A"]' in reason
+    assert world.services.job(world.status("broken")["jobId"]).incarnation == 1
     until_true(lambda: not world.made(), "something is left")
 
 

@@ -65,6 +65,24 @@ tracking: {ports: {}, serves: [], secrets: [], data: write}
 {{- toYaml $out -}}
 {{- end }}
 
+{{/*
+A YAML list as it is, refused if two of its items have one name: the API server answers that with
+an error of its own. Takes (list where key list).
+*/}}
+{{- define "paceline.unique" -}}
+{{- $seen := dict -}}
+{{- $where := index . 0 -}}
+{{- $key := index . 1 -}}
+{{- range fromYamlArray (index . 2) -}}
+{{- $name := get . $key | toString -}}
+{{- if hasKey $seen $name -}}
+{{- fail (printf "%s: %s %q is there twice; some are the chart's own" $where $key $name) -}}
+{{- end -}}
+{{- $_ := set $seen $name true -}}
+{{- end -}}
+{{- index . 2 -}}
+{{- end }}
+
 {{/* Takes {root, component, workload}: the whole name of an image. */}}
 {{- define "paceline.image" -}}
 {{- $own := .workload.image | default dict -}}

@@ -65,17 +65,7 @@ spec:
       args:
         {{- include "paceline.args" . | nindent 8 }}
       env:
-        - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-        - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-        - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-        - {name: HOME, value: /tmp}
-        {{- if eq .component "trainer" }}
-        # Else torchrun kills its ranks 30 seconds after the end signal.
-        - {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ add $workload.graceSeconds 5 | quote }}}
-        {{- end }}
-        {{- with $workload.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "paceline.unique" (list (printf "%s: extraEnv" .component) "name" (include "paceline.env" .)) | nindent 8 }}
       {{- with include "paceline.envFrom" . }}{{ . | trim | nindent 6 }}{{ end }}
       ports:
         {{- range $name := keys $part.ports | sortAlpha }}
@@ -104,9 +94,9 @@ spec:
       securityContext:
         {{- include "paceline.containerSecurity" $root | nindent 8 }}
       volumeMounts:
-        {{- include "paceline.mounts" . | nindent 8 }}
+        {{- include "paceline.unique" (list (printf "%s: extraVolumeMounts" .component) "mountPath" (include "paceline.mounts" .)) | nindent 8 }}
   volumes:
-    {{- include "paceline.volumes" . | nindent 4 }}
+    {{- include "paceline.unique" (list (printf "%s: extraVolumes" .component) "name" (include "paceline.volumes" .)) | nindent 4 }}
 {{- end }}
 
 {{/* Where pods may run. */}}
@@ -123,6 +113,25 @@ topologySpreadConstraints:
   {{- range . }}
   - {{ merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (include "paceline.selector" $ | fromYaml))) | toYaml | nindent 4 | trim }}
   {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What the values say may stand for what is only a default here. */}}
+{{- define "paceline.env" -}}
+{{- $given := dict -}}
+{{- range .workload.extraEnv }}{{ $_ := set $given .name true }}{{ end -}}
+- {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+- {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+{{- if not (hasKey $given "HOME") }}
+- {name: HOME, value: /tmp}
+{{- end }}
+{{- if and (eq .component "trainer") (not (hasKey $given "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) }}
+# Else torchrun kills its ranks 30 seconds after the end signal.
+- {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ add .workload.graceSeconds 5 | quote }}}
+{{- end }}
+{{- with .workload.extraEnv }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
 

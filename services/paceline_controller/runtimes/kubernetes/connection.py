@@ -324,6 +324,8 @@ async def _check(response: aiohttp.ClientResponse, what: str) -> None:
 def _error(code: int, status: Object, what: str) -> PacelineError:
     """The error of the tree for a `Status` of the API."""
     text = f"kubernetes: {what}: {status.get('message') or status.get('reason') or code}"
+    if code == 500 and not status.get("reason") and _misfit(status.get("message") or ""):
+        return InvalidError(text)
     if code in _RETRIED or code >= 500:
         return UnavailableError(text)
     causes: list[Object] = (status.get("details") or {}).get("causes") or []
@@ -332,6 +334,21 @@ def _error(code: int, status: Object, what: str) -> PacelineError:
     return _BY_CODE.get(code, PacelineError)(text)
 
 
+def _misfit(message: str) -> bool:
+    """The body of an apply does not fit the schema of its kind, which trying again won't change.
+
+    The server has no status for it (apimachinery, `structuredmerge.go`); a store behind it that
+    does not answer comes as a 500 without a reason too.
+    """
+    return message.startswith(_MISFITS)
+
+
+_MISFITS = (
+    "failed to create typed patch object ",
+    "failed to convert new object ",
+    "failed to convert new typed object ",
+    "failed to convert to unversioned ",
+)
 _RETRIED = {408, 429}
 _BY_CODE: dict[int, type[PacelineError]] = {
     400: InvalidError,

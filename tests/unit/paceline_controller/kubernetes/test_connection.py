@@ -126,6 +126,28 @@ async def test_an_invalid_object_is_explained_field_by_field(
         await connection.patch(DEPLOYMENTS, "web", {"spec": {"replicas": -1}})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "failed to create typed patch object (ns/x; batch/v1, Kind=Job): .spec.template.spec"
+        '.containers[name="paceline"].env: duplicate entries for key [name="A"]',
+        "failed to convert new object (ns/x; batch/v1, Kind=Job) to proper version (batch/v1): no",
+    ],
+)
+async def test_a_body_that_does_not_fit_its_schema_is_not_tried_again(
+    api: Any, connection: Connection, text: str
+) -> None:
+    """The server answers 500 without a reason, as it does when its store is away."""
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+    refused = {"kind": "Status", "status": "Failure", "message": text, "code": 500}
+    api.answers((500, refused))
+    with pytest.raises(InvalidError, match=text.partition(" (")[0]):
+        await connection.apply(body)
+    assert len(api.requests) == 1
+    api.answers((500, {**refused, "message": "etcdserver: leader changed"}), (200, body))
+    assert await connection.apply(body) == body
+
+
 async def test_an_answer_that_is_no_status_is_an_error_too(
     api: Any, connection: Connection
 ) -> None:
