@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec, parse_job
+from paceline.config.documents import read_json
 from paceline.config.quota import Quota
 from paceline.errors import InvalidError
 from paceline.files import write_json
@@ -26,6 +27,7 @@ from paceline_experience.sources import check_plugins, task_sources
 
 log = Log("desk")
 _ROWS = 1000
+_MAX_ROWS = 2**53 - 1
 _WATCH_S = 1.0
 _LEAST_S = 0.1
 
@@ -158,7 +160,7 @@ class Desk:
 
     async def watch(self, job_id: str, *, after: int) -> AsyncIterator[Event]:
         """The state now, then every change and at least one event a second, until the end."""
-        seen = after
+        seen = _place(after)
         while True:
             changed = self._history.changed(job_id).event()
             job = await self._jobs.get(job_id)
@@ -186,14 +188,18 @@ class Desk:
     async def rows(self, job_id: str, *, after: int, page_size: int) -> tuple[list[Row], int]:
         """Rows of the history from `after` on, and where to go on; 0: no more at the moment."""
         size = max(1, min(page_size or 500, 5000))
-        found = await self._history.rows(await self._jobs.get(job_id), after=after, limit=size + 1)
+        job = await self._jobs.get(job_id)
+        found = await self._history.rows(job, after=_place(after), limit=size + 1)
         return found[:size], after + size if len(found) > size else 0
 
 
 def read_spec(text: str) -> JobSpec:
     """The job in a JSON document; raises `InvalidError`."""
-    try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise InvalidError(f"spec_json: not JSON: {error}") from None
-    return parse_job(raw)
+    return parse_job(read_json(text, what="spec_json"))
+
+
+def _place(after: int) -> int:
+    """A number of rows that the store can skip."""
+    if not 0 <= after <= _MAX_ROWS:
+        raise InvalidError(f"after: {after} rows cannot be skipped; 0 to {_MAX_ROWS} are allowed")
+    return after

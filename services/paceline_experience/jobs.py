@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ _TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
     f"{{registry}}:{name}" for name in ("tenants", "requests", "jobs", "live", "sequence")
 )
 _CHUNK = 200
+_PLACE = re.compile(r"[0-9]{1,19}")
 _KEY_BYTES = 32
 _TRACKING = "tracking:"
 _ALREADY = {
@@ -390,6 +392,6 @@ def _state(name: str) -> JobState:
 
 
 def _position(token: str) -> str:
-    if token and not token.isdecimal():
+    if token and not _PLACE.fullmatch(token):
         raise InvalidError(f"page_token: {token!r} was not given by this service")
     return token

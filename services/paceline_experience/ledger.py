@@ -31,7 +31,7 @@ from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
 
-_TOKEN = re.compile(r"[0-9.e+]+")  # a place in a ring
+_TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # a place in a ring
 __all__ = ["AuditReport", "BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger"]
 
 

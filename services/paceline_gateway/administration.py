@@ -8,6 +8,7 @@ from paceline.access import Principal
 from paceline.rpc import call
 from paceline.v1 import access_pb2 as pb
 from paceline.v1 import tenants_pb2
+from paceline_gateway.messages import checked
 from paceline_gateway.readiness import plainly
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class Administration:
         """A new token. Never tried twice: the answer to the first may have been seen."""
         with plainly():
             return await call(
-                self._access.CreateToken, request, timeout_s=self._timeout_s, on_behalf_of=who
+                self._access.CreateToken,
+                checked(request),
+                timeout_s=self._timeout_s,
+                on_behalf_of=who,
             )
 
     async def list_tokens(
@@ -63,5 +67,9 @@ class Administration:
     async def _call(self, method: Any, request: Any, who: Principal) -> Any:
         with plainly():
             return await call(
-                method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+                method,
+                checked(request),
+                timeout_s=self._timeout_s,
+                idempotent=True,
+                on_behalf_of=who,
             )

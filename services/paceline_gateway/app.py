@@ -11,10 +11,12 @@ from starlette.exceptions import HTTPException
 
 from paceline import __version__
 from paceline.config import JobSpec
+from paceline.config.load import shown
 from paceline.errors import InvalidError, NotFoundError, PacelineError
 from paceline.logs import Log
 from paceline_gateway.administration import Administration
 from paceline_gateway.auth import Door
+from paceline_gateway.bodies import Bodies
 from paceline_gateway.guard import RestGuard, answer, refusal
 from paceline_gateway.jobs import Desk
 from paceline_gateway.readiness import Readiness
@@ -56,6 +58,7 @@ def create_app(
     app.include_router(access.router)
     app.include_router(tenants.router)
     app.include_router(health.router)
+    app.add_middleware(Bodies)
     app.add_middleware(RestGuard, door=door)
     app.add_exception_handler(PacelineError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_bad_request)
@@ -71,8 +74,8 @@ async def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_bad_request(request: Request, error: Exception) -> JSONResponse:
     items = cast(RequestValidationError, error).errors()
-    texts = [f"{item['loc'][-1]}: {item['msg']} (got {item['input']!r})" for item in items]
-    return answer(InvalidError, "; ".join(texts), InvalidError.http)
+    texts = [f"{item['loc'][-1]}: {item['msg']} (got {shown(item['input'])})" for item in items]
+    return refusal(InvalidError("; ".join(texts)))
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.access import Principal, Role, digest_of, from_message, token_id_of
 from paceline.errors import (
     AuthenticationError,
+    BusyError,
     DeadlineError,
     PermissionDeniedError,
     UnavailableError,
@@ -30,6 +32,8 @@ FRESH_S = 5.0
 OUTAGE_S = 60.0
 MOST_KNOWN = 4096
 TIMEOUT_S = 3.0
+# Calls of one token at once, streams of events among them.
+MAX_OPEN = 200
 NEEDED = (
     "a valid API token is needed: Authorization: Bearer TOKEN; "
     "it may be mistyped, revoked or expired"
@@ -57,6 +61,7 @@ class Door:
         own: Mapping[bytes, Principal],
         timeout_s: float = TIMEOUT_S,
         most_known: int = MOST_KNOWN,
+        max_open: int = MAX_OPEN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`own`: tokens of the installation itself by their digests."""
@@ -66,6 +71,8 @@ class Door:
         self._timeout_s = timeout_s
         self._most_known = most_known
         self._clock = clock
+        self._max_open = max_open
+        self._num_open: Counter[str] = Counter()
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
     async def enter(
@@ -90,6 +97,28 @@ class Door:
             self._refusals.note(Refusal(who, source, action, "role"))
             raise
         return who
+
+    @contextmanager
+    def open(self, who: Principal) -> Generator[None]:
+        """Inside, one of their calls is open.
+
+        Raises:
+            BusyError: they have too many; the installation itself may have any number.
+        """
+        if replace(who, source="") in self._own.values():
+            yield
+            return
+        if self._num_open[who.token_id] >= self._max_open:
+            raise BusyError(
+                f"this token has {self._max_open} calls open; wait for some of them to end"
+            )
+        self._num_open[who.token_id] += 1
+        try:
+            yield
+        finally:
+            self._num_open[who.token_id] -= 1
+            if not self._num_open[who.token_id]:
+                del self._num_open[who.token_id]
 
     async def _who(self, token: str) -> Principal:
         if not token:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.config import JobSpec
+from paceline.config.load import shown
 from paceline.config.named import missing
 from paceline.errors import ConfigError
 from paceline.rpc import MAX_MESSAGE_BYTES
+from paceline_gateway.patterns import Patterns
 
 MODEL_FILES = (
     "config.json",
@@ -24,12 +25,13 @@ MODEL_FILES = (
 )
 NEEDED = ("config.json", "tokenizer.json")
 # They travel in one message together with the job.
+MAX_MODEL_VALUES = 4_000_000
 MAX_FILES_BYTES = min(32 << 20, MAX_MESSAGE_BYTES - (1 << 20))
 
 
-def check_plugins(spec: JobSpec) -> None:
-    """Raise `ConfigError` for every plug-in that is not installed, by field."""
-    problems = list(_problems(spec))
+async def check_plugins(spec: JobSpec, patterns: Patterns) -> None:
+    """Raise `ConfigError` for every plug-in that is not installed or is given a wrong pattern."""
+    problems = [*_problems(spec), *await _pattern_problems(spec, patterns)]
     if problems:
         raise ConfigError("; ".join(problems))
 
@@ -39,30 +41,45 @@ def _problems(spec: JobSpec) -> Iterator[str]:
     for index, part in enumerate(spec.reward):
         if part.kind == "python" and not _is_path(part.options.get("function")):
             yield f"reward.{index}.function: kind 'python' needs 'module:function'"
-        if part.kind == "regex":
-            yield from _pattern_problems(f"reward.{index}.pattern", part.options.get("pattern"))
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str) and all(value.partition(":"))
 
 
-def _pattern_problems(field: str, pattern: Any) -> Iterator[str]:
-    if not isinstance(pattern, str):
-        yield f"{field}: kind 'regex' needs a pattern (got {pattern!r})"
-        return
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        yield f"{field}: not a regular expression: {error} (got {pattern!r})"
+async def _pattern_problems(spec: JobSpec, patterns: Patterns) -> list[str]:
+    named = {
+        f"reward.{index}.pattern": part.options.get("pattern")
+        for index, part in enumerate(spec.reward)
+        if part.kind == "regex"
+    }
+    found = [
+        f"{field}: kind 'regex' needs a pattern (got {shown(pattern)})"
+        for field, pattern in named.items()
+        if not isinstance(pattern, str)
+    ]
+    texts = {field: text for field, text in named.items() if isinstance(text, str)}
+    problems = await patterns.problems(list(texts.values()))
+    for (field, text), problem in zip(texts.items(), problems, strict=True):
+        if problem:
+            found.append(f"{field}: not a regular expression: {problem} (got {shown(text)})")
+    return found
 
 
 def read_model(path: Path) -> dict[str, bytes]:
     """The small files of a model folder by name.
 
     Raises:
-        ConfigError: it is no model folder, or has no tokenizer.
+        ConfigError: it is no model folder, or has no tokenizer, or cannot be read.
     """
+    try:
+        return _read_model(path)
+    except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission, ...
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"model.path: {shown(str(path))}: {why}") from None
+
+
+def _read_model(path: Path) -> dict[str, bytes]:
     if not path.exists():
         raise ConfigError(f"model.path: {path} does not exist")
     if not path.is_dir():
@@ -85,11 +102,23 @@ def check_files(files: Mapping[str, bytes], *, where: str) -> dict[str, bytes]:
     if (total := sum(map(len, files.values()))) > MAX_FILES_BYTES:
         raise ConfigError(f"files: {_too_large(total)}")
     for name in NEEDED:
-        try:
-            json.loads(files[name])
-        except ValueError as error:
-            raise ConfigError(f"model.path: {where}: {name} is not JSON: {error}") from None
+        _check_json(files[name], f"model.path: {where}: {name}")
     return dict(files)
+
+
+def _check_json(data: bytes, what: str) -> None:
+    # Each of them costs memory; a vocabulary with its merges has about a million.
+    num_values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if num_values > MAX_MODEL_VALUES:
+        raise ConfigError(
+            f"{what} has about {num_values} values; at most {MAX_MODEL_VALUES} are allowed"
+        )
+    try:
+        json.loads(data)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{what} is not JSON: {error}") from None
 
 
 def _too_large(total: int) -> str:

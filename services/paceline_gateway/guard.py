@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,9 +14,11 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.access import Principal, Role
-from paceline.errors import InvalidError, NotFoundError, PacelineError
+from paceline.errors import BusyError, InvalidError, NotFoundError, PacelineError
 from paceline_gateway.auth import FRESH_S, Door
 from paceline_gateway.rules import Routes, least_of
+
+SEND_S = 60.0
 
 
 class _Cut(Exception):
@@ -57,12 +60,16 @@ class RestGuard:
             return
         check = self._check_of(scope, least, action)
         try:
-            scope.setdefault("state", {})["principal"] = await check()
+            who = await check()
+            scope.setdefault("state", {}).update(principal=who, action=action)
         except PacelineError as error:
             await refusal(error)(scope, receive, send)
             return
         try:
-            await self._app(scope, receive, self._watched(send, check))
+            with self._door.open(who):
+                await self._app(scope, receive, self._watched(send, check))
+        except BusyError as error:
+            await refusal(error)(scope, receive, send)
         except _Cut:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -83,7 +90,8 @@ class RestGuard:
                 except PacelineError:
                     raise _Cut from None
                 checked = self._clock()
-            await send(message)
+            async with asyncio.timeout(SEND_S):  # else who does not read holds it for ever
+                await send(message)
 
         return watched
 
@@ -141,7 +149,9 @@ class GrpcGuard:
 
     def _unary(self, method: Callable[..., Any], action: str) -> Callable[..., Any]:
         async def run(request: Any, context: Any) -> Any:
-            return await method(request, await self._enter(context, action))
+            who = await self._enter(context, action)
+            with self._door.open(who):
+                return await method(request, who)
 
         return run
 
@@ -149,11 +159,12 @@ class GrpcGuard:
         async def run(request: Any, context: Any) -> AsyncIterator[Any]:
             who = await self._enter(context, action)
             checked = self._clock()
-            async for reply in method(request, who):
-                if self._clock() - checked > FRESH_S:
-                    await self._enter(context, action)
-                    checked = self._clock()
-                yield reply
+            with self._door.open(who):
+                async for reply in method(request, who):
+                    if self._clock() - checked > FRESH_S:
+                        await self._enter(context, action)
+                        checked = self._clock()
+                    yield reply
 
         return run
 

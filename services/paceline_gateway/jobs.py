@@ -6,7 +6,6 @@ Every call says on whose behalf; the experience service shows to each what is of
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -14,10 +13,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from paceline.access import ALL_TENANTS, Principal
 from paceline.config import JobSpec, parse_job
+from paceline.config.documents import read_json, read_yaml
 from paceline.errors import (
     DeadlineError,
     InvalidError,
@@ -32,6 +30,8 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline.v1.roster_pb2 import ListWeightsReply, ListWeightsRequest
 from paceline_gateway.checks import check_files, check_plugins, read_model
+from paceline_gateway.messages import checked
+from paceline_gateway.patterns import Patterns
 from paceline_gateway.readiness import plainly
 from paceline_gateway.refusals import Refusal
 
@@ -63,6 +63,7 @@ class Desk:
         self._timeout_s = timeout_s
         self._outage_s = outage_s
         self._clock = clock
+        self._patterns = Patterns()
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and hand it over with the small files of its model.
@@ -71,19 +72,21 @@ class Desk:
             ConfigError: the job is wrong; the message names the field.
             PermissionDeniedError: it is for another tenant.
         """
-        spec = self._owned(parse_job(decode(request.spec_json, yaml_too=False)), who)
-        check_plugins(spec)
+        checked(request)
+        raw = await asyncio.to_thread(decode, request.spec_json, yaml_too=False)
+        spec = self._owned(parse_job(raw), who)
+        await check_plugins(spec, self._patterns)
         if request.files:
-            files = check_files(request.files, where="files")
+            files = await asyncio.to_thread(check_files, request.files, where="files")
         else:
             files = await asyncio.to_thread(read_model, Path(spec.model.path))
-        checked = pb.SubmitJobRequest(
+        whole = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one of the user's own, it still makes our retries harmless.
             request_id=request.request_id or uuid.uuid4().hex,
             files=files,
         )
-        job = await self._call(self._jobs.SubmitJob, checked, who)
+        job = await self._call(self._jobs.SubmitJob, whole, who)
         log.info("submitted", job=job.status.job_id, name=spec.name, tenant=spec.tenant)
         return job
 
@@ -123,7 +126,7 @@ class Desk:
         self, request: pb.WatchJobRequest, who: Principal
     ) -> AsyncIterator[pb.JobEvent]:
         """The state now and every change until the job ends, over outages of the upstream."""
-        seen, state = request.after_metric, ""
+        seen, state = checked(request).after_metric, ""
         attempt = 0
         lost_at: float | None = None
         while not state or not JobState(state).terminal:
@@ -160,17 +163,12 @@ class Desk:
     async def _call(self, method: Any, request: Any, who: Principal) -> Any:
         with self._waits_on("experience"), plainly():
             return await call(
-                method, request, timeout_s=self._timeout_s, idempotent=True, on_behalf_of=who
+                method,
+                checked(request),
+                timeout_s=self._timeout_s,
+                idempotent=True,
+                on_behalf_of=who,
             )
-
-
-class _Plain(yaml.SafeLoader):
-    """Without aliases: a few of them make a document of a thousand bytes endless."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise InvalidError("job: YAML aliases (*name) are not accepted here; write them out")
-        return super().compose_node(parent, index)
 
 
 def decode(text: str | bytes, *, yaml_too: bool) -> Any:
@@ -181,15 +179,7 @@ def decode(text: str | bytes, *, yaml_too: bool) -> Any:
     """
     if len(text) > MAX_SPEC_BYTES:
         raise too_large()
-    try:
-        # A safe loader: it makes plain values only.
-        return yaml.load(text, _Plain) if yaml_too else json.loads(text)
-    except yaml.YAMLError as error:
-        raise InvalidError(f"job: not YAML: {error}") from None
-    except RecursionError:
-        raise InvalidError("job: is nested too deeply") from None
-    except ValueError as error:
-        raise InvalidError(f"job: not JSON: {error}") from None
+    return read_yaml(text, what="job") if yaml_too else read_json(text, what="job")
 
 
 def too_large() -> InvalidError:

@@ -7,12 +7,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from grpc_health.v1 import health_pb2_grpc
 
 from paceline.chassis import Chassis, Service
@@ -42,10 +39,12 @@ from paceline_gateway.bootstrap import bootstrap_token, own_tokens
 from paceline_gateway.guard import GrpcGuard, before_reading
 from paceline_gateway.handling import Handling
 from paceline_gateway.jobs import Desk
+from paceline_gateway.messages import check_size
 from paceline_gateway.readiness import Readiness
 from paceline_gateway.refusals import Refusals
 from paceline_gateway.rules import check_grpc
 from paceline_gateway.servicer import AccessServicer, JobsServicer, TenantsServicer
+from paceline_gateway.web import Web
 
 if TYPE_CHECKING:
     from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
     from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
-# Open event streams end with the process; their readers come back with Last-Event-ID.
-SHUTDOWN_S = 1
 log = Log("gateway")
 
 
@@ -139,7 +136,7 @@ class GatewayService(Service):
     async def start(self) -> None:
         """Register the servicers and open REST."""
         server = self._chassis.server
-        self._chassis.check_first(before_reading(self._door))
+        self._chassis.check_first(before_reading(self._door), check_size)
         jobs = self._guarded(JobsServicer(self._desk), "paceline.v1.Jobs")
         access = self._guarded(AccessServicer(self._administration), "paceline.v1.Access")
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
@@ -218,28 +215,3 @@ class GatewayService(Service):
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(known | where))
         draft.replace(path)
-
-
-class Web(uvicorn.Server):
-    """uvicorn as a guest on our loop; signals are the chassis's."""
-
-    def __init__(self, app: object, certificate: TlsSettings | None) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # pyright: ignore[reportArgumentType]
-                ssl_certfile=certificate and certificate.certificate,
-                ssl_keyfile=certificate and certificate.key,
-                log_config=None,
-                access_log=False,
-                # Who calls is the peer of the connection; headers that say otherwise are anybody's.
-                proxy_headers=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=SHUTDOWN_S,
-            )
-        )
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Leave signal handlers alone."""
-        yield

@@ -27,7 +27,8 @@ from paceline.health import Health, Probes
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.orphans import Orphans
-from paceline.rpc import SERVER_OPTIONS, Check, ErrorInterceptor
+from paceline.reading import CheckSize
+from paceline.rpc import PUBLIC_OPTIONS, SERVER_OPTIONS, Check, ErrorInterceptor
 from paceline.tls import renewed, server_credentials
 from paceline.tracing import OFF, Tracer
 from paceline.tracing import start as start_tracing
@@ -56,7 +57,7 @@ class Chassis:
     limit: threading.Timer | None = None
     failed: bool = False
     usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
-    check_first: Callable[[Check], None] = lambda check: None  # see `ErrorInterceptor`
+    check_first: Callable[[Check, CheckSize], None] = lambda check, size: None  # `ErrorInterceptor`
 
     def __post_init__(self) -> None:
         if cast(Usage | None, self.usage) is None:
@@ -135,7 +136,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
     metrics.set("build", 1, service=settings.kind, version=__version__)
     usage = usage_of(settings, metrics)
     errors = ErrorInterceptor(metrics=metrics, usage=usage, guard=_guard(settings, metrics))
-    server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
+    server = aio.server(interceptors=[errors], options=_options(settings))
     port = bind(server, settings)
     address = address_of(settings, port)
     about = {"kind": settings.kind, "worker_id": settings.worker_id, "job": settings.job_id}
@@ -161,6 +162,10 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             chassis.tracer.close(LAST_SPANS_S)
     finally:
         probes.close()
+
+
+def _options(settings: ServiceSettings) -> list[tuple[str, Any]]:
+    return PUBLIC_OPTIONS if settings.kind is WorkerKind.GATEWAY else SERVER_OPTIONS
 
 
 def _guard(settings: ServiceSettings, metrics: Metrics) -> Guard | None:

@@ -25,12 +25,20 @@ from __future__ import annotations
 
 import grpc
 
+MAX_MESSAGE = 4_000
+
 
 class PacelineError(Exception):
     """Root of all errors that Paceline raises on purpose; the message says what to do."""
 
     grpc: grpc.StatusCode = grpc.StatusCode.INTERNAL
     http: int = 500
+
+    def __str__(self) -> str:
+        """The text, of a bounded length and fit to be sent: it may quote what a user sent."""
+        text = super().__str__()
+        text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
+        return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
     @property
     def message(self) -> str:

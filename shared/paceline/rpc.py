@@ -8,10 +8,11 @@ import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any, Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc import aio
 
 from paceline import errors
@@ -21,6 +22,14 @@ from paceline.config.service import ServiceSettings, TlsSettings
 from paceline.errors import AuthenticationError, DeadlineError, PacelineError, UnavailableError
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.reading import (
+    CheckSize,
+    parsed,
+    reads_first,
+    reads_first_streaming,
+    reads_one,
+    reads_stream,
+)
 from paceline.tls import channel_credentials
 from paceline.types import WorkerKind
 from paceline.usage import Usage
@@ -39,9 +48,25 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
+# No message is compressed: a small one could unfold to the largest before anybody is asked who
+# sent it. The bit is that of `identity`.
+SERVER_OPTIONS = [
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+]
+# For users' clients: those that stop in the middle of a handshake, or have nothing to ask, go.
+PUBLIC_OPTIONS = [
+    *SERVER_OPTIONS,
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_concurrent_streams", 250),
+    ("grpc.max_allowed_incoming_connections", 1_000),
+]
 # With less time left a call is not repeated: its deadline would hide why the one before failed.
 _LEAST_S = 0.05
+# A client refuses trailers of more than 8 KiB.
+_MAX_DETAILS = 6_000
 RETRIED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 Request_contra = TypeVar("Request_contra", contravariant=True)
@@ -263,10 +288,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._handle = nullcontext if usage is None else usage.handle
         self._guard = guard
         self._first: Check | None = None
+        self._size: CheckSize | None = None
 
-    def check_first(self, check: Check) -> None:
-        """Ask this, which raises, before a message of any method is read."""
+    def check_first(self, check: Check, size: CheckSize | None = None) -> None:
+        """Ask this, which raises, before a message is read, and `size` before it is parsed."""
         self._first = check
+        self._size = size
 
     async def intercept_service(
         self,
@@ -278,17 +305,22 @@ class ErrorInterceptor(aio.ServerInterceptor):
         if handler is None:
             return None
         method: str = handler_call_details.method
-        read = _reads_stream if handler.request_streaming else _reads_one
-        if handler.response_streaming:
-            kind = "stream_stream" if handler.request_streaming else "unary_stream"
-            inner = read(getattr(handler, kind), handler.request_deserializer)
-            wrapped = self._streaming(inner, method)
+        replies = "stream" if handler.response_streaming else "unary"
+        requests = "stream" if handler.request_streaming else "unary"
+        inner = getattr(handler, f"{requests}_{replies}")
+        parse = partial(parsed, handler.request_deserializer, method, self._size)
+        if handler.request_streaming:
+            inner = reads_stream(inner, parse)
+        elif self._guard is None and self._first is None:
+            inner = reads_one(inner, parse)
         else:
-            kind = "stream_unary" if handler.request_streaming else "unary_unary"
-            inner = read(getattr(handler, kind), handler.request_deserializer)
-            wrapped = self._unary(inner, method)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, response_serializer=handler.response_serializer)
+            # On the wire it is the same; but here gRPC reads the message when it is asked for.
+            requests = "stream"
+            reads = reads_first_streaming if handler.response_streaming else reads_first
+            inner = reads(inner, parse)
+        wrap = self._streaming if handler.response_streaming else self._unary
+        make = getattr(grpc, f"{requests}_{replies}_rpc_method_handler")
+        return make(wrap(inner, method), response_serializer=handler.response_serializer)
 
     async def _check(self, method: str, context: Any) -> None:
         if self._guard is not None:
@@ -336,33 +368,6 @@ class ErrorInterceptor(aio.ServerInterceptor):
         return run
 
 
-def _reads_one(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """A method that is given bytes: what is no message is a fault of the caller."""
-
-    def run(data: bytes, context: Any) -> Any:
-        return inner(_parsed(parse, data), context)
-
-    return run
-
-
-def _reads_stream(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    async def messages(requests: AsyncIterable[bytes]) -> AsyncIterator[Any]:
-        async for data in requests:
-            yield _parsed(parse, data)
-
-    def run(requests: AsyncIterable[bytes], context: Any) -> Any:
-        return inner(messages(requests), context)
-
-    return run
-
-
-def _parsed(parse: Callable[[bytes], Any], data: bytes) -> Any:
-    try:
-        return parse(data)
-    except DecodeError as error:
-        raise errors.InvalidError(f"message: {error}") from None
-
-
 async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], method: str) -> None:
     if isinstance(error, PacelineError):
         status, text = error.grpc, error.message
@@ -371,4 +376,11 @@ async def _abort(error: Exception, context: aio.ServicerContext[Any, Any], metho
     else:
         log.exception("call failed", method=method)
         status, text = grpc.StatusCode.INTERNAL, "internal error; see the log of the service"
-    await context.abort(status, text, ((ERROR_KEY, type(error).__name__),))
+    await context.abort(status, _sendable(text), ((ERROR_KEY, type(error).__name__),))
+
+
+def _sendable(text: str) -> str:
+    """As much as the trailers of a call have room for, where what is not ASCII takes threefold."""
+    costs = accumulate(1 if 0x20 <= byte < 0x7F else 3 for byte in text.encode())
+    num_bytes = sum(1 for _ in takewhile(lambda cost: cost <= _MAX_DETAILS, costs))
+    return text.encode()[:num_bytes].decode(errors="ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from paceline_experience.store import Store
 _DONE, _NOT_DONE = "{access}:audit", "{access}:audit:refused"
 _TEXT = 200
 _CHUNK = 500
+_ID = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")
 # Of entries looked at for one page: a filter that fits nothing must not hold up the store.
 _MOST_LOOKED_AT = 10_000
 _FILE_BYTES, _FILES = 16 << 20, 8
@@ -254,6 +256,6 @@ def _place(entry: Entry) -> tuple[int, ...]:
 
 
 def _position(before: str) -> str:
-    if before and not all(part.isdecimal() for part in before.split("-", 1)):
+    if before and not _ID.fullmatch(before):
         raise InvalidError(f"before: {before!r} is no id of an entry")
     return before

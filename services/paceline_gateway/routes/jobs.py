@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from paceline.access import Principal
-from paceline.errors import InvalidError
 from paceline.rest import (
     AuditView,
     ErrorView,
@@ -25,10 +24,11 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.roster_pb2 import ListWeightsRequest
 from paceline_gateway import views
 from paceline_gateway.events import lines
-from paceline_gateway.jobs import MAX_SPEC_BYTES, Desk, decode, too_large
+from paceline_gateway.jobs import Desk, decode
+from paceline_gateway.messages import MAX_INTEGER, MAX_TEXT
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorView} for code in (401, 403, 404, 409, 422, 503, 504)
+    code: {"model": ErrorView} for code in (401, 403, 404, 408, 409, 422, 429, 503, 504)
 }
 JOB_REF = {"schema": {"$ref": "#/components/schemas/JobSpec"}}
 JOB_BODY = {
@@ -54,6 +54,8 @@ def caller_of(request: Request) -> Principal:
 
 TheDesk = Annotated[Desk, Depends(desk_of)]
 Caller = Annotated[Principal, Depends(caller_of)]
+Reason = Annotated[str, Query(max_length=MAX_TEXT)]
+LastEventId = Annotated[int, Header(ge=0, le=MAX_INTEGER, description="Metric rows already seen.")]
 PageToken = Annotated[str, Query(description="`next_page_token` of the page before.")]
 
 
@@ -66,29 +68,14 @@ async def submit(
 ) -> JobView:
     """Submit a job file, as JSON or (content type `application/yaml`) as YAML."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = await _body(request)
+    body = await request.body()
     text = await asyncio.to_thread(_as_json, body, yaml_too=media in YAML_TYPES)
     message = pb.SubmitJobRequest(spec_json=text, request_id=idempotency_key)
     return views.job_view(await desk.submit(message, who))
 
 
-async def _body(request: Request) -> bytes:
-    """The body, as long as it is not larger than a job may be."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_SPEC_BYTES:
-            raise too_large()
-    return bytes(body)
-
-
 def _as_json(body: bytes, *, yaml_too: bool) -> str:
-    raw = decode(body, yaml_too=yaml_too)
-    try:
-        # Dates and the like, which only YAML knows, are left for validation to name.
-        return json.dumps(raw, default=str)
-    except TypeError as error:  # the keys of YAML may be anything
-        raise InvalidError(f"job: {error}") from None
+    return json.dumps(decode(body, yaml_too=yaml_too))
 
 
 @router.get("")
@@ -115,7 +102,7 @@ async def get(job_id: str, desk: TheDesk, who: Caller) -> JobView:
 
 @router.post("/{job_id}/cancel")
 @router.delete("/{job_id}")
-async def cancel(job_id: str, desk: TheDesk, who: Caller, reason: str = "") -> JobView:
+async def cancel(job_id: str, desk: TheDesk, who: Caller, reason: Reason = "") -> JobView:
     """Ask a job to end; its record stays."""
     message = pb.CancelJobRequest(job_id=job_id, reason=reason)
     return views.job_view(await desk.cancel(message, who))
@@ -126,7 +113,7 @@ async def events(
     job_id: str,
     desk: TheDesk,
     who: Caller,
-    last_event_id: Annotated[int, Header(ge=0, description="Metric rows already seen.")] = 0,
+    last_event_id: LastEventId = 0,
 ) -> StreamingResponse:
     """Server-sent events until the job ends; each one is a `JobEvent`, the last is `end`."""
     source = desk.watch(pb.WatchJobRequest(job_id=job_id, after_metric=last_event_id), who)
@@ -144,7 +131,7 @@ async def metrics(
     job_id: str,
     desk: TheDesk,
     who: Caller,
-    after: Annotated[int, Query(ge=0)] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0,
     page_size: Annotated[int, Query(ge=1, le=5000)] = 500,
 ) -> MetricPage:
     """Metric rows, `after` of them skipped."""

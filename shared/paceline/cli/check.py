@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from paceline import plugins as registry
 from paceline.config import JobSpec, load_job
+from paceline.config.documents import read_yaml
 from paceline.config.named import missing
 from paceline.errors import ConfigError, InvalidError
 
@@ -35,7 +34,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
     """The job of a file; a model folder that exists here becomes an absolute path."""
     spec = load_job(path, dict(_override(text) for text in overrides))
     folder = Path(spec.model.path)
-    if not folder.is_dir():
+    if not _is_folder(folder):
         return spec
     model = spec.model.model_copy(update={"path": str(folder.resolve())})
     return spec.model_copy(update={"model": model})
@@ -53,15 +52,22 @@ def _override(text: str) -> tuple[str, Any]:
     if not equals or not field:
         raise InvalidError(f"--set {text}: write FIELD=VALUE")
     try:
-        return field, yaml.safe_load(value)
-    except yaml.YAMLError:
+        return field, read_yaml(value, what=f"--set {field}")
+    except InvalidError:
         return field, value
 
 
 def _model_problems(folder: Path) -> Iterator[str]:
-    if not folder.is_dir():
+    if not _is_folder(folder):
         yield f"model.path: {folder} is not a folder"
         return
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             yield f"model.path: {folder} has no {name}"
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # too long a name, for one
+        return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -13,7 +15,7 @@ from paceline.config.tracking import TrackingSpec
 class ModelSpec(Closed):
     """Which model to train."""
 
-    path: str
+    path: str = Field(max_length=1024)
     """Folder in Hugging Face layout, seen by gateway and trainer."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the engine and of the broadcast weights."""
@@ -193,6 +195,10 @@ class StopSpec(Closed):
     wall_s: Seconds | None = None
 
 
+def _twice(names: Sequence[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
 class JobSpec(Closed):
     """What a user submits; immutable once accepted."""
 
@@ -213,7 +219,7 @@ class JobSpec(Closed):
     @classmethod
     def _distinct_trackers(cls, value: tuple[TrackingSpec, ...]) -> tuple[TrackingSpec, ...]:
         labels = [each.label for each in value]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
+        twice = _twice(labels)
         if twice:
             raise ValueError(f"two trackers are named {twice[0]!r}; give each a distinct `name`")
         return value
@@ -222,7 +228,7 @@ class JobSpec(Closed):
     @classmethod
     def _distinct_parts(cls, value: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
         names = [part.part for part in value]
-        twice = sorted({n for n in names if names.count(n) > 1})
+        twice = _twice(names)
         if twice:
             raise ValueError(f"two parts are named {twice[0]!r}; give each a distinct `name`")
         return value

@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from paceline.config.documents import read_yaml
 from paceline.config.job import JobSpec
 from paceline.config.service import ServiceSettings
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidError
 
 Model = TypeVar("Model", bound=BaseModel)
 # Where settings come from: a file or a `--set`, and what it says.
 Layer = tuple[str, dict[str, Any]]
 _ABSENT = object()
+MAX_LINES = 20
+MAX_SHOWN = 200
 _FILE_HELP = "settings; sections of later files are merged into those of earlier ones"
 _SET_HELP = "one setting, above all files: --set options.incarnation=3"
 
@@ -93,9 +95,10 @@ def validate(model: type[Model], raw: Any) -> Model:
 def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer] = ()) -> str:
     """One line for each wrong field, with the last of the layers that sets it."""
     lines: list[str] = []
-    for item in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for item in found[:MAX_LINES]:
         where = _source(layers, item["loc"])
-        where += ".".join(str(part) for part in item["loc"]) or model.__name__
+        where += ".".join(map(_part, item["loc"])) or model.__name__
         if item["type"] == "extra_forbidden":
             allowed = ", ".join(_siblings(model, item["loc"]))
             lines.append(f"{where}: unknown field; allowed here: {allowed}")
@@ -105,9 +108,22 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
             text = item["msg"].removeprefix("Value error, ")
             secret = _is_secret(model, item["loc"])
             told = item["type"] == "value_error" or secret
-            got = "" if told else f" (got {item['input']!r})"
+            got = "" if told else f" (got {shown(item['input'])})"
             lines.append(f"{where}: {text}{got}" if item["loc"] else text)
+    if len(found) > MAX_LINES:
+        lines.append(f"and {len(found) - MAX_LINES} more")
     return "; ".join(lines)
+
+
+def shown(value: Any) -> str:
+    """A value as messages quote it: what is sent may be long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _part(part: int | str) -> str:
+    text = str(part)
+    return text if len(text) <= MAX_SHOWN and text.isprintable() else shown(text)
 
 
 def _siblings(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
@@ -198,12 +214,9 @@ def _read_yaml(path: Path) -> Any:
 
 def _parse_yaml(text: str, name: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        # Its own text quotes the line, which may hold a token.
-        mark = getattr(error, "problem_mark", None)
-        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ConfigError(f"{name}: not YAML{at}") from None
+        return read_yaml(text, what=name)
+    except InvalidError as error:
+        raise ConfigError(error.message) from None
 
 
 def _set_path(raw: Any, dotted: str, value: Any) -> None:

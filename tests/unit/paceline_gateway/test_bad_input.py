@@ -138,7 +138,7 @@ async def test_a_broken_model(gateway: Gateway, job: dict[str, Any], model: Path
     [
         ("application/json", "{", "job: not JSON: Expecting property name"),
         ("application/json", "", "job: not JSON: Expecting value"),
-        ("application/yaml", "a: [", "job: not YAML: "),
+        ("application/yaml", "a: [", "job: not YAML at line 2, column 1"),
         ("application/yaml", "- 1", "Input should be a valid dictionary"),
         ("application/json", " " * (1 << 21), "at most 1048576 bytes are allowed"),
         ("application/json", "[" * 100_000, "job: is nested too deeply"),
@@ -146,9 +146,9 @@ async def test_a_broken_model(gateway: Gateway, job: dict[str, Any], model: Path
         (
             "application/yaml",
             "a: &a [1]\nb: [*a, *a]",
-            "job: YAML aliases (*name) are not accepted",
+            "job: YAML at line 2, column 5: aliases (*name) are not accepted",
         ),
-        ("application/yaml", "2026-01-01: 1", "job: keys must be str"),
+        ("application/yaml", "2026-01-01: 1", "2026-01-01: unknown field"),
     ],
 )
 async def test_a_body_that_is_no_job(gateway: Gateway, media: str, body: str, message: str) -> None:

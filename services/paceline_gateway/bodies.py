@@ -1,0 +1,90 @@
+"""Bodies of requests over REST: read whole, within limits, before anything of them is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.config.documents import read_json
+from paceline.errors import InvalidError
+from paceline_gateway.guard import answer, refusal
+from paceline_gateway.jobs import MAX_SPEC_BYTES, too_large
+
+# Of routes that are not listed nothing is needed, and little is read.
+MAX_BODY_BYTES = 16 << 10
+LARGER: Mapping[str, int] = {"POST /v1/jobs": MAX_SPEC_BYTES}
+BODY_S = 30.0
+_WITHOUT = frozenset({"GET", "HEAD", "DELETE"})
+
+
+class _Gone(Exception):
+    """The client has left."""
+
+
+class Bodies:
+    """Hands over requests whose body is there, plain, of bounded size and, where needed, JSON."""
+
+    def __init__(self, app: ASGIApp, *, timeout_s: float = BODY_S) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request; `scope["state"]["action"]` says which route it is for."""
+        if scope["type"] != "http" or scope["method"] in _WITHOUT:
+            await self._app(scope, receive, send)
+            return
+        action = scope.get("state", {}).get("action", "")
+        try:
+            body = await self._read(Headers(scope=scope), action, receive)
+        except InvalidError as error:
+            await refusal(error)(scope, receive, send)
+            return
+        except TimeoutError:
+            text = f"body: was not sent within {self._timeout_s:g} s"
+            await answer(InvalidError, text, 408)(scope, receive, send)
+            return
+        except _Gone:
+            return
+        told = False
+
+        async def once() -> Message:
+            nonlocal told
+            if told:
+                return await receive()
+            told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, once, send)
+
+    async def _read(self, headers: Headers, action: str, receive: Receive) -> bytes:
+        if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
+            raise InvalidError(
+                f"content-encoding: {encoding[:80]!r} is not accepted; send the body as it is"
+            )
+        limit = LARGER.get(action, MAX_BODY_BYTES)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or int(length) > limit:
+            raise _too_large(action, limit)
+        body = bytearray()
+        async with asyncio.timeout(self._timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _Gone
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise _too_large(action, limit)
+                if not message.get("more_body", False):
+                    break
+        if body and action not in LARGER:
+            read_json(bytes(body), what="body")
+        return bytes(body)
+
+
+def _too_large(action: str, limit: int) -> InvalidError:
+    if action in LARGER:
+        return too_large()
+    return InvalidError(f"body: is too large; at most {limit} bytes are allowed")

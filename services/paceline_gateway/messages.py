@@ -1,0 +1,116 @@
+"""Bounds on what users' messages say, whatever they are about."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from paceline.errors import InvalidError
+from paceline.rpc import MAX_MESSAGE_BYTES
+
+MAX_SMALL_BYTES = 64 << 10
+MAX_PARTS = 1_000
+_LARGE = frozenset({"/paceline.v1.Jobs/SubmitJob"})
+MAX_TEXT = 1_000
+MAX_ITEMS = 100
+# The largest integer that every reader of JSON keeps.
+MAX_INTEGER = 2**53 - 1
+# Bounded by what reads them: job files and the small files of a model.
+_OF_THEIR_OWN = frozenset({"spec_json", "files"})
+_FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_INTEGERS = (
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+    FieldDescriptor.CPPTYPE_UINT32,
+    FieldDescriptor.CPPTYPE_UINT64,
+)
+Request = TypeVar("Request", bound=Message)
+
+
+def checked(message: Request, prefix: str = "") -> Request:
+    """The message.
+
+    Raises:
+        InvalidError: a text or a list in it is too long, a number is negative or not finite.
+    """
+    for field, value in message.ListFields():
+        name = prefix + field.name
+        if field.name in _OF_THEIR_OWN:
+            continue
+        values = value if field.is_repeated else [value]
+        if len(values) > MAX_ITEMS:
+            raise InvalidError(f"{name}: has {len(values)} items; at most {MAX_ITEMS} are allowed")
+        for each in values:
+            _check(field, name, each)
+    return message
+
+
+def _check(field: FieldDescriptor, name: str, value: Any) -> None:
+    kind = field.cpp_type
+    if kind == FieldDescriptor.CPPTYPE_MESSAGE:
+        checked(value, prefix=f"{name}.")
+    elif kind == FieldDescriptor.CPPTYPE_STRING:
+        _check_text(name, value)
+    elif kind in _INTEGERS and not 0 <= value <= MAX_INTEGER:
+        raise InvalidError(_integer(name, value))
+    elif kind in _FLOATS and not math.isfinite(value):
+        raise InvalidError(f"{name}: a finite number is needed (got {value!r})")
+
+
+def _check_text(name: str, value: str) -> None:
+    if len(value) > MAX_TEXT:
+        raise InvalidError(f"{name}: has {len(value)} characters; at most {MAX_TEXT} are allowed")
+    if "\0" in value:
+        raise InvalidError(f"{name}: no NUL is allowed (got {value[:80]!r})")
+
+
+def _integer(name: str, value: int) -> str:
+    return f"{name}: an integer from 0 to {MAX_INTEGER} is needed (got {value})"
+
+
+def check_size(method: str, data: bytes) -> None:
+    """For the interceptor: raise `InvalidError` if a message is larger than its method needs.
+
+    A message of many small parts would need many times its size once it is parsed.
+    """
+    limit = MAX_MESSAGE_BYTES if method in _LARGE else MAX_SMALL_BYTES
+    if len(data) > limit:
+        raise InvalidError(f"message: has {len(data)} bytes; at most {limit} are allowed")
+    if parts_of(data, MAX_PARTS) > MAX_PARTS:
+        raise InvalidError(f"message: has too many parts; at most {MAX_PARTS} are allowed")
+
+
+def parts_of(data: bytes, limit: int) -> int:
+    """Of how many fields a message consists, as far as `limit`.
+
+    Raises:
+        InvalidError: there is a group among them.
+    """
+    number, at = 0, 0
+    while at < len(data) and number <= limit:
+        number += 1
+        tag, at = _varint(data, at)
+        wire_type = tag & 7
+        if wire_type == 0:
+            _, at = _varint(data, at)
+        elif wire_type == 2:
+            size, at = _varint(data, at)
+            at += size
+        elif wire_type in (1, 5):
+            at += 8 if wire_type == 1 else 4
+        else:
+            raise InvalidError("message: has parts that no message of this service has")
+    return number
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            break
+    return value, at
