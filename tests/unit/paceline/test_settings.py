@@ -79,7 +79,7 @@ def test_what_looks_like_a_number_stays_a_name(base: Path) -> None:
         ({"logs": {"backups": "x"}}, "above.yaml: logs.backups: Input should be a valid integer"),
         ({"port": 70000}, "above.yaml: port: Input should be less than or equal to 65535"),
         ("- a\n- b", "above.yaml: is a list; a mapping of fields is needed"),
-        ("a: [", "above.yaml: not YAML at line 1, column 5"),
+        ("a: [", "above.yaml: not YAML at line 2, column 1"),
     ],
 )
 def test_errors_name_the_file(base: Path, tmp_path: Path, content: Any, says: str) -> None:
@@ -99,7 +99,7 @@ def test_errors_name_the_file(base: Path, tmp_path: Path, content: Any, says: st
         ("port=many", "--set port: port: Input should be a valid integer"),
         ("kind.of=gateway", "--set kind.of: kind: Input should be"),
         ("options=3", "--set options: options: Input should be a valid dictionary (got 3)"),
-        ("logs=[", "--set logs: not YAML at line 1"),
+        ("logs=[", "--set logs: not YAML at line 2"),
     ],
 )
 def test_errors_name_the_override(base: Path, override: str, says: str) -> None:
