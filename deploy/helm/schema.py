@@ -9,6 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from paceline.config.limits import LimitSettings
+
 TARGET = Path(__file__).parent / "paceline" / "values.schema.json"
 
 Schema = dict[str, Any]
@@ -167,14 +169,25 @@ def _sections() -> Schema:
             authoritySecret=TEXT,
         ),
         "monitoring": _monitoring(),
-        "tenants": _closed(quota=_quota()),
+        "limits": _limits(),
     }
 
 
-def _quota() -> Schema:
-    most: Schema = {"type": ["integer", "null"], "minimum": 0}
-    limits = dict.fromkeys(("submitted", "jobs", "rollout_workers", "episodes"), most)
-    return _closed(**limits, weight={"type": "number", "exclusiveMinimum": 0})
+def _limits() -> Schema:
+    """That of the settings, with its models in place of references."""
+    whole = LimitSettings.model_json_schema()
+    models: Schema = whole.pop("$defs")
+
+    def plain(schema: Schema) -> Schema:
+        name = schema.get("$ref", "").rpartition("/")[2]
+        kept = ("type", "anyOf", "minimum", "maximum", "exclusiveMinimum", "additionalProperties")
+        found = models[name] if name else schema
+        made = {key: found[key] for key in kept if key in found}
+        if "properties" in found:
+            made["properties"] = {k: plain(field) for k, field in found["properties"].items()}
+        return made
+
+    return plain(whole)
 
 
 def _services() -> Schema:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from paceline.chat import Dialogue
-from paceline.errors import DeadlineError, PacelineError
+from paceline.errors import DeadlineError, LimitError, PacelineError
 from paceline.interfaces import Environment, Observation, StepResult
 from paceline.logs import Log
 from paceline.metrics import Metrics
@@ -217,7 +217,6 @@ class Episode:
             min_version=self._group.assignment.min_version,
             timeout_s=self._job.spec.tasks.episode_timeout_s,
             home=self._group.home,
-            resumed=self._attempt > 1 and not self._workers,
         )
 
     async def _resume(self, progress: Progress) -> bool:
@@ -274,15 +273,19 @@ class Episode:
     def _show(self, observation: Observation) -> None:
         """Append an observation; an episode for which it is too long ends as truncated."""
         if self._dialogue is None:
-            self._dialogue = Dialogue(self._job.tokenizer)
+            self._dialogue = self._job.dialogue()
             for shown, end in zip(self._shown, self._ends, strict=True):
                 self._dialogue.show(shown)
                 self._dialogue.turn(end)
         else:
             self._dialogue.turn(self._ends[-1])
         self._shown.append(observation)
-        with self._span.child("render"):
-            rendered = self._dialogue.show(observation)
+        try:
+            with self._span.child("render"):
+                rendered = self._dialogue.show(observation)
+        except LimitError:
+            self.over = self._truncated = True
+            return
         if len(self._builder) + len(rendered.tokens) >= self._job.spec.sampling.max_context:
             self.over = self._truncated = True
             return

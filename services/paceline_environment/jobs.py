@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paceline import artefacts, plugins
 from paceline.chat import Dialogue, Tokenizer
 from paceline.config import JobSpec, parse_job
+from paceline.config.limits import LimitSettings
 from paceline.errors import InvalidError
 from paceline.interfaces import Environment, Observation
 from paceline.rpc import call
@@ -39,6 +40,11 @@ class JobContext:
     part_s: float  # seconds that its slowest part may take
     samplings: dict[Purpose, Sampling]
     options: dict[Purpose, dict[str, Any]]
+    limits: LimitSettings
+
+    def dialogue(self) -> Dialogue:
+        """Renders the observations of one episode."""
+        return Dialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
 
     def make_environment(self, purpose: Purpose) -> Environment:
         """A world for one episode."""
@@ -60,6 +66,7 @@ class Group:
 
         Raises:
             InvalidError: it leaves the policy no room to answer.
+            LimitError: its text is too long to be looked at.
         """
         key = (observation.messages, observation.text)
         if key not in self._shown:
@@ -73,7 +80,7 @@ class Group:
 def _render_first(
     job: JobContext, observation: Observation
 ) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-    shown = Dialogue(job.tokenizer).show(observation)
+    shown = job.dialogue().show(observation)
     most = job.spec.sampling.max_context
     if len(shown.tokens) >= most:
         raise InvalidError(
@@ -89,7 +96,14 @@ def _render_first(
 class Jobs:
     """Reads jobs from experience; one read for all who ask at the same time."""
 
-    def __init__(self, *, jobs: JobsAsyncStub, experience: ExperienceAsyncStub) -> None:
+    def __init__(
+        self,
+        *,
+        jobs: JobsAsyncStub,
+        experience: ExperienceAsyncStub,
+        limits: LimitSettings | None = None,
+    ) -> None:
+        self._limits = limits or LimitSettings()
         self._jobs = jobs
         self._experience = experience
         self._known: dict[str, asyncio.Task[JobContext]] = {}
@@ -125,10 +139,12 @@ class Jobs:
         spec = parse_job(json.loads(job.spec_json))
         digests = job.artefacts.items()
         files = {name: await artefacts.fetch(self._experience, digest) for name, digest in digests}
-        return build_context(job_id, spec, Tokenizer.from_files(files))
+        return build_context(job_id, spec, Tokenizer.from_files(files), limits=self._limits)
 
 
-def build_context(job_id: str, spec: JobSpec, tokenizer: Tokenizer) -> JobContext:
+def build_context(
+    job_id: str, spec: JobSpec, tokenizer: Tokenizer, *, limits: LimitSettings
+) -> JobContext:
     """Find the plug-ins of a job and fix how it samples."""
     sampling = spec.sampling
     train = Sampling(
@@ -154,4 +170,5 @@ def build_context(job_id: str, spec: JobSpec, tokenizer: Tokenizer) -> JobContex
         part_s=max(part.timeout_s for part in spec.reward),
         samplings=samplings,
         options=options,
+        limits=limits,
     )

@@ -132,11 +132,7 @@ class Scoring:
                 await self._workers.change(min(left, 1.0))
                 continue
             try:
-                reply = await self._try(worker, request, min(left, limit_s))
-                if attempt:
-                    scored = len(request.items)
-                    log.info("scored elsewhere", reward=worker.worker_id, episodes=scored)
-                return reply
+                return await self._try(worker, request, min(left, limit_s))
             except InvalidError:  # every worker would refuse it
                 raise
             except PacelineError as error:

@@ -70,7 +70,7 @@ class EnvironmentService(Service):
         )
         self._submitter = Submitter(experience=experience)
         self.worker = EpisodeWorker(
-            jobs=Jobs(jobs=jobs, experience=experience),
+            jobs=Jobs(jobs=jobs, experience=experience, limits=settings.limits),
             peers=Peers(
                 settings.worker_id,
                 self._policy,

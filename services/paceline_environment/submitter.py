@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline import wire
-from paceline.errors import FencedError, InvalidError, NotFoundError, PacelineError, StateError
+from paceline.config.quota import MAX_TRAJECTORY_BYTES
+from paceline.errors import (
+    FencedError,
+    InvalidError,
+    LimitError,
+    NotFoundError,
+    PacelineError,
+    StateError,
+)
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call
 from paceline.types import Trajectory
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 log = Log("submitter")
 _WINDOW_S = 0.015
 _MOST = 256
-_MOST_TOKENS = 400_000  # of one message, well below the limit of gRPC
+_MOST_BYTES = 8 << 20  # of one message with several, well below the limit of gRPC
 _MOST_INTERNAL = 5  # answers INTERNAL to a single trajectory before it is given up
 _TIMEOUT_S = 20.0
 
@@ -29,7 +37,7 @@ _TIMEOUT_S = 20.0
 @dataclass(slots=True)
 class _Waiting:
     message: types_pb2.Trajectory
-    num_tokens: int
+    num_bytes: int
     outcome: asyncio.Future[str]
 
 
@@ -44,18 +52,25 @@ class Submitter:
         """Until it is acknowledged; the outcome (`SubmitReply.outcomes`).
 
         Raises:
+            LimitError: it is too large to be sent.
             InvalidError: experience refuses this trajectory.
         """
         if job_id not in self._jobs:
 
             async def send(items: list[_Waiting]) -> None:
-                for batch in portions(items, size=lambda each: each.num_tokens, most=_MOST_TOKENS):
+                for batch in portions(items, size=lambda each: each.num_bytes, most=_MOST_BYTES):
                     await self._send(job_id, batch)
 
             self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST)
-        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         message = wire.trajectory_to(trajectory)
-        self._jobs[job_id].put(_Waiting(message, trajectory.num_tokens, outcome))
+        num_bytes = message.ByteSize()
+        if num_bytes > MAX_TRAJECTORY_BYTES:
+            raise LimitError(
+                f"limit trajectory_bytes: {num_bytes} bytes, and no tenant is allowed more than "
+                f"{MAX_TRAJECTORY_BYTES}; make the episodes shorter"
+            )
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._jobs[job_id].put(_Waiting(message, num_bytes, outcome))
         return await outcome
 
     def close(self) -> None:

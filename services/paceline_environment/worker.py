@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 
 from paceline import wire
-from paceline.errors import InvalidError, PacelineError, VersionGoneError
+from paceline.errors import InvalidError, LimitError, PacelineError, VersionGoneError
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.text import clipped
 from paceline.tracing import NOTHING, Span
 from paceline.types import Assignment, Progress, Purpose
 from paceline_environment.episode import Episode, Peers
@@ -17,6 +18,7 @@ from paceline_environment.leases import Key, Leases, Outbox
 from paceline_environment.submitter import Submitter
 
 log = Log("worker")
+_MAX_DETAIL_BYTES = 4096
 _RENEW_SHARE = 3  # leases are renewed when a third of them has passed
 
 
@@ -91,8 +93,7 @@ class EpisodeWorker:
         now = self._peers.clock()
         for held in self._open.values():
             held.renewed = now
-        renew = [held.key for held in self._open.values()]
-        return Outbox(train, evals, renew=renew, holds_no_more=True)
+        return Outbox(train, evals, renew=[held.key for held in self._open.values()])
 
     def receive(self, assignments: list[Assignment], aborts: list[Key]) -> None:
         """Work has come in, or is wanted no more."""
@@ -213,6 +214,8 @@ class EpisodeWorker:
                 self._close(held)
             except VersionGoneError as error:
                 self._give_back(held, "version_gone", str(error))
+            except LimitError as error:
+                self._give_back(held, "oversized", str(error))
             except InvalidError as error:
                 self._give_back(held, "invalid", str(error))
             except PacelineError as error:
@@ -257,7 +260,7 @@ class EpisodeWorker:
         if reason == "infra_error":
             self._peers.stages.infra_errors += 1
         if self._leases is not None:
-            self._leases.give_back(held.key, reason, detail)
+            self._leases.give_back(held.key, reason, clipped(detail, _MAX_DETAIL_BYTES))
         self._close(held)
 
     def _close(self, held: Open) -> None:

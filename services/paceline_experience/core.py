@@ -16,6 +16,7 @@ from paceline_experience.book import Book
 from paceline_experience.feed import Feed
 from paceline_experience.keys import JobKeys
 from paceline_experience.meter import JobMeter
+from paceline_experience.quotas import JobLimits
 from paceline_experience.store import Store
 from paceline_experience.traces import Traces
 
@@ -100,6 +101,7 @@ class Core:
         spec: JobSpec,
         clock: Clock,
         feed: Feed,
+        limits: JobLimits | None = None,
         epoch: int = 0,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
@@ -111,6 +113,7 @@ class Core:
         self.spec = spec
         self.clock = clock
         self.feed = feed
+        self.limits = limits or JobLimits()
         self.traces = Traces(tracer, job_id=job_id)
         self._epoch = epoch
         self.book = Book()

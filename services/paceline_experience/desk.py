@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
-from paceline.config.quota import Quota
 from paceline.errors import InvalidError
 from paceline.files import write_json
 from paceline.logs import Log
@@ -21,6 +20,7 @@ from paceline_experience.history import History, Row, summarise
 from paceline_experience.hooks import start
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Ledgers
+from paceline_experience.quotas import Quotas
 from paceline_experience.roster import wait
 from paceline_experience.routes import Tracker
 from paceline_experience.sources import check_plugins, task_sources
@@ -52,9 +52,9 @@ class Desk:
         history: History,
         ledgers: Ledgers,
         tracker: Tracker,
-        quota: Callable[[str], Quota],
+        quotas: Quotas,
     ) -> None:
-        self._quota = quota
+        self._quotas = quotas
         self._jobs = jobs
         self._artefacts = artefacts
         self._history = history
@@ -67,13 +67,15 @@ class Desk:
 
         Raises:
             InvalidError: the spec has no tasks.
+            LimitError: the spec, or its files, are too large.
             ConflictError: the request made a job from another spec.
             QuotaError: its tenant has as many jobs that are not over as it may.
         """
         made = await self._jobs.find(spec.tenant, request_id)
         if made is not None:
             return await self._create(spec, request_id, made.artefacts)
-        await self._jobs.check_room(spec.tenant, self._quota(spec.tenant).submitted)
+        await self._jobs.check_room(spec.tenant, self._quotas.of(spec.tenant).submitted)
+        self._check_sizes(spec, files)
         check_plugins(spec)
         sources = await asyncio.to_thread(task_sources, spec)
         job = await self._create(spec, request_id, await self._artefacts.put(files))
@@ -82,10 +84,15 @@ class Desk:
         return job
 
     async def _create(self, spec: JobSpec, request_id: str, artefacts: Mapping[str, str]) -> Job:
-        most = self._quota(spec.tenant).submitted
+        most = self._quotas.of(spec.tenant).submitted
         job = await self._jobs.create(spec, artefacts=artefacts, request_id=request_id, most=most)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
+
+    def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
+        num_bytes = len(spec.model_dump_json().encode())
+        self._quotas.check(spec.tenant, "spec_bytes", num_bytes)
+        self._quotas.check(spec.tenant, "model_files_bytes", sum(map(len, files.values())))
 
     async def cancel(self, job_id: str, *, reason: str) -> Job:
         """Ask a job to end: nothing is leased or trained any more.

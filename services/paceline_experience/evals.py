@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.interfaces import TaskSource
@@ -14,10 +15,15 @@ from paceline_experience.groups import Groups
 MIN_MEASURED = 0.9
 """Share of an eval's tasks below which its result is told, and counts for nothing."""
 log = Log("evals")
+_ONE_RUN = 1 << 20  # places of one run among all that were measured, in the order of the ring
 
 
 class Evals:
-    """At most one run is open; what became due meanwhile runs next, on the newest version."""
+    """At most one run is open; what became due meanwhile runs next, on the newest version.
+
+    A run holds at most `limits.eval_window` episodes: what is measured is summed up and makes room
+    for the next.
+    """
 
     def __init__(
         self, *, core: Core, groups: Groups, eval_tasks: TaskSource | None, hooks: Hooks
@@ -26,13 +32,14 @@ class Evals:
         self._groups = groups
         self._hooks = hooks
         self._spec = core.spec.eval
+        self._window = core.limits.settings.eval_window
         self._size = 0
         if self._spec is not None and eval_tasks is not None:
             self._size = min(self._spec.tasks, len(eval_tasks))
 
     @property
     def run(self) -> dict[str, Any]:
-        """The open run: version, step, total, since, deadline; empty if none."""
+        """The open run: version, step, total, admitted, sums, since, deadline; empty if none."""
         text = self._core.book.meta.get("eval", "")
         return json.loads(text) if text else {}
 
@@ -55,14 +62,15 @@ class Evals:
         run = self.run
         if not run:
             return {}
-        groups = [self._core.book.groups[name] for name in self._core.book.evals]
-        measured = sum(g.states == "m" for g in groups)
+        groups = self._there()
+        measured = run["sums"]["measured"] + sum(g.states == "m" for g in groups)
+        dropped = run["admitted"] - run["sums"]["measured"] - len(groups)
         return {
             "version": run["version"],
             "step": run["step"],
             "total": run["total"],
             "measured": measured,
-            "open": len(groups) - measured,
+            "open": run["total"] - measured - dropped,
         }
 
     def held(self) -> int:
@@ -92,21 +100,32 @@ class Evals:
 
     async def _open(self, last: dict[str, int]) -> None:
         assert self._spec is not None
-        now, number = self._core.clock.now(), last["version"]
+        now = self._core.clock.now()
         run = {
-            "version": number,
+            "version": last["version"],
             "step": last["step"],
             "total": self._size,
+            "admitted": 0,
+            "sums": _sums([]),
             "since": now,
             "deadline": now + self._spec.timeout_s,
             "leased": 0,
         }
-        job = self._core.job_id
-        groups = [[f"{job}.e{number}.{i}", i, i] for i in range(self._size)]
-        await self._core.change("evals", "open", json.dumps(run), json.dumps(groups))
+        await self._admit("open", run, room=self._window, measured=[])
+
+    async def _admit(
+        self, command: str, run: dict[str, Any], *, room: int, measured: Sequence[Group]
+    ) -> None:
+        """Let in the next tasks of a run, and what is measured go; `run` is kept as it is then."""
+        start = run["admitted"]
+        run["admitted"] = min(run["total"], start + room)
+        prefix = f"{self._core.job_id}.e{run['version']}"
+        groups = [[f"{prefix}.{i}", i, i] for i in range(start, run["admitted"])]
+        gone = [group.group_id for group in measured]
+        await self._core.change("evals", command, *map(json.dumps, (run, groups, gone)))
 
     async def sweep(self) -> None:
-        """Close the run when everything is measured or its time is over; open a due one."""
+        """Go on with the run, or close it when its tasks or its time are over; open a due one."""
         async with self._core.transaction() as book:
             result = await self._advance()
             due = bool(book.meta.get("eval_due")) and not self.run
@@ -117,23 +136,36 @@ class Evals:
             await self.start()
 
     async def _advance(self) -> dict[str, Any] | None:
-        run, book, now = self.run, self._core.book, self._core.clock.now()
+        run, now = self.run, self._core.clock.now()
         if not run:
             return None
-        groups = [book.groups[name] for name in book.evals]
-        if not run["leased"] and any("q" not in g.states for g in groups):
+        groups = self._there()
+        if not run["leased"] and (len(groups) < run["admitted"] or any(map(_is_begun, groups))):
             # The time runs from the first lease: workers may still be starting.
             assert self._spec is not None
             run.update(leased=1, deadline=now + self._spec.timeout_s)
             await self._core.note(eval=json.dumps(run))
-        if now < run["deadline"] and any(g.states != "m" for g in groups):
-            return None
-        return await self._close(run, groups)
+        waits = run["admitted"] < run["total"] or any(g.states != "m" for g in groups)
+        if now >= run["deadline"] or not waits:
+            return await self._close(run, groups)
+        await self._continue(run, groups)
+        return None
 
-    async def _close(self, run: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+    async def _continue(self, run: dict[str, Any], groups: Sequence[Group]) -> None:
+        """Fill the window again, unless it is nearly full or everything has come in."""
         measured = [g for g in groups if g.states == "m"]
-        facts = [g.decoded()[0] for g in measured]
-        result = _result(run, facts, self._core.clock.now())
+        room = self._window - len(groups) + len(measured)
+        if run["admitted"] == run["total"] or 2 * room < self._window:
+            return
+        await self._keep(run, measured)
+        run["sums"] = _added(run["sums"], _facts(measured))
+        await self._admit("next", run, room=room, measured=measured)
+        self._core.work.fire()
+
+    async def _close(self, run: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
+        measured = [g for g in groups if g.states == "m"]
+        sums = _added(run["sums"], _facts(measured))
+        result = _result(run, sums, self._core.clock.now())
         names = ("version", "step", "reward", "measured", "of", "complete")
         last = {name: result[name] for name in names}
         fields: dict[str, Any] = {"eval_version": run["version"], "eval_last": json.dumps(last)}
@@ -143,17 +175,18 @@ class Evals:
                 fields["eval_start"] = result["reward"]
         else:
             log.warning("an eval measured too little to count", job=self._core.job_id, **last)
-        payloads = [name for g in measured for name in g.payloads()]
-        await self._keep(int(run["version"]), payloads)
-        names = json.dumps([g.group_id for g in groups] or [""])
-        await self._core.change("evals", "close", json.dumps(fields), names)
+        await self._keep(run, measured)
+        gone = json.dumps([g.group_id for g in groups] or [""])
+        await self._core.change("evals", "close", json.dumps(fields), gone)
         return result
 
-    async def _keep(self, version: int, payloads: list[str]) -> None:
+    async def _keep(self, run: dict[str, Any], measured: Sequence[Group]) -> None:
         """Put measured trajectories into the ring of the console; the oldest leave it."""
         store, ring = self._core.store, self._core.keys.eval_ring
         keep = self._core.spec.experience.keep_trajectories
-        flat = [x for place, n in enumerate(payloads) for x in (version * 1048576 + place, n)]
+        payloads = [name for group in measured for name in group.payloads()]
+        first = run["version"] * _ONE_RUN + run["sums"]["measured"]
+        flat = [x for place, name in enumerate(payloads, first) for x in (place, name)]
         if flat:
             await store.command("ZADD", ring, *flat)
         gone: list[bytes] = await store.command("ZRANGE", ring, 0, -keep - 1)
@@ -161,20 +194,44 @@ class Evals:
             await store.command("ZREM", ring, *gone)
         await self._groups.free([name.decode() for name in gone])
 
+    def _there(self) -> list[Group]:
+        book = self._core.book
+        return sorted((book.groups[name] for name in book.evals), key=lambda each: each.position)
 
-def _result(run: dict[str, Any], facts: list[Facts], now: float) -> dict[str, Any]:
-    count = len(facts)
-    tokens = sum(f.policy_tokens for f in facts)
+
+def _is_begun(group: Group) -> bool:
+    return "q" not in group.states
+
+
+def _facts(groups: Iterable[Group]) -> list[Facts]:
+    return [group.decoded()[0] for group in groups]
+
+
+def _sums(facts: Sequence[Facts]) -> dict[str, Any]:
+    return {
+        "measured": len(facts),
+        "reward": sum(f.reward for f in facts),
+        "tokens": sum(f.policy_tokens for f in facts),
+        "truncated": sum(f.truncated for f in facts),
+    }
+
+
+def _added(sums: dict[str, Any], facts: Sequence[Facts]) -> dict[str, Any]:
+    return {name: sums[name] + more for name, more in _sums(facts).items()}
+
+
+def _result(run: dict[str, Any], sums: dict[str, Any], now: float) -> dict[str, Any]:
+    count: int = sums["measured"]
     return {
         "step": run["step"],
         "version": run["version"],
-        "reward": sum(f.reward for f in facts) / count if count else None,
+        "reward": sums["reward"] / count if count else None,
         "measured": count,
         "of": run["total"],
         "complete": count >= MIN_MEASURED * run["total"],
         "dropped": run["total"] - count,
-        "tokens": tokens,
-        "response_tokens_mean": tokens / count if count else None,
-        "truncated_share": sum(f.truncated for f in facts) / count if count else None,
+        "tokens": sums["tokens"],
+        "response_tokens_mean": sums["tokens"] / count if count else None,
+        "truncated_share": sums["truncated"] / count if count else None,
         "seconds": now - run["since"],
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline import plugins, wire
 from paceline.interfaces import GroupFilter
+from paceline.text import clipped
 from paceline.types import DropReason, Trajectory, VerifierStatus
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.book import Facts, Group, payload_name
@@ -19,13 +20,21 @@ from paceline_experience.payloads import PayloadStore, pack
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one attempt: verdict `ok`, `again`, `drain`, `invalid` or `gone`."""
+    """What became of one attempt.
+
+    The verdict is `ok`, `again`, `drain`, `invalid`, `oversized` or `gone`.
+    """
 
     group_id: str
     index: int
     attempt: int
     verdict: str
     detail: str = ""  # facts of a finished one
+
+    @property
+    def unusable(self) -> bool:
+        """Another attempt would end the same way: the group is dropped."""
+        return self.verdict in {DropReason.INVALID, DropReason.OVERSIZED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,8 @@ class Groups:
         if score.status == VerifierStatus.INFRA_ERROR or not math.isfinite(score.reward):
             return Entry(Report(*key, "again", score.detail), b"", message)
         data = item if isinstance(item, bytes) else message.SerializeToString()
+        if problem := self._core.limits.excess("trajectory_bytes", len(data)):
+            return Entry(Report(*key, DropReason.OVERSIZED, problem), b"", message)
         payload = pack(data, self._compress_over)
         transcripts = message.transcripts
         oldest = [run.version for t in transcripts for run in t.versions]
@@ -125,7 +136,11 @@ class Groups:
         """Inside a transaction: enter what became of episodes, and of their groups."""
         book = self._core.book
         before = {r.group_id: book.groups.get(r.group_id) for r in reports}
-        items = [[r.group_id, r.index, r.attempt, r.verdict, r.detail] for r in reports]
+        most_bytes = self._core.limits.settings.reason_bytes
+        items = [
+            [r.group_id, r.index, r.attempt, r.verdict, clipped(r.detail, most_bytes)]
+            for r in reports
+        ]
         most = self._core.spec.experience.max_attempts
         argument = json.dumps({"most": most, "items": items})
         outcomes: list[str] = await self._core.change("report", argument)
@@ -139,8 +154,8 @@ class Groups:
 
     async def _redo(self, reports: Sequence[Report], gone: dict[str, Group]) -> None:
         """A task that only infrastructure failed on is not consumed; it gets one more group."""
-        invalid = {r.group_id for r in reports if r.verdict == "invalid"}
-        failed = [g for g in gone.values() if g.group_id not in invalid and not g.is_eval]
+        unusable = {r.group_id for r in reports if r.unusable}
+        failed = [g for g in gone.values() if g.group_id not in unusable and not g.is_eval]
         await self._admit_again([group for group in failed if not group.again])
 
     async def _admit_again(self, groups: Sequence[Group]) -> None:

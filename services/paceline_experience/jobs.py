@@ -6,10 +6,11 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline.config import JobSpec
+from paceline.config.limits import LimitSettings
 from paceline.errors import (
     ConflictError,
     InvalidError,
@@ -17,6 +18,7 @@ from paceline.errors import (
     QuotaError,
     StateError,
 )
+from paceline.text import clipped
 from paceline.types import JOB_STEPS, Job, JobState, JobStatus, TrackerStatus
 from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store, job_key
@@ -53,10 +55,12 @@ class JobStore:
         *,
         suffix: Callable[[], str] = lambda: secrets.token_hex(3),
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(_KEY_BYTES),
+        limits: LimitSettings | None = None,
     ) -> None:
         self._store = store
         self._suffix = suffix
         self._secret = secret
+        self._limits = limits or LimitSettings()
         self._tenants: dict[str, str] = {}  # immutable once registered
 
     async def create(
@@ -213,7 +217,8 @@ class JobStore:
         key = await self._record(job_id)
         origins = "".join(f"{state}," for state, after in JOB_STEPS.items() if to in after)
         once = "ended" if to.terminal else "running" if to is JobState.RUNNING else ""
-        changes: dict[str, Value] = {"reason": reason, **fields}
+        told = clipped(reason, self._limits.reason_bytes)
+        changes: dict[str, Value] = {"reason": told, **fields}
         flat = [part for item in changes.items() for part in item]
         now = repr(await self._store.now())
         await self._store.run("job_step", [key], job_id, to, origins, once, now, *flat)
@@ -241,7 +246,9 @@ class JobStore:
 
     async def note_tracker(self, job_id: str, tracker: TrackerStatus) -> None:
         """Set how far a tracker has come."""
-        await self.note(job_id, **{_TRACKING + tracker.name: json.dumps(asdict(tracker))})
+        most = self._limits.reason_bytes
+        short = replace(tracker, detail=clipped(tracker.detail, most), url=tracker.url[:most])
+        await self.note(job_id, **{_TRACKING + tracker.name: json.dumps(asdict(short))})
 
     async def noted(self, job_id: str, *names: str) -> list[str]:
         """Fields of a record; empty where nothing was noted."""
@@ -343,7 +350,8 @@ class JobStore:
 def _full(tenant: str, used: int, most: int) -> QuotaError:
     return QuotaError(
         f"quota submitted: tenant {tenant!r} has {used} jobs that are not over, of {most} allowed; "
-        "wait for one to end, cancel one, or ask an admin for more"
+        "wait for one to end, cancel one, or ask an admin of the installation for more "
+        f"(`paceline tenants set {tenant} --submitted N`)"
     )
 
 

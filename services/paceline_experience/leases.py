@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline import wire
+from paceline.errors import InvalidError, LimitError
 from paceline.interfaces import TaskSource
+from paceline.logs import Log
 from paceline.types import Assignment, DropReason, Progress, Purpose, Task
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.admission import Limits, Load, bound, headroom, serving_step
@@ -29,7 +31,13 @@ class EpisodeKey:
 
 
 # All other reasons: queue again.
-_VERDICTS = {"invalid": "invalid", "version_gone": "gone", "drain": "drain"}
+_VERDICTS = {
+    "invalid": "invalid",
+    "oversized": "oversized",
+    "version_gone": "gone",
+    "drain": "drain",
+}
+log = Log("leases")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +182,21 @@ class Leases:
     async def _assignments(self, plan: _Plan, book: Book) -> list[Assignment]:
         kept = await self._kept_progress(plan, book)
         floor = self._floor(book)
-        return [
-            self._assignment(book.groups[name], indices, kept.get(name, ()), floor)
-            for name, indices in plan.lease
-        ]
+        made: list[Assignment] = []
+        unusable: list[Report] = []
+        for name, indices in plan.lease:
+            group = book.groups[name]
+            try:
+                task = self._task(group)
+            except InvalidError as error:
+                reason = DropReason.OVERSIZED if isinstance(error, LimitError) else "invalid"
+                key = (name, indices[0], group.attempts[indices[0]])
+                unusable.append(Report(*key, reason, error.message))
+                continue
+            made.append(self._assignment(group, task, indices, kept.get(name, ()), floor))
+        if unusable:
+            await self._groups.report(unusable)
+        return made
 
     def _floor(self, book: Book) -> int:
         """The oldest version that can sample tokens for the present step, else the newest."""
@@ -187,7 +206,12 @@ class Leases:
         return found
 
     def _assignment(
-        self, group: Group, indices: list[int], progress: Sequence[Progress], floor: int
+        self,
+        group: Group,
+        task: Task,
+        indices: list[int],
+        progress: Sequence[Progress],
+        floor: int,
     ) -> Assignment:
         spec = self._core.spec
         owner = spec.eval.seed if group.is_eval and spec.eval else spec.tasks.seed
@@ -197,7 +221,7 @@ class Leases:
             group_id=group.group_id,
             indices=tuple(indices),
             attempts=tuple(group.attempts[i] for i in indices),
-            task=self._task(group),
+            task=task,
             purpose=Purpose.EVAL if group.is_eval else Purpose.TRAIN,
             lease_s=spec.experience.lease_s,
             seed=stable_seed(owner, "eval" if group.is_eval else "train", place),
@@ -208,9 +232,27 @@ class Leases:
         )
 
     def _task(self, group: Group) -> Task:
-        if group.is_eval and self._eval_tasks is not None:
-            return self._eval_tasks[group.position]
-        return self._tasks[group.position]
+        """What a group is to do.
+
+        Raises:
+            LimitError: it is too large.
+            InvalidError: the source makes none, or none that can be sent.
+        """
+        is_eval = group.is_eval and self._eval_tasks is not None
+        where = "eval task" if is_eval else "task"
+        source = self._eval_tasks if is_eval and self._eval_tasks is not None else self._tasks
+        try:
+            task = source[group.position]
+            num_bytes = wire.task_to(task).ByteSize()
+        except InvalidError:
+            raise
+        except Exception as error:  # a task source may raise anything; other jobs go on
+            log.exception("no task", job=self._core.job_id, position=group.position)
+            text = f"{where} {group.position}: {type(error).__name__}: {error}"
+            raise InvalidError(text) from None
+        if problem := self._core.limits.excess("task_bytes", num_bytes):
+            raise LimitError(f"{where} {group.position}: {problem}")
+        return task
 
     async def _kept_progress(self, plan: _Plan, book: Book) -> dict[str, list[Progress]]:
         wanted = [
@@ -257,9 +299,13 @@ class Leases:
             if seen:
                 known = [group.oldest_seen] if group.oldest_seen >= 0 else []
                 group.oldest_seen = min([*seen, *known])
-        names = json.dumps([[p.group_id, p.index, p.attempt] for p in progress])
-        blobs = [wire.progress_to(p).SerializeToString() for p in progress]
-        await self._core.change("progress", names, *blobs)
+        most = self._core.limits.of.trajectory_bytes
+        blobs = [(p, wire.progress_to(p).SerializeToString()) for p in progress]
+        # What is too large to be taken in when it is done is not worth a second start either.
+        kept = [(p, blob) for p, blob in blobs if len(blob) <= most]
+        if kept:
+            names = json.dumps([[p.group_id, p.index, p.attempt] for p, _ in kept])
+            await self._core.change("progress", names, *(blob for _, blob in kept))
 
     async def give_back(self, keys: Sequence[EpisodeKey]) -> None:
         """Queue again, or drop, as the reasons say."""
@@ -269,32 +315,6 @@ class Leases:
         ]
         async with self._core.transaction():
             await self._groups.report(reports)
-
-    async def release(
-        self,
-        worker_id: str,
-        *,
-        kept: Collection[EpisodeKey] = (),
-        unless: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Queue again what a worker has no more, all but what it has `kept`; how many.
-
-        It counts as an attempt: an episode may be what kills its workers. Nothing happens if
-        `unless` says so when its turn has come.
-        """
-        held = {(key.group_id, key.index, key.attempt) for key in kept}
-        async with self._core.transaction() as book:
-            if unless():
-                return 0
-            gone = [
-                Report(g.group_id, i, g.attempts[i], "again", "its worker is gone")
-                for g, i in book.leased()
-                if g.workers[i] == worker_id and (g.group_id, i, g.attempts[i]) not in held
-            ]
-            if gone:
-                await self._groups.report(gone)
-                self._core.meter.expired(len(gone))
-        return len(gone)
 
     async def expire(self) -> int:
         """Queue again what nobody renewed; how many."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import plugins, wire
@@ -13,6 +14,7 @@ from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.errors import InvalidError, StateError
 from paceline.interfaces import TaskSource
+from paceline.logs import Log
 from paceline.tracing import OFF, Tracer
 from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
@@ -28,9 +30,11 @@ from paceline_experience.keys import JobKeys
 from paceline_experience.leases import Demand, EpisodeKey, Leases
 from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import PayloadStore, unpack
+from paceline_experience.quotas import JobLimits
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
 
+log = Log("ledger")
 _TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # a place in a ring
 __all__ = ["AuditReport", "BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger"]
 
@@ -50,6 +54,7 @@ class JobLedger:
         payloads: PayloadStore,
         hooks: Hooks,
         options: ExperienceOptions,
+        limits: JobLimits | None = None,
         clock: Clock | None = None,
         epoch: int = 0,
         tracer: Tracer = OFF,
@@ -72,6 +77,7 @@ class JobLedger:
             spec=spec,
             clock=clock or StoreClock(store),
             feed=feed,
+            limits=limits or JobLimits(tenant),
             epoch=epoch,
             tracer=tracer,
             meter=meter,
@@ -126,10 +132,6 @@ class JobLedger:
         """Episodes that a worker has of this job."""
         return self._core.book.held[worker_id]
 
-    def holders(self) -> list[str]:
-        """Workers that have episodes of this job."""
-        return [worker_id for worker_id, count in self._core.book.held.items() if count > 0]
-
     async def refresh(self) -> None:
         """Read again what Redis holds if it is unknown what was written last."""
         async with self._core.transaction():
@@ -161,16 +163,6 @@ class JobLedger:
         del worker_id
         await self._leases.give_back(keys)
         await self._ending.check()
-
-    async def release(
-        self,
-        *,
-        worker_id: str,
-        kept: Collection[EpisodeKey] = (),
-        unless: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Hand out again what a worker has no more, all but what it has `kept`; how many."""
-        return await self._leases.release(worker_id, kept=kept, unless=unless)
 
     async def submit(self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]) -> list[str]:
         """Accepted, duplicate, superseded, requeued or dropped, for each trajectory."""
@@ -205,12 +197,20 @@ class JobLedger:
         )
         if stats is not None:
             version = self._core.book.version
-            values = {**metrics, **stats, "version": version, **self._totals()}
+            values = {**self._reported(metrics), **stats, "version": version, **self._totals()}
             self._core.meter.row("train", values)
             await self._hooks.metric(step=step + 1, kind="train", values=values)
         await self._ending.check()
         await self._ending.told(self._core.book.stop)
         return done, self._core.book.stop
+
+    def _reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """What a trainer said of a step, or how much it was if that is too much to be kept."""
+        num_bytes = len(json.dumps(metrics).encode())
+        if problem := self._core.limits.excess("metrics_bytes", num_bytes):
+            log.warning("metrics of a step are left out", job=self._core.job_id, error=problem)
+            return {"oversized_bytes": num_bytes}
+        return metrics
 
     async def checkpointed(self, *, incarnation: int, step: int, path: str) -> None:
         """The checkpoint of `step` is durable."""
@@ -286,6 +286,11 @@ class JobLedger:
     def counts(self) -> Counter[str]:
         """The ledger's counters, as of the last change."""
         return self._core.book.counts
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of all its trajectories in the store."""
+        return self._groups.payload_bytes
 
     @property
     def incarnation(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from paceline.config import JobSpec
+from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.errors import FencedError, InvalidError, PacelineError
 from paceline.logs import Log
@@ -22,6 +23,7 @@ from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import JobLedger
 from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import RedisPayloads
+from paceline_experience.quotas import JobLimits, Quotas
 from paceline_experience.sources import Sources, task_sources
 from paceline_experience.store import Store
 
@@ -53,6 +55,7 @@ class Ledgers:
         opened: Callable[[Job, JobLedger], Awaitable[None]],
         options: ExperienceOptions,
         owner: str,
+        quotas: Quotas | None = None,
         tracer: Tracer = OFF,
         meter: Callable[[str], JobMeter] | None = None,
     ) -> None:
@@ -66,6 +69,7 @@ class Ledgers:
         self._opened = opened
         self._options = options
         self._owner = owner
+        self._quotas = quotas or Quotas(LimitSettings())
         self._tracer = tracer
         self._foreign = False
         self._past: OrderedDict[str, Entry] = OrderedDict()
@@ -189,6 +193,7 @@ class Ledgers:
             payloads=RedisPayloads(self._store, JobKeys(tenant, job_id).payloads),
             hooks=self._hooks(job),
             options=self._options,
+            limits=JobLimits(tenant, self._quotas),
             epoch=epoch,
             tracer=self._tracer,
             meter=self._meter(job_id),

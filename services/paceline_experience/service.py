@@ -36,7 +36,7 @@ from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
 from paceline_experience.ledger import JobLedger
 from paceline_experience.ledgers import Ledgers, sweep
-from paceline_experience.presence import Presence
+from paceline_experience.quotas import Quotas
 from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
 from paceline_experience.routes import CALM_S, Tracker
@@ -60,7 +60,7 @@ class ExperienceService(Service):
         self._address = chassis.address
         self._options = options
         self._store = store
-        self._jobs = JobStore(store)
+        self._jobs = JobStore(store, limits=self._settings.limits)
         self._audit = AuditLog(
             store,
             path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
@@ -68,6 +68,7 @@ class ExperienceService(Service):
         )
         self._artefacts = Artefacts(store)
         self._history = History(store, self._settings.run_dir)
+        self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
         self._ledgers = Ledgers(
             store=store,
@@ -77,6 +78,7 @@ class ExperienceService(Service):
             opened=self._opened,
             options=options,
             owner=self._settings.worker_id,
+            quotas=self._quotas,
             tracer=chassis.tracer,
             meter=lambda job_id: self._watch.meter(job_id),
         )
@@ -92,14 +94,13 @@ class ExperienceService(Service):
         store.usage = chassis.usage
         self._gauges = Shown(self._metrics)
         self._flight = Flight(self._ledgers)
-        self._presence = Presence(self._ledgers, return_s=options.lease_return_s)
         self._tenants = Tenants(
             store=store,
             jobs=self._jobs,
             ledgers=self._ledgers,
             roster=self._roster,
             flight=self._flight,
-            default=options.quota,
+            quotas=self._quotas,
         )
         self._tracker = Tracker(self._roster)
         self._desk = Desk(
@@ -108,7 +109,7 @@ class ExperienceService(Service):
             history=self._history,
             ledgers=self._ledgers,
             tracker=self._tracker,
-            quota=self._tenants.quota,
+            quotas=self._quotas,
         )
         self._training = Training(
             jobs=self._jobs,
@@ -157,13 +158,11 @@ class ExperienceService(Service):
 
     async def _pass(self) -> None:
         self._roster.join(self._worker())
-        for worker in self._roster.expire():
-            self._presence.lost(worker.worker_id)
+        self._roster.expire()
         try:
             await self._ledgers.renew()
         except PacelineError as error:
             log.warning("cannot renew the ownership of jobs", error=error)
-        await self._presence.sweep()
         for entry in list(self._ledgers.active.values()):
             await sweep(entry)
         for job_id, entry in list(self._ledgers.active.items()):
@@ -206,9 +205,7 @@ class ExperienceService(Service):
         experience = ExperienceServicer(
             desk=self._desk,
             ledgers=self._ledgers,
-            dispatcher=Dispatcher(
-                self._ledgers, flight=self._flight, limits=self._tenants, presence=self._presence
-            ),
+            dispatcher=Dispatcher(self._ledgers, flight=self._flight, limits=self._tenants),
             training=self._training,
             artefacts=self._artefacts,
         )

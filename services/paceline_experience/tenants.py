@@ -17,6 +17,7 @@ from paceline.types import JobState, WorkerKind
 from paceline_experience.flight import Flight
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Ledgers
+from paceline_experience.quotas import Quotas
 from paceline_experience.roster import Query, Roster
 from paceline_experience.store import Store
 
@@ -36,29 +37,33 @@ class Tenants:
         ledgers: Ledgers,
         roster: Roster,
         flight: Flight,
-        default: Quota,
+        quotas: Quotas,
     ) -> None:
         self._store = store
         self._jobs = jobs
         self._ledgers = ledgers
         self._roster = roster
         self._flight = flight
-        self._default = default
-        self._own: dict[str, Quota] = {}
+        self._quotas = quotas
         self._elsewhere: Counter[str] = Counter()
 
     def quota(self, tenant: str) -> Quota:
         """What holds for a tenant."""
-        return self._own.get(tenant, self._default)
+        return self._quotas.of(tenant)
 
     def elsewhere(self, tenant: str) -> int:
         """Episodes in flight of jobs that this process does not own, as of the last look."""
         return self._elsewhere[tenant]
 
+    def stored(self, tenant: str) -> int:
+        """Bytes of trajectories of its jobs that this process owns."""
+        entries = self._ledgers.active.values()
+        return sum(e.ledger.payload_bytes for e in entries if e.job.status.tenant == tenant)
+
     async def look(self) -> list[Tenant]:
         """Read quotas, and what jobs of other owners have in flight; all tenants, by name."""
         found = await self._store.hashes(_QUOTAS)
-        self._own = {
+        self._quotas.own = {
             name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
         }
         states = await self._jobs.states()
@@ -87,10 +92,10 @@ class Tenants:
             raise InvalidError(f"tenant: {tenant!r}: {explain(error, BaseModel)}") from None
         if quota is None:
             await self._store.command("HDEL", _QUOTAS, tenant)
-            self._own.pop(tenant, None)
+            self._quotas.own.pop(tenant, None)
         else:
             await self._store.command("HSET", _QUOTAS, tenant, quota.model_dump_json())
-            self._own[tenant] = quota
+            self._quotas.own[tenant] = quota
         log.info("quota set", tenant=tenant, quota=json.dumps(quota and quota.model_dump()))
         self._ledgers.wake()
         return (await self.tenants(tenant))[0]
@@ -106,13 +111,20 @@ class Tenants:
         rollouts = self._roster.workers(Query(kind=WorkerKind.ROLLOUT))
         workers = Counter(owners[w.job_id] for w in rollouts if w.job_id in owners)
         episodes = self._flight.by_tenant() + self._elsewhere
-        names = [only] if only else sorted({*submitted, *self._own})
+        names = [only] if only else sorted({*submitted, *self._quotas.own})
         return [
             Tenant(
                 name=name,
                 quota=self.quota(name),
-                own=name in self._own,
-                use=Use(submitted[name], running[name], workers[name], episodes[name]),
+                own=name in self._quotas.own,
+                use=Use(
+                    submitted[name],
+                    running[name],
+                    workers[name],
+                    episodes[name],
+                    self.stored(name),
+                    **self._quotas.largest(name),
+                ),
             )
             for name in names
         ]

@@ -12,7 +12,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, LimitError
 from paceline.interfaces import Message, Observation
 from paceline.types import Source, Span
 
@@ -124,8 +124,10 @@ class Dialogue:
     transcript as tokens. `turn` ends a turn, `show` renders the answer to it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int | None = None) -> None:
+        """With `max_bytes` no longer text of one observation is tokenised."""
         self._tokenizer = tokenizer
+        self._max_bytes = max_bytes
         self._messages: list[Message] = []
         self._before = ""
         self._turns = 0
@@ -136,7 +138,9 @@ class Dialogue:
 
         Raises:
             InvalidError: the template cannot be rendered incrementally.
+            LimitError: it is too long.
         """
+        self._check_size(observation.text, *(m.content for m in observation.messages))
         if not self._tokenizer.chat or not observation.messages:
             return self._plain(observation)
         new = [message.content for message in observation.messages]
@@ -153,7 +157,19 @@ class Dialogue:
         else:
             delta = text
         self._before = text
+        self._check_size(delta)
         return self._tokenizer.rendered(delta, new)
+
+    def _check_size(self, *texts: str) -> None:
+        if self._max_bytes is None:
+            return
+        num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        if num_bytes > self._max_bytes:
+            raise LimitError(
+                f"limit prompt_bytes: {num_bytes} bytes of one observation, and this installation "
+                f"allows {self._max_bytes}; make the tasks shorter, or ask its operator to raise "
+                "`limits.prompt_bytes`"
+            )
 
     def turn(self, last_token: int) -> None:
         """The policy has spoken; its last token may be the end of turn that the template has."""

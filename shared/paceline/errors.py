@@ -2,7 +2,8 @@
 
 PacelineError                INTERNAL             500
 ├── InvalidError             INVALID_ARGUMENT     422   a value the caller sent is wrong
-│   └── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
+│   ├── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
+│   └── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
 ├── NotFoundError            NOT_FOUND            404
 ├── ConflictError            ALREADY_EXISTS       409   same name, other content
 ├── StateError               FAILED_PRECONDITION  409   not allowed in the present state
@@ -55,6 +56,10 @@ class InvalidError(PacelineError):
 
 class ConfigError(InvalidError):
     """A job file or a settings file is wrong."""
+
+
+class LimitError(InvalidError):
+    """Something is too large; the message names limit, size, maximum and who can raise it."""
 
 
 class NotFoundError(PacelineError):

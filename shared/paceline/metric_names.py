@@ -60,7 +60,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
         "role",
         "tenant",
     ),
-    "cause": ("infra_error", "invalid", "version_gone", "drain"),
+    "cause": ("infra_error", "invalid", "oversized", "version_gone", "drain"),
     "purpose": ("train", "eval"),
     "outcome": ("ok", "error", "sent", "failed", "dropped"),
     "variance": ("zero", "some"),
@@ -79,7 +79,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "method": 64,  # of a service
     "version": 1,
     "tenant": 256,  # of an installation
-    "of": 8,  # what a quota limits
+    "of": 16,  # what a quota limits
     "tracker": 16,  # kinds of them that are installed
     "caller": 16,  # kinds of service, and what is none
 }
@@ -156,7 +156,8 @@ NAMES: dict[str, Spec] = {
         "tenant_use",
         "tenant of",
         "experience",
-        "What a tenant has: submitted jobs, jobs, rollout workers, episodes.",
+        "What a tenant has: submitted jobs, jobs, rollout workers, episodes, bytes in the store; "
+        "of sizes the largest of the last hour or two.",
     ),
     "tenant_quota": _gauge(
         "tenant_quota",

@@ -8,17 +8,30 @@ from paceline.config.load import validate
 from paceline.config.quota import Quota
 from paceline.v1 import tenants_pb2 as pb
 
-LIMITS = ("submitted", "jobs", "rollout_workers", "episodes")
+COUNTS = ("submitted", "jobs", "rollout_workers", "episodes", "stored_bytes")
+"""Limits on what a tenant has at a moment; none where null."""
+SIZES = ("spec_bytes", "model_files_bytes", "task_bytes", "trajectory_bytes", "metrics_bytes")
+"""Limits on each single thing."""
+LIMITS = COUNTS + SIZES
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a tenant has at this moment, in the units of its quota."""
+    """What a tenant has at this moment, in the units of its quota.
+
+    Of `SIZES` the largest of the last hour or two.
+    """
 
     submitted: int = 0
     jobs: int = 0
     rollout_workers: int = 0
     episodes: int = 0
+    stored_bytes: int = 0
+    spec_bytes: int = 0
+    model_files_bytes: int = 0
+    task_bytes: int = 0
+    trajectory_bytes: int = 0
+    metrics_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +56,14 @@ def quota_to(quota: Quota) -> pb.Quota:
 
 
 def quota_from(message: pb.Quota) -> Quota:
-    """From a message; a weight of 0 is one that was not sent.
+    """From a message; a weight or a size of 0 is one that was not sent.
 
     Raises:
         ConfigError: a limit or the weight is out of bounds.
     """
-    limits = {name: getattr(message, name) for name in LIMITS if message.HasField(name)}
-    return validate(Quota, {**limits, "weight": message.weight or 1.0})
+    counts = {n: getattr(message, n) if message.HasField(n) else None for n in COUNTS}
+    sizes = {name: getattr(message, name) for name in SIZES if getattr(message, name)}
+    return validate(Quota, {**counts, **sizes, "weight": message.weight or 1.0})
 
 
 def tenant_to(tenant: Tenant) -> pb.Tenant:

@@ -106,6 +106,7 @@ class DropReason(StrEnum):
     PRUNED = "pruned"
     GROUP_FAILED = "group_failed"
     INVALID = "invalid"
+    OVERSIZED = "oversized"
     CANCELLED = "cancelled"
     EXHAUSTED = "exhausted_attempts"
 

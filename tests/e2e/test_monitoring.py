@@ -51,7 +51,6 @@ ABSENT = {
     "paceline_tracking_lag_seconds": "the job names no tracker",
     "paceline_spans_total": "no collector is set up",
     "paceline_queued_tokens": "no turn has had to wait for room",
-    "paceline_tenant_quota": "no tenant has a quota",
     "ALERTS": "nothing is wrong",
 }
 

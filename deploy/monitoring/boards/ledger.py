@@ -35,7 +35,7 @@ def _flow() -> Panels:
         graph(
             "Dropped by reason",
             "Episodes per second. stale: too old to train on; filtered: as the job asked; "
-            "exhausted_attempts: failed too often.",
+            "exhausted_attempts: failed too often; oversized: above a limit.",
             Query(f"sum by (reason) ({dropped})", "{{reason}}"),
             unit=units.CountsPerSecond,
             stacked=True,

@@ -13,6 +13,7 @@ LIMITS = (
     ("rollout_workers", "Rollout workers", "Over all jobs."),
     ("episodes", "Episodes in flight", "Over all jobs."),
 )
+SIZES = "(spec|model_files|task|trajectory|metrics)_bytes"
 FULL = ((None, "blue"), (0.8, "orange"), (1.0, "red"))
 
 
@@ -47,15 +48,38 @@ def _of(what: str, key: str) -> str:
     return f'max by (tenant) (paceline_tenant_{what}{{tenant=~"$tenant", of="{key}"}})'
 
 
+def _sizes() -> str:
+    return f'{{tenant=~"$tenant", of=~"{SIZES}"}}'
+
+
 def _share() -> Panels:
     return [
         heading("Quotas"),
         graph(
             "Used share",
-            "Use by quota; tenants without a quota are not shown. At one, what is more waits.",
+            "Use by limit; what nothing limits is not shown. At one, what is more waits.",
             Query(
                 f"max by (tenant, of) (paceline_tenant_use{OF_TENANT} / "
                 f"on (tenant, of) (paceline_tenant_quota{OF_TENANT} > 0))",
+                "{{tenant}} {{of}}",
+            ),
+            unit=units.PercentUnit,
+            steps=FULL,
+        ),
+        graph(
+            "Stored trajectories",
+            "Of all live jobs. At the limit no episode is admitted.",
+            Query(_of("use", "stored_bytes"), "{{tenant}}"),
+            Query(_of("quota", "stored_bytes"), "limit of {{tenant}}"),
+            unit=units.BytesIEC,
+        ),
+        graph(
+            "Largest by limit",
+            "The largest of each kind of the last hour or two, by its limit. What is above one "
+            "was refused or dropped.",
+            Query(
+                f"max by (tenant, of) (paceline_tenant_use{_sizes()} / "
+                f"on (tenant, of) paceline_tenant_quota{_sizes()})",
                 "{{tenant}} {{of}}",
             ),
             unit=units.PercentUnit,

@@ -149,6 +149,7 @@ class ProcessRuntime:
             # One certificate for all kinds: what runs as one user could read the others' keys.
             tls=mine.tls,
             tracing=mine.tracing,
+            limits=mine.limits,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
             supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),
             options=options,

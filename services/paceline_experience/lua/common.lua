@@ -4,6 +4,9 @@
 local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed = {}, {}, {}, {}, {}, {}
 
+-- Reasons that lie with the task or the episode: another attempt would end the same way.
+local UNUSABLE = {invalid = true, oversized = true}
+
 local function fail(word, text)
   error({err = word .. ' ' .. text})
 end
@@ -104,7 +107,7 @@ local function drop(rec, reason, only, only_reason)
       bump('groups:open', -1)
       bump('groups:ended', 1)
     end
-    if reason == 'invalid' then bump('groups:invalid', 1) end
+    if UNUSABLE[reason] then bump('groups:invalid', 1) end
     if rec.b then unfixed[rec.b] = true end
   end
   forget(rec)

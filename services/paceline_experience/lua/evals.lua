@@ -1,18 +1,26 @@
--- Opens or closes the eval run. ARGV: `open`, run JSON, [[gid, seq, position]] | `close`, result {field: value}, [gid]
-if ARGV[1] == 'open' then
-  if get('eval', '') ~= '' then fail('STATE', 'an eval run is open') end
+-- Opens, continues or closes the eval run. Its tasks come in by windows; what is measured leaves with them.
+-- ARGV: `open` | `next`, run JSON, [[gid, seq, position]], [gid measured] | `close`, result {field: value}, [gid]
+local function leave(gids, missing)
+  for _, gid in ipairs(gids) do
+    local rec = record(gid)
+    if rec and rec.s == 'm' then forget(rec) elseif rec and missing then drop(rec, 'stale') end
+  end
+end
+
+if ARGV[1] == 'close' then
+  leave(cjson.decode(ARGV[3]), true)
+  set('eval', '')
+  for field, value in pairs(cjson.decode(ARGV[2])) do set(field, value) end
+else
+  local is_open = get('eval', '') ~= ''
+  if is_open and ARGV[1] == 'open' then fail('STATE', 'an eval run is open') end
+  if not is_open and ARGV[1] == 'next' then fail('STATE', 'no eval run is open') end
   local run = cjson.decode(ARGV[2])
+  leave(cjson.decode(ARGV[4]), false)
   for _, item in ipairs(cjson.decode(ARGV[3])) do
     create(item[1], {q = item[2], p = item[3], n = 1, e = run.version})
   end
   set('eval', ARGV[2])
-  set('eval_due', '')
-else
-  for _, gid in ipairs(cjson.decode(ARGV[3])) do
-    local rec = record(gid)
-    if rec and rec.s == 'm' then forget(rec) elseif rec then drop(rec, 'stale') end
-  end
-  set('eval', '')
-  for field, value in pairs(cjson.decode(ARGV[2])) do set(field, value) end
+  if ARGV[1] == 'open' then set('eval_due', '') end
 end
 return finish(0)

@@ -1,7 +1,7 @@
 -- What became of leased episodes.
 -- ARGV: {most: max_attempts, items: [[gid, index, attempt, verdict, facts or detail]]}
 -- verdicts: ok, again (infrastructure failed or lease expired), drain (the worker goes away and
--- hands over: not counted among the attempts), invalid, gone
+-- hands over: not counted among the attempts), invalid, oversized, gone
 local input = cjson.decode(ARGV[1])
 
 local function spared(rec, i)
@@ -29,9 +29,9 @@ local function accept(rec, i, facts)
 end
 
 local function failed(rec, i, verdict, detail)
-  if verdict == 'invalid' then
+  if UNUSABLE[verdict] then
     set('invalid_detail', detail)
-    drop(rec, 'invalid')
+    drop(rec, verdict)
     return 'dropped'
   elseif verdict == 'gone' and rec.e then
     drop(rec, 'stale')
@@ -52,7 +52,7 @@ local function outcome(item)
     return by == attempt and 'duplicate' or 'superseded'
   end
   if verdict == 'ok' then return accept(rec, i, item[5]) end
-  if verdict == 'invalid' then return failed(rec, i, verdict, item[5]) end
+  if UNUSABLE[verdict] then return failed(rec, i, verdict, item[5]) end
   if state ~= 'l' or attempt ~= rec.a[i] then return 'superseded' end
   return failed(rec, i, verdict, item[5])
 end

@@ -136,14 +136,24 @@ def _add_tenants(commands: Any) -> None:
     listing = _command(verbs, "list", "tenants:show", "list quotas and use")
     listing.add_argument("--tenant", default="", help="only of this one")
     change = _command(verbs, "set", "tenants:change", "set limits; those not named stay")
-    limits = {
+    counts = {
         "submitted": "jobs that are not over",
         "jobs": "jobs that run at once",
         "rollout-workers": "rollout workers of all jobs",
         "episodes": "episodes in flight of all jobs",
+        "stored-bytes": "trajectories of all live jobs in the store",
     }
-    for name, text in limits.items():
+    for name, text in counts.items():
         change.add_argument(f"--{name}", metavar="N", help=f"{text}; none: no limit")
+    sizes = {
+        "spec": "a job file",
+        "model-files": "the small files of a job's model",
+        "task": "a task",
+        "trajectory": "an episode",
+        "metrics": "what a trainer reports of a step",
+    }
+    for name, text in sizes.items():
+        change.add_argument(f"--{name}-bytes", metavar="N", help=f"largest size of {text}")
     change.add_argument("--weight", metavar="X", help="share, relative to other tenants")
     reset = _command(verbs, "reset", "tenants:reset", "the default of the installation again")
     for command in (change, reset):

@@ -14,7 +14,8 @@ from paceline.config.load import validate
 from paceline.config.quota import Quota
 from paceline.errors import ConfigError
 from paceline.rest import TenantView
-from paceline.tenants import LIMITS
+from paceline.tenants import COUNTS, LIMITS, SIZES
+from paceline.text import human_bytes
 
 
 def show(arguments: Namespace) -> int:
@@ -50,14 +51,24 @@ def _value(text: str) -> Any:
 
 
 def _print(tenants: list[TenantView]) -> None:
-    table = Table("tenant", *(name.replace("_", " ") for name in LIMITS), "weight", "", box=None)
+    console = Console()
+    table = Table("tenant", *map(_title, COUNTS), "weight", "", box=None)
     for each in tenants:
-        cells = [f"{getattr(each.use, name)} of {_limit(each.quota, name)}" for name in LIMITS]
+        cells = [_cell(each, name) for name in COUNTS]
         source = "" if each.own else "default"
         table.add_row(each.name, *cells, f"{each.quota.weight:g}", source)
-    Console().print(table)
+    console.print(table)
+    sizes = Table("largest of late", *map(_title, SIZES), box=None)
+    for each in tenants:
+        sizes.add_row(each.name, *(_cell(each, name) for name in SIZES))
+    console.print(sizes)
 
 
-def _limit(quota: Quota, name: str) -> str:
-    limit = getattr(quota, name)
-    return "any" if limit is None else str(limit)
+def _title(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def _cell(tenant: TenantView, name: str) -> str:
+    shown = human_bytes if name.endswith("_bytes") else str
+    limit: int | None = getattr(tenant.quota, name)
+    return f"{shown(getattr(tenant.use, name))} of {'any' if limit is None else shown(limit)}"

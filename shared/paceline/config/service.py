@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from paceline.config.base import Closed
-from paceline.config.quota import Quota
+from paceline.config.limits import LimitSettings
 from paceline.types import WorkerKind
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -118,6 +118,8 @@ class ServiceSettings(Closed):
     """Of gateway and controller: the bootstrap token of the installation, from which the controller
     makes its own. The gateway makes one in `run_dir` if empty."""
     tls: TlsSettings | None = None
+    limits: LimitSettings = LimitSettings()
+    """The same in all processes of an installation."""
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings | None = None
@@ -125,6 +127,11 @@ class ServiceSettings(Closed):
     supervisor: HeartbeatSettings | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     """Section of the kind: one of the `...Options` below, validated by the service itself."""
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _defaults_if_null(cls, value: Any) -> Any:
+        return {} if value is None else value
 
 
 class GatewayOptions(Closed):
@@ -283,15 +290,10 @@ class ExperienceOptions(Closed):
     """How long to wait at the start for a store that does not answer; then the process ends."""
     audit_entries: int = Field(default=100_000, ge=1000)
     """Of the audit log that the store keeps, about; files and logs have all of them."""
-    lease_return_s: float = Field(default=1.0, gt=0)
-    """A worker whose lease stream has broken may come back for so long; then its episodes are
-    handed out again."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
     audit_s: float = Field(default=60.0, gt=0)
     """How often every live ledger is counted again, for the metrics."""
-    quota: Quota = Quota()
-    """Of every tenant that an admin has given none of its own."""
 
 
 class EnvironmentOptions(Closed):

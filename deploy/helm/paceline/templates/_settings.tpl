@@ -25,6 +25,9 @@ port: 8400
 metrics_port: 8401
 run_dir: /var/lib/paceline
 grace_s: {{ .workload.graceSeconds }}
+{{- with .root.Values.limits }}
+limits: {{ toJson . }}
+{{- end }}
 {{- if ne .component "experience" }}
 experience: {{ include "paceline.fullname" .root }}-experience:8400
 {{- end }}
@@ -65,7 +68,7 @@ http_port: 8300
 {{- end }}
 
 {{- define "paceline.options.experience" -}}
-quota: {{ toJson .Values.tenants.quota }}
+{}
 {{- end }}
 
 {{- define "paceline.options.environment" -}}
