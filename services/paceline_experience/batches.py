@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -53,6 +54,10 @@ class Batches:
     def waited_s(self) -> float:
         """All waits so far, with the present one."""
         return self._waited_s + self.waiting_s
+
+    def forget(self) -> None:
+        """The store has gone back: what was made of a batch may be of one that it has lost."""
+        self._built = None
 
     async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
         """One rank's part of the batch of `step`; waits until there is one."""
@@ -110,7 +115,7 @@ class Batches:
             return None
         wait_s = self.waiting_s
         batch: dict[str, Any] = {
-            "id": f"{step}-{chosen[0].group_id}",
+            "id": f"{step}-{_digest(chosen)}",
             "step": step,
             "groups": [g.group_id for g in chosen],
             "stats": {**shares.batch_stats(chosen, book, step), "trainer_wait_s": wait_s},
@@ -223,6 +228,12 @@ class Batches:
         key = self._core.keys.samplers
         found: bytes | None = await self._core.store.command("HGET", key, step)
         return found.decode() if found else ""
+
+
+def _digest(groups: Sequence[Group]) -> str:
+    """Of what is in a batch: one that the store has lost is not taken for the one made instead."""
+    names = "\n".join(name for group in groups for name in group.payloads())
+    return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
 def fence(book: Book, incarnation: int) -> None:

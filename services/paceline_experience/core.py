@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from paceline.config import JobSpec
+from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline_experience.book import Book
@@ -19,6 +20,9 @@ from paceline_experience.meter import JobMeter
 from paceline_experience.quotas import JobLimits
 from paceline_experience.store import Store
 from paceline_experience.traces import Traces
+from paceline_experience.watermarks import Watermarks
+
+log = Log("core")
 
 
 class Hooks(Protocol):
@@ -34,6 +38,10 @@ class Hooks(Protocol):
 
     async def running(self) -> None:
         """The first version was announced."""
+        ...
+
+    async def went_back(self) -> None:
+        """The store has lost what was written last."""
         ...
 
 
@@ -103,9 +111,11 @@ class Core:
         feed: Feed,
         limits: JobLimits | None = None,
         epoch: int = 0,
+        watermarks: Watermarks | None = None,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
     ) -> None:
+        self.watermarks = watermarks or Watermarks()
         self.meter = meter or JobMeter(Metrics(), job_id)
         self.store = store
         self.keys = keys
@@ -121,14 +131,29 @@ class Core:
         self.ready = Signal()  # a batch may be taken
         self._lock = asyncio.Lock()
         self._stale = True
+        self._is_back = False  # the store has gone back, and not all that follows is done
+        self._went_back: Callable[[], Awaitable[None]] | None = None
+
+    def when_back(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What to do, inside a transaction, when the store is older than this object's memory."""
+        self._went_back = work
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Book]:
         """One writer at a time, with a book that is true."""
         async with self._lock:
             if self._stale:
-                await self._load()
+                await self._reload()
             yield self.book
+
+    async def compare(self) -> None:
+        """Begin anew from the store if it has lost what this object remembers."""
+        async with self._lock:
+            if not self._stale:
+                found = await self.store.command("HGET", self.keys.meta, "revision")
+                self._stale = int(found or 0) != self.book.number("revision")
+            if self._stale:
+                await self._reload()
 
     async def change(self, script: str, *args: str | int | bytes) -> Any:
         """Run a script inside a transaction; what it answers.
@@ -136,10 +161,12 @@ class Core:
         The book is read again before the next transaction if it is unknown what was written.
 
         Raises:
-            UnavailableError: another replica of this service owns the job.
+            UnavailableError: another replica of this service owns the job, or the store is not at
+                the state that the book shows.
         """
         self._stale = True
-        reply = await self.store.run(script, self.keys.scripts, *args, self._epoch)
+        revision = self.book.number("revision")
+        reply = await self.store.run(script, self.keys.scripts, *args, revision, self._epoch)
         head: dict[str, Any] = json.loads(reply[0])
         changes = self.book.apply(head, reply[1], deadline=self.lease_end())
         self._stale = False
@@ -162,6 +189,25 @@ class Core:
     def invalidate(self) -> None:
         """Read the book again before the next transaction."""
         self._stale = True
+
+    async def _reload(self) -> None:
+        known = self.book.number("revision")
+        await self._load()
+        lost = known - self.book.number("revision")
+        if lost > 0:
+            self._is_back = True
+            self.meter.went_back()
+            log.error(
+                "the store has lost what was written last; goes on from what it holds",
+                job=self.job_id,
+                step=self.book.step,
+                version=self.book.version,
+                writes_lost=lost,
+            )
+        if self._is_back and self._went_back is not None:
+            self._stale = True  # until all is done that follows
+            await self._went_back()
+        self._is_back = self._stale = False
 
     async def _load(self) -> None:
         keys = self.keys

@@ -38,6 +38,10 @@ class JobHooks:
         await start(self._jobs, job_id)
         self._history.changed(job_id).fire()
 
+    async def went_back(self) -> None:
+        """The store has lost rows: the file beside it shows what the store has."""
+        await self._history.open(self._job)
+
 
 async def start(jobs: JobStore, job_id: str) -> None:
     """Bring a job that has not run yet to `running`."""

@@ -30,6 +30,7 @@ _TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
 _CHUNK = 200
 _PLACE = re.compile(r"[0-9]{1,19}")
 _KEY_BYTES = 32
+_MAX_EPOCH = 1 << 52  # a number of Lua holds it exactly
 _TRACKING = "tracking:"
 _ALREADY = {
     JobState.SUCCEEDED: "has already succeeded",
@@ -56,11 +57,13 @@ class JobStore:
         suffix: Callable[[], str] = lambda: secrets.token_hex(3),
         secret: Callable[[], bytes] = lambda: secrets.token_bytes(_KEY_BYTES),
         limits: LimitSettings | None = None,
+        fresh_epoch: Callable[[], int] = lambda: 1 + secrets.randbelow(_MAX_EPOCH),
     ) -> None:
         self._store = store
         self._suffix = suffix
         self._secret = secret
         self._limits = limits or LimitSettings()
+        self._fresh_epoch = fresh_epoch
         self._tenants: dict[str, str] = {}  # immutable once registered
 
     async def create(
@@ -265,13 +268,17 @@ class JobStore:
         return bytes.fromhex((await self._store.command("HGET", record, "weights_key")).decode())
 
     async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
-        """Take the job (epoch 0) or renew; the epoch, or 0 if another owner has it."""
+        """Take the job (epoch 0) or renew; the epoch, or 0 if another owner has it.
+
+        An epoch is a random number: a store that forgets the last one makes no second of it.
+        """
         tenant, job_id = job.status.tenant, job.status.job_id
         keys = [job_key(tenant, job_id, name) for name in ("owner", "epoch")]
-        return int(await self._store.run("job_claim", keys, owner, int(lease_s * 1000), epoch))
+        arguments = (owner, int(lease_s * 1000), epoch, self._fresh_epoch())
+        return int(await self._store.run("job_claim", keys, *arguments))
 
     async def epoch(self, job: Job) -> int:
-        """How many owners the job has had."""
+        """Of the job's last owner; 0: it had none."""
         key = job_key(job.status.tenant, job.status.job_id, "epoch")
         return int(await self._store.command("GET", key) or 0)
 

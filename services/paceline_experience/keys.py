@@ -13,7 +13,7 @@ _SCRIPT_KEYS = (
     "progress",  # hash: open episode -> what it has so far
     "samplers",  # hash: step -> state of the task feed
     "ring",  # sorted set: trained trajectories, newest last
-    "epoch",  # number of owners that the job has had
+    "epoch",  # a random number, drawn by each owner of the job
 )
 
 

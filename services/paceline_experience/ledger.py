@@ -33,6 +33,7 @@ from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.quotas import JobLimits
 from paceline_experience.shares import BatchShare
 from paceline_experience.store import Store
+from paceline_experience.watermarks import Watermarks
 
 log = Log("ledger")
 _TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # a place in a ring
@@ -57,6 +58,7 @@ class JobLedger:
         limits: JobLimits | None = None,
         clock: Clock | None = None,
         epoch: int = 0,
+        watermarks: Watermarks | None = None,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class JobLedger:
             feed=feed,
             limits=limits or JobLimits(tenant),
             epoch=epoch,
+            watermarks=watermarks,
             tracer=tracer,
             meter=meter,
         )
@@ -101,10 +104,24 @@ class JobLedger:
     async def open(self) -> None:
         """Read what Redis holds; leases get their full time again."""
         await self._core.clock.sync()
+        self._core.when_back(self._begin_anew)
+        async with self._core.transaction():
+            await self._begin()
+
+    async def _begin(self) -> None:
+        """Inside a transaction: bring to order what a crash left."""
         rings = await self._rings()
-        async with self._core.transaction() as book:
-            await self._groups.open(rings.__contains__)
-            await self._groups.settle(list(book.open))
+        await self._groups.open(rings.__contains__)
+        await self._groups.settle(list(self._core.book.open))
+        granted = self._core.watermarks.highest("incarnation")
+        if granted > self._core.book.number("incarnation"):  # the store has lost the grant
+            await self._core.note(incarnation=granted)
+
+    async def _begin_anew(self) -> None:
+        """The store has gone back: what is remembered beside the book goes back with it."""
+        self._batches.forget()
+        await self._begin()
+        await self._hooks.went_back()
 
     async def _rings(self) -> set[str]:
         keys, names = self._core.keys, set[str]()
@@ -173,8 +190,10 @@ class JobLedger:
     async def grant_incarnation(self) -> int:
         """The number of the next start of the trainer; older ones are refused from then on."""
         async with self._core.transaction() as book:
-            number = book.number("incarnation") + 1
+            granted = self._core.watermarks.highest("incarnation")
+            number = max(book.number("incarnation"), granted) + 1
             await self._core.note(incarnation=number)
+            await self._core.watermarks.reach("incarnation", number)
         self._core.ready.fire()
         return number
 
@@ -217,16 +236,34 @@ class JobLedger:
         await self._batches.checkpointed(incarnation=incarnation, step=step, path=path)
 
     async def announce(
-        self, *, incarnation: int, step: int, parent: int, num_bytes: int, digest: str = ""
+        self,
+        *,
+        incarnation: int,
+        step: int,
+        parent: int,
+        num_bytes: int,
+        digest: str = "",
+        number: int = -1,
+        above: int = -1,
     ) -> PolicyVersion:
         """Number a publication; the same announcement again gets the same number.
 
-        Its digest is noted when it is first told.
+        Its digest is noted when it is first told. With `number` it is told again by who was given
+        that number for it: should the store have lost it, it is entered as it was. A new number is
+        higher than `above`, than the parent, and than any that was handed out.
+
+        Raises:
+            StateError: the step is not trained, or another publication has this number.
+            UnavailableError: the number could not be made durable; ask again.
         """
         core = self._core
         async with core.transaction() as book:
             fence(book, incarnation)
-            made = await core.change("announce", incarnation, step, parent, num_bytes, digest)
+            floor = max(above, parent, core.watermarks.highest("version"))
+            made = await core.change(
+                "announce", incarnation, step, parent, num_bytes, digest, floor, number
+            )
+            await core.watermarks.reach("version", int(made["version"]))
             core.add_version(book, made)
             core.traces.announced(int(made["version"]), step=step, incarnation=incarnation)
             first = not book.meta.get("started")
@@ -273,6 +310,7 @@ class JobLedger:
     async def sweep(self) -> None:
         """Look after expired leases, stragglers, evals and the end; call it every `sweep_s`."""
         await self._core.clock.sync()
+        await self._core.compare()
         await self._leases.expire()
         await self._leases.release_stragglers(self._batches.waiting_s)
         await self._evals.sweep()

@@ -26,6 +26,7 @@ from paceline_experience.payloads import RedisPayloads
 from paceline_experience.quotas import JobLimits, Quotas
 from paceline_experience.sources import Sources, task_sources
 from paceline_experience.store import Store
+from paceline_experience.watermarks import Watermarks
 
 log = Log("ledgers")
 _PAST = 8
@@ -33,7 +34,7 @@ _PAST = 8
 
 @dataclass(slots=True)
 class Entry:
-    """One open ledger. `epoch` counts the owners that the job has had."""
+    """One open ledger. `epoch` is that of the ownership under which it was opened."""
 
     job: Job
     spec: JobSpec
@@ -56,6 +57,7 @@ class Ledgers:
         options: ExperienceOptions,
         owner: str,
         quotas: Quotas | None = None,
+        watermarks: Callable[[str], Watermarks] = lambda _: Watermarks(),
         tracer: Tracer = OFF,
         meter: Callable[[str], JobMeter] | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class Ledgers:
         self._options = options
         self._owner = owner
         self._quotas = quotas or Quotas(LimitSettings())
+        self._watermarks = watermarks
         self._tracer = tracer
         self._foreign = False
         self._past: OrderedDict[str, Entry] = OrderedDict()
@@ -195,6 +198,7 @@ class Ledgers:
             options=self._options,
             limits=JobLimits(tenant, self._quotas),
             epoch=epoch,
+            watermarks=await asyncio.to_thread(self._watermarks, job_id),
             tracer=self._tracer,
             meter=self._meter(job_id),
         )

@@ -69,6 +69,10 @@ class JobMeter:
         self._metrics.forget(self._job_id)
         self._metrics = Metrics()
 
+    def went_back(self) -> None:
+        """The store has lost what was written last."""
+        self._metrics.add("store_losses", job=self._job_id)
+
     def expired(self, count: int) -> None:
         """So many leases ran out."""
         self._metrics.add("expired", count, job=self._job_id)

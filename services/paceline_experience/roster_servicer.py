@@ -85,6 +85,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             num_bytes=request.num_bytes,
             seed=seed,
             digest=request.digest,
+            number=request.known_version if request.HasField("known_version") else -1,
         )
         reply = pb.AnnounceReply(
             version=wire.version_to(made.version),

@@ -102,6 +102,11 @@ class Tracker:
         chunk_bytes = self.chunk_bytes(job_id, version.num_bytes)
         return Publication(version, chunk_bytes, (seed,), self.site(seed.endpoint))
 
+    def highest(self, job_id: str) -> int:
+        """The highest version that anybody in the roster holds of a job; -1: none."""
+        members = self._roster.members(Query(job_id=job_id))
+        return max((max(m.held, default=-1) for m in members), default=-1)
+
     def announce(self, job_id: str, made: Publication, *, key: bytes, held: int = -1) -> None:
         """A version is served, or served by more seeds; `held` as in `hold`.
 

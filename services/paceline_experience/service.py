@@ -47,6 +47,7 @@ from paceline_experience.tenants_servicer import TenantsServicer
 from paceline_experience.training import Training
 from paceline_experience.vitals import Vitals
 from paceline_experience.watch import Watch
+from paceline_experience.watermarks import Watermarks
 
 log = Log("experience")
 
@@ -79,6 +80,9 @@ class ExperienceService(Service):
             options=options,
             owner=self._settings.worker_id,
             quotas=self._quotas,
+            watermarks=lambda job_id: Watermarks(
+                self._settings.run_dir / "watermarks" / f"{job_id}.json"
+            ),
             tracer=chassis.tracer,
             meter=lambda job_id: self._watch.meter(job_id),
         )

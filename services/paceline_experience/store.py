@@ -49,6 +49,7 @@ _SCRIPT_ERRORS = {
     "FENCED": FencedError,
     "MISSING": NotFoundError,
     "LOST": UnavailableError,
+    "OUTDATED": UnavailableError,
     "STATE": StateError,
     "TRANSITION": TransitionError,
 }

@@ -110,10 +110,12 @@ class Training:
         num_bytes: int,
         seed: Source,
         digest: str = "",
+        number: int = -1,
     ) -> Announced:
         """Number a publication and send the rollout workers for it.
 
-        Part 0 makes the version, the other seeds of the same step join it.
+        Part 0 makes the version, the other seeds of the same step join it. `number` is what it was
+        given before, if it was.
 
         Raises:
             UnavailableError: part 0 has not been announced yet.
@@ -130,6 +132,8 @@ class Training:
                     parent=parent,
                     num_bytes=num_bytes,
                     digest=digest,
+                    number=number,
+                    above=self._tracker.highest(job_id),
                 )
             made = self._tracker.publication(job_id, version, seed)
             key = await self._jobs.weights_key(job_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 
 from paceline.errors import ConfigError, UnavailableError
+from paceline.files import sync
 
 Sizes = dict[str, int]
 
@@ -80,10 +80,10 @@ class Storage:
             return
         draft = Path(f"{path}.draft")
         draft.write_bytes(content)
-        _sync(draft)
+        sync(draft)
         draft.rename(path)
         for each in (draft.parent, draft.parent.parent):
-            _sync(each)
+            sync(each)
 
     def remove(self, folder: str, *, first: str) -> None:
         """Remove a folder, the file `first` before all others."""
@@ -96,11 +96,3 @@ def _unless_missing(error: OSError) -> None:
     """A folder that is not there, or not any more, has no files; any other error counts."""
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -48,12 +48,28 @@ def lock_for_life(path: Path, *, what: str) -> IO[str]:
     return handle
 
 
-def write_json(path: Path, content: object) -> None:
-    """Replace a file whole: a reader sees the old or the new content."""
+def write_json(path: Path, content: object, *, durable: bool = False) -> None:
+    """Replace a file whole: a reader sees the old or the new content.
+
+    With `durable` the new one survives a crash of the machine from when this returns.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(content, indent=1))
+    if durable:
+        sync(draft)
     draft.replace(path)
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """A file's content, or a folder's names, survive a crash of the machine from here on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_settings(path: Path, settings: ServiceSettings) -> str:

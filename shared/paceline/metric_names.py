@@ -199,6 +199,9 @@ NAMES: dict[str, Spec] = {
         "experience",
         "What the last audit found wrong; audits run every minute.",
     ),
+    "store_losses": _counter(
+        "store_losses", "job", "experience", "How often the store had lost what was written last."
+    ),
     "payload_bytes": _gauge(
         "payload_bytes", "job", "experience", "Trajectories held in the store."
     ),

@@ -41,6 +41,7 @@ ABSENT = {
     "paceline_accelerator_memory_bytes": NO_GPU,
     "paceline_weight_events_total": NO_TROUBLE,
     "paceline_leases_expired_total": NO_TROUBLE,
+    "paceline_store_losses_total": NO_TROUBLE,
     "paceline_given_back_episodes_total": NO_TROUBLE,
     "paceline_resumed_tokens_total": NO_TROUBLE,
     "paceline_lost_tokens_total": NO_TROUBLE,

@@ -98,9 +98,10 @@ def _states() -> Panels:
         ),
         graph(
             "Attempts and lost leases",
-            "Leases granted per second, and leases that ran out.",
+            "Leases granted per second, leases that ran out, and losses of the store.",
             Query(f"sum(rate(paceline_attempts_total{JOBS}[$__rate_interval]))", "granted"),
             Query(f"sum(rate(paceline_leases_expired_total{JOBS}[$__rate_interval]))", "ran out"),
+            Query(f"sum(rate(paceline_store_losses_total{JOBS}[$__rate_interval]))", "store lost"),
             unit=units.CountsPerSecond,
             size=Size(8, 8),
         ),

@@ -1,24 +1,33 @@
 -- Numbers a publication; the same announcement again gets the same number.
--- ARGV: incarnation, step, parent, num_bytes, digest (empty: not known yet)
+-- ARGV: incarnation, step, parent, num_bytes, digest (empty: not known yet), highest number that was
+-- ever handed out, number that this publication was given before (-1: none)
 fence(tonumber(ARGV[1]))
 local incarnation, step, parent = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if step ~= number('step') and step > number('step') then
+local last, floor, given = tonumber(get('version', '-1')), tonumber(ARGV[6]), tonumber(ARGV[7])
+
+local function again(number)
+  local text = number >= 0 and redis.call('HGET', VERSIONS, number)
+  if not text then return nil end
+  local known = cjson.decode(text)
+  if known.incarnation ~= incarnation or known.step ~= step or known.parent ~= parent then return nil end
+  if ARGV[5] ~= '' and not known.digest then
+    known.digest = ARGV[5]
+    redis.call('HSET', VERSIONS, number, cjson.encode(known))
+  end
+  return known
+end
+
+local known = again(given >= 0 and given or last)
+if known then return finish(known) end
+if step > number('step') then
   fail('STATE', 'announced step ' .. step .. ', but the ledger is at step ' .. number('step'))
 end
-local last = tonumber(get('version', '-1'))
-local text = last >= 0 and redis.call('HGET', VERSIONS, last)
-if text then
-  local known = cjson.decode(text)
-  if known.incarnation == incarnation and known.step == step and known.parent == parent then
-    if ARGV[5] ~= '' and not known.digest then
-      known.digest = ARGV[5]
-      redis.call('HSET', VERSIONS, last, cjson.encode(known))
-    end
-    return finish(known)
-  end
+if given >= 0 and given <= last then
+  fail('STATE', 'version ' .. given .. ' is another publication')
 end
-local made = {version = last + 1, step = step, age_step = step, parent = parent,
-  incarnation = incarnation, num_bytes = tonumber(ARGV[4])}
-redis.call('HSET', VERSIONS, last + 1, cjson.encode(made))
-set('version', last + 1)
+local made = {version = given >= 0 and given or math.max(last, floor) + 1, step = step, age_step = step,
+  parent = parent, incarnation = incarnation, num_bytes = tonumber(ARGV[4])}
+if ARGV[5] ~= '' then made.digest = ARGV[5] end
+redis.call('HSET', VERSIONS, made.version, cjson.encode(made))
+set('version', made.version)
 return finish(made)

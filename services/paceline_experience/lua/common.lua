@@ -11,12 +11,20 @@ local function fail(word, text)
   error({err = word .. ' ' .. text})
 end
 
--- Ledger scripts end with the epoch of their caller's ownership: a replica that was cut off and has
--- lost the job to another one writes nothing any more.
+-- Ledger scripts end with the revision that their caller knows and the epoch of its ownership. A
+-- replica that was cut off and has lost the job to another one writes nothing any more, and nothing
+-- is written on another state than the one that the caller has planned from: a store that lost its
+-- last second is at an older one.
+local revision
 if EPOCH then
   local epoch = redis.call('GET', EPOCH) or '0'
   if epoch ~= ARGV[#ARGV] then
     fail('LOST', 'another replica owns this job since epoch ' .. epoch .. '; ask again')
+  end
+  revision = redis.call('HGET', META, 'revision') or '0'
+  if revision ~= ARGV[#ARGV - 1] then
+    fail('OUTDATED', 'the ledger is at revision ' .. revision .. ' in the store, not at '
+      .. ARGV[#ARGV - 1] .. '; ask again')
   end
 end
 
@@ -144,6 +152,7 @@ local function finish(answer)
   for name, by in pairs(delta) do
     if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end
   end
+  if revision then set('revision', string.format('%d', tonumber(revision) + 1)) end
   for field, value in pairs(meta) do redis.call('HSET', META, field, value) end
   return {cjson.encode({answer = answer, counts = delta, meta = meta}), changed}
 end

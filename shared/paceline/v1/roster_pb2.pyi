@@ -263,6 +263,7 @@ class AnnounceRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
@@ -274,6 +275,10 @@ class AnnounceRequest(_message.Message):
     parts: _builtins.int
     digest: _builtins.str
     """root of the snapshot in hex; rank 0 announces again when it knows it"""
+    known_version: _builtins.int
+    """The number that this publication was given before; unset: none. It is entered again as it was if
+    the store has lost it.
+    """
     def __init__(
         self,
         *,
@@ -286,12 +291,15 @@ class AnnounceRequest(_message.Message):
         part: _builtins.int = ...,
         parts: _builtins.int = ...,
         digest: _builtins.str = ...,
+        known_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_known_version", b"_known_version", "known_version", b"known_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "num_bytes", b"num_bytes", "parent", b"parent", "part", b"part", "parts", b"parts", "step", b"step", "weights_endpoint", b"weights_endpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_known_version", b"_known_version", "digest", b"digest", "incarnation", b"incarnation", "job_id", b"job_id", "known_version", b"known_version", "num_bytes", b"num_bytes", "parent", b"parent", "part", b"part", "parts", b"parts", "step", b"step", "weights_endpoint", b"weights_endpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__known_version: _TypeAlias = _typing.Literal["known_version"]  # noqa: Y015
+    _WhichOneofArgType__known_version: _TypeAlias = _typing.Literal["_known_version", b"_known_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__known_version) -> _WhichOneofReturnType__known_version | None: ...
 
 Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
 

@@ -137,6 +137,7 @@ class Trainer:
             job_id=self._job_id,
             incarnation=self.incarnation,
             step=step,
+            parent=-1,
             weights_endpoint=at,
             num_bytes=64 << 20,
             part=part,

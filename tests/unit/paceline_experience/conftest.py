@@ -34,6 +34,7 @@ from paceline_experience.ledger import BatchShare, JobLedger
 from paceline_experience.payloads import RedisPayloads
 from paceline_experience.quotas import JobLimits, Quotas
 from paceline_experience.store import Store
+from paceline_experience.watermarks import Watermarks
 
 
 class FakeClock:
@@ -72,6 +73,7 @@ class RecordingHooks:
     )
     ends: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     runs: int = 0
+    losses: int = 0
     deaf: bool = False
 
     async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
@@ -84,6 +86,9 @@ class RecordingHooks:
 
     async def running(self) -> None:
         self.runs += 1
+
+    async def went_back(self) -> None:
+        self.losses += 1
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         return [(step, values) for step, k, values in self.rows if k == kind]
@@ -166,6 +171,7 @@ class World:
     num_eval_tasks: int = 4
     tasks: TaskSource | None = None
     limits: LimitSettings = field(default_factory=LimitSettings)
+    watermarks: Callable[[], Watermarks] = Watermarks
 
     made = staticmethod(made)
     whole = staticmethod(whole)
@@ -185,6 +191,7 @@ class World:
             limits=JobLimits("default", Quotas(self.limits)),
             clock=self.clock,
             epoch=epoch,
+            watermarks=self.watermarks(),
         )
 
     async def opened(self) -> JobLedger:
