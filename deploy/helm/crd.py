@@ -189,7 +189,7 @@ def _status() -> Schema:
     }
     fields: Schema = {
         "jobId": text,
-        "state": {"type": "string", "enum": [state.value for state in JobState]},
+        "state": {"type": "string", "enum": [*(state.value for state in JobState), "rejected"]},
         "reason": text,
         "step": whole,
         "steps": whole,

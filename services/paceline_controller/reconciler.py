@@ -26,7 +26,7 @@ from paceline_controller.queue import Queue
 from paceline_controller.runtimes.base import Observed, Runtime
 from paceline_controller.scaling.decide import Bounds
 from paceline_controller.slots import Slot
-from paceline_controller.starting import Starting, replicas_there
+from paceline_controller.starting import MOST_NOTES, Starting, replicas_there
 
 MOST_REASON_CHARS = 4000
 # Between two passes, however much changes.
@@ -46,7 +46,7 @@ class Ledger(Protocol):
         ...
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on; a queued one may be told why it waits."""
+        """Move a job on, or tell it why it waits."""
         ...
 
     async def tenants(self) -> Mapping[str, Tenant]:
@@ -141,6 +141,7 @@ class Reconciler:
         self._start_missing()
         self._resize(observed)
         await self._move_jobs_on(observed)
+        await self._explain()
 
     def _count(self, observed: dict[str, Observed]) -> None:
         if self._costs is not None and self._jobs is not None:
@@ -287,6 +288,16 @@ class Reconciler:
                 await self._set_state(job.job_id, JobState.FAILED, reason=reason)
             elif job.state is JobState.CANCELLING and not self._has_any(job, observed):
                 await self._set_state(job.job_id, JobState.CANCELLED)
+
+    async def _explain(self) -> None:
+        """Jobs that are under way hear what keeps their workloads from running."""
+        under_way = (JobState.STARTING, JobState.RUNNING)
+        found = [job for job in (self._jobs or {}).values() if job.state in under_way]
+        waits = {job.job_id: self._runtime.waits_for(job.job_id) for job in found}
+        changed = [j for j in found if j.reason != waits[j.job_id][:MOST_REASON_CHARS]]
+        for job in changed[:MOST_NOTES]:
+            reason = waits[job.job_id][:MOST_REASON_CHARS]
+            await self._set_state(job.job_id, job.state, reason=reason)
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
         """Something of the job runs, starts or stops."""

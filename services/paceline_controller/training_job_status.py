@@ -12,6 +12,8 @@ from paceline_controller.runtimes.kubernetes.resources import Object, deleting
 
 FINALIZER = "paceline.dev/cancel"
 MOST_REASON_CHARS = 4000
+# Instead of the state of a job, where there is none.
+REJECTED = "rejected"
 
 
 class Step(StrEnum):
@@ -71,7 +73,8 @@ def is_over(status: Object) -> bool:
 def rejected(body: Object, message: str, *, now: datetime) -> Object:
     """The status of an object whose spec is wrong."""
     accepted = _condition("Accepted", "False", "Invalid", message)
-    return _status(body, {"reason": message[:MOST_REASON_CHARS]}, [accepted], now)
+    seen = {"state": REJECTED, "reason": message[:MOST_REASON_CHARS]}
+    return _status(body, seen, [accepted], now)
 
 
 def mirrored(

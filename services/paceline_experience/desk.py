@@ -13,7 +13,7 @@ from paceline.config.documents import read_json
 from paceline.errors import InvalidError
 from paceline.files import write_json
 from paceline.logs import Log
-from paceline.types import Job, JobState, JobStatus, TrackerStatus, check_job_step
+from paceline.types import EXPLAINED, Job, JobState, JobStatus, TrackerStatus, check_job_step
 from paceline_experience.artefacts import Artefacts
 from paceline_experience.export import Exporter
 from paceline_experience.history import History, Row, summarise
@@ -108,13 +108,13 @@ class Desk:
         return job
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
-        """Move a job on; the same state again changes nothing, but why a queued one waits.
+        """Move a job on; the same state again changes nothing, but why a job waits.
 
         Raises:
             TransitionError: the table of job states does not allow it.
         """
         now = (await self._jobs.get(job_id)).status.state
-        if now is JobState.QUEUED is state:
+        if now is state and state in EXPLAINED:
             await self._jobs.step(job_id, state, reason=reason)
             self._history.changed(job_id).fire()
         elif now is not state:

@@ -66,6 +66,10 @@ JOB_STEPS: dict[JobState, frozenset[JobState]] = {
 }
 
 
+# A job in one of these may be told again and again why it is not further.
+EXPLAINED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
+
+
 class EpisodeState(StrEnum):
     """Life of an episode in the ledger."""
 

@@ -23,7 +23,7 @@ CONTROLLER = {
     "/services": "create patch delete",
     "/pods": "list watch",
     "/pods/log": "get",
-    "events.k8s.io/events": "create patch",
+    "events.k8s.io/events": "list watch create patch",
     "coordination.k8s.io/leases": "create",
     "coordination.k8s.io/leases=rel-paceline-controller": "get update",
 }

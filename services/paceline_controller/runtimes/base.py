@@ -53,6 +53,10 @@ class Runtime(Protocol):
         """The end of its output, for people."""
         ...
 
+    def waits_for(self, job_id: str) -> str:
+        """What keeps workloads of a job from running, for people; empty if nothing does."""
+        ...
+
     async def close(self) -> None:
         """Let go, without stopping anything."""
         ...

@@ -1,9 +1,9 @@
--- Moves a job to another state. A queued one may be told why it waits. KEYS: record
+-- Moves a job to another state. One that is under way may be told why it waits. KEYS: record
 -- ARGV: job id, state, states it may come from (with a comma after each), field set once, now, field, value, ...
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then fail('MISSING', "job '" .. ARGV[1] .. "' is not known") end
 if state == ARGV[2] then
-  if state == 'queued' then redis.call('HSET', KEYS[1], unpack(ARGV, 6)) end
+  if state == 'queued' or state == 'starting' or state == 'running' then redis.call('HSET', KEYS[1], unpack(ARGV, 6)) end
   return 0
 end
 if not string.find(',' .. ARGV[3], ',' .. state .. ',', 1, true) then

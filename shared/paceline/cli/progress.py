@@ -15,7 +15,7 @@ from rich.table import Table
 
 from paceline.client import Client
 from paceline.rest import JobEvent, JobView
-from paceline.types import JobState, JobStatus, TrackerStatus
+from paceline.types import EXPLAINED, JobStatus, TrackerStatus
 
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
@@ -65,7 +65,7 @@ class Progress:
         """Take in one event."""
         status, live = event.status, event.live
         steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
-        waits = status.reason if status.state is JobState.QUEUED else ""
+        waits = status.reason if status.state in EXPLAINED else ""
         state = f"{status.state}: {waits}" if waits else str(status.state)
         self.status |= {"state": state, "step": steps}
         if status.tracking:

@@ -21,7 +21,7 @@ from paceline.client import Client
 from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, token_of
 from paceline.rest import JobView
-from paceline.types import JobState
+from paceline.types import EXPLAINED, JobState
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 DEFAULT_RUN_DIR = Path("runs/local")
@@ -42,6 +42,7 @@ def list_jobs(arguments: Namespace) -> int:
     """`paceline list`."""
     live = [state.value for state in JobState if not state.terminal]
     table = Table("id", "name", "state", "step", "eval reward", "age", box=None)
+    told: list[str] = []
     with client_of(arguments) as client:
         for job in all_jobs(client, [] if arguments.all else live):
             status = job.status
@@ -54,7 +55,12 @@ def list_jobs(arguments: Namespace) -> int:
                 reward,
                 f"{status.created_s:.0f} s",
             )
-    Console().print(table)
+            if waits := status.reason if status.state in EXPLAINED else "":
+                told.append(f"{status.job_id} waits: {waits}")
+    console = Console()
+    console.print(table)
+    for line in told:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     return Exit.OK
 
 

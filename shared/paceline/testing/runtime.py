@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from paceline.errors import StateError, UnavailableError
 from paceline.tenants import Tenant
-from paceline.types import JobState, check_job_step
+from paceline.types import EXPLAINED, JobState, check_job_step
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class MemoryRuntime:
     scales: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     silent: set[str] = field(default_factory=set[str])
     broken: set[str] = field(default_factory=set[str])
+    waits: dict[str, str] = field(default_factory=dict[str, str])
 
     def units(self, wanted: Iterable[Any]) -> list[Any]:
         """Whole workloads, or what `expand` makes of them."""
@@ -95,6 +96,10 @@ class MemoryRuntime:
     async def last_words(self, name: str) -> str:
         """A fixed text."""
         return f"ValueError: the end of {name}"
+
+    def waits_for(self, job_id: str) -> str:
+        """As a test says."""
+        return self.waits.get(job_id, "")
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -133,9 +138,9 @@ class MemoryLedger:
         return self.incarnations[job_id]
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on; a queued one may be told why it waits."""
+        """Move a job on; one that waits may be told why."""
         self._answer()
-        if not self.jobs[job_id].state is state is JobState.QUEUED:
+        if not (self.jobs[job_id].state is state and state in EXPLAINED):
             check_job_step(self.jobs[job_id].state, state)
         self.put(job_id, state=state, reason=reason)
         self.reasons[job_id] = reason

@@ -119,6 +119,28 @@ def test_unknown_fields_are_refused_when_asked(clients: Any, refusal: Any) -> No
     assert "dat" not in made
 
 
+def test_a_quota_refuses_what_is_too_much(clients: Any, refusal: Any, pod: Any, until: Any) -> None:
+    body = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1", "count/configmaps": "0"}}}
+    clients.core.create_namespaced_resource_quota(clients.namespace, body)
+
+    def counted() -> bool:
+        found = clients.core.read_namespaced_resource_quota("few", clients.namespace)
+        return bool(found.status and found.status.hard)
+
+    until(counted)
+    clients.core.create_namespaced_pod(clients.namespace, pod("one"))
+    found = refusal(clients.core.create_namespaced_pod, clients.namespace, pod("two"))
+    assert (found.code, found.reason) == (403, "Forbidden")
+    assert found.message == (
+        'pods "two" is forbidden: exceeded quota: few, '
+        "requested: pods=1, used: pods=1, limited: pods=1"
+    )
+    assert (
+        "exceeded quota: few, requested: count/configmaps=1"
+        in refusal(clients.settings, "a").message
+    )
+
+
 def test_a_dry_run_writes_nothing(clients: Any, refusal: Any) -> None:
     body = {"metadata": {"name": "one"}}
     made = clients.core.create_namespaced_config_map(clients.namespace, body, dry_run="All")

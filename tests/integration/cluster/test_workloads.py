@@ -41,6 +41,32 @@ def names(cluster: Cluster, selector: str) -> set[str]:
     return {pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
 
+def test_pods_above_a_quota_are_told(cluster: Cluster, workload: Make) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
+    cluster.apply([{**quota, "spec": {"hard": {"pods": "0"}}}])
+    job = workload("Job", "runs", IDLE, restartPolicy="Never")
+    cluster.apply([workload("Deployment", "web", IDLE), job])
+    kinds = {"Job", "ReplicaSet"}
+
+    def told() -> set[str]:
+        return {
+            event["involvedObject"]["kind"]
+            for event in cluster.list("v1/Event")
+            if event["reason"] == "FailedCreate" and "exceeded quota: few" in event["message"]
+        }
+
+    cluster.until(lambda: told() == kinds, "both have told")
+
+    def failure() -> list[str]:
+        status = (cluster.get("Deployment", "web") or {}).get("status", {})
+        return [c["reason"] for c in status.get("conditions", ()) if c["type"] == "ReplicaFailure"]
+
+    cluster.until(lambda: failure() == ["FailedCreate"], "the Deployment says so")
+    cluster.delete("ResourceQuota", "few")
+    cluster.until(lambda: len(cluster.pods()) == 2, "pods are made after all")
+    cluster.until(lambda: not failure(), "nothing fails any more")
+
+
 def test_a_service_spreads_over_a_deployment(
     cluster: Cluster, workload: Make, service: Make, pod: Make
 ) -> None:

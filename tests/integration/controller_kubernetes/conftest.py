@@ -209,6 +209,7 @@ class Nodes(threading.Thread):
         super().__init__(daemon=True)
         self.cluster = cluster
         self.says: dict[str, dict[str, Any]] = {}  # status of new pods, by component
+        self.refuses: dict[str, str] = {}  # why no pods are made, by component
         self.jobsets = False
         self.drain_s = 0.0  # how long a pod that is sent away goes on
         self.overlaps: list[str] = []  # trainers that began while one before was still there
@@ -295,14 +296,20 @@ class Nodes(threading.Thread):
             self.cluster.set_status(job["kind"], job["metadata"]["name"], status)
 
     def _make(self, owner: dict[str, Any], name: str, template: dict[str, Any]) -> None:
-        reference = {
+        about = {
             "apiVersion": owner["apiVersion"],
             "kind": owner["kind"],
             "name": owner["metadata"]["name"],
             "uid": owner["metadata"]["uid"],
-            "controller": True,
-            "blockOwnerDeletion": True,
         }
+        refused = self.refuses.get(component(template), "")
+        if owner["kind"] == "Deployment":
+            self._say_failure(owner, refused)
+        if refused:
+            if owner["kind"] != "Deployment":
+                self._tell_failure(about, refused)
+            return
+        reference = {**about, "controller": True, "blockOwnerDeletion": True}
         metadata = {
             "labels": template["metadata"].get("labels"),
             "annotations": template["metadata"].get("annotations"),
@@ -312,6 +319,29 @@ class Nodes(threading.Thread):
         made = self.cluster.create("Pod", name, metadata=metadata, spec=spec)
         status = self.says.get(component(made), running())
         self.cluster.set_status("Pod", name, status)
+
+    def _say_failure(self, owner: dict[str, Any], words: str) -> None:
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+        failure |= {"message": words, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        status = {"conditions": [failure] if words else []}
+        self.cluster.set_status("Deployment", owner["metadata"]["name"], status)
+
+    def _tell_failure(self, about: dict[str, Any], words: str) -> None:
+        """Once: the same again would be counted in the same event."""
+        name = f"{about['name']}.refused"
+        if self.cluster.get("Event", name) is None:
+            self.cluster.create(
+                "Event",
+                name,
+                regarding={**about, "namespace": NAMESPACE},
+                reason="FailedCreate",
+                type="Warning",
+                note=f"Error creating: {words}",
+                eventTime="2026-01-01T00:00:00.000000Z",
+                reportingController="job-controller",
+                reportingInstance="x",
+                action="Create",
+            )
 
     def _let_go(self, pod: dict[str, Any]) -> None:
         if not pod["metadata"].get("deletionTimestamp"):

@@ -112,6 +112,7 @@ def test_a_wrong_spec_is_told_and_not_tried_again(
     job["tasks"] = {"environment": "no-such-thing"}
     world.apply("wrong", job)
     until_true(lambda: world.status("wrong").get("conditions"), "no verdict")
+    assert world.status("wrong")["state"] == "rejected"
     (condition,) = world.status("wrong")["conditions"]
     assert (condition["type"], condition["status"]) == ("Accepted", "False")
     assert "no-such-thing" in condition["message"]
@@ -179,6 +180,34 @@ def test_what_keeps_pods_from_starting_is_told_and_patience_ends(
     assert "Unschedulable: 0/3 nodes have a GPU" in world.status("waits")["reason"]
     until_true(lambda: told(world, "waits", "GaveUp"), "no event")
     until_true(lambda: not world.made(), "something is left")
+
+
+def test_pods_that_the_cluster_refuses_are_the_reason_of_their_job(
+    world: Any, tiny_job: Job, until_true: Until
+) -> None:
+    """A Deployment says so itself, a Job only in events; both are in `paceline list` too."""
+    words = 'pods "x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0'
+    world.nodes.refuses["trainer"] = words
+    world.start()
+    world.apply("held", tiny_job(name="held"))
+
+    def is_reason(text: str) -> bool:
+        status = world.status("held")
+        job_id = status.get("jobId")
+        known = world.services.job(job_id).reason if job_id else ""
+        return all(text in each if text else not each for each in (status.get("reason", ""), known))
+
+    until_true(lambda: is_reason(f"FailedCreate: Error creating: {words}"), "the trainer is silent")
+    job_id = world.status("held")["jobId"]
+    assert world.services.job(job_id).state == "starting"
+    assert world.status("held")["reason"].startswith(f"trainer-{job_id}: ")
+    world.nodes.refuses.clear()
+    until_true(lambda: is_reason(""), "still told")
+    denied = "denied the request: Policy 'team' has denied: no label"
+    world.nodes.refuses["rollout"] = denied
+    (pod,) = world.cluster.list("Pod", f"paceline.dev/workload=rollout-{job_id}")
+    world.cluster.delete("Pod", pod["metadata"]["name"])
+    until_true(lambda: is_reason(denied), "the rollout is silent")
 
 
 def test_a_template_that_cannot_work_fails_the_job_with_its_reason(

@@ -129,6 +129,19 @@ async def test_a_job_fails_when_its_process_never_gets_on(world: World) -> None:
     assert world.alive() == POOLS
 
 
+async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -> None:
+    world.submit()
+    world.runtime.waits["a-1"] = "trainer-a-1: FailedCreate: exceeded quota: few"
+    await world.passes(2)
+    assert (world.state, world.ledger.reasons["a-1"]) == (
+        JobState.STARTING,
+        "trainer-a-1: FailedCreate: exceeded quota: few",
+    )
+    world.runtime.waits.clear()
+    await world.passes()
+    assert (world.state, world.ledger.reasons["a-1"]) == (JobState.STARTING, "")
+
+
 async def test_a_trainer_that_gets_on_is_restarted_for_ever(world: World) -> None:
     world.submit(JobState.RUNNING)
     for step in range(1, 60):

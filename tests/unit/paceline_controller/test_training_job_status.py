@@ -58,6 +58,7 @@ def test_steps_of_a_deletion() -> None:
 def test_a_wrong_spec_is_left_alone() -> None:
     body = thing(holds=True)
     body["status"] = rejected(body, "tasks.environment: 'x' is unknown", now=NOW)
+    assert body["status"]["state"] == "rejected"
     assert next_step(body) is Step.RELEASE
     assert next_step({**body, **released(body)}) is Step.NOTHING
 

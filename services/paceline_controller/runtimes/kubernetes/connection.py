@@ -127,10 +127,12 @@ class Connection:
         """
         return await self._json(_Request("GET", kind, name))
 
-    async def list(self, kind: Kind, *, selector: str = "") -> tuple[list[Object], str]:
+    async def list(
+        self, kind: Kind, *, selector: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
         """All objects of a kind, and the version of the list, from which a watch can go on."""
         items: list[Object] = []
-        query = {"labelSelector": selector, "limit": str(PAGE)}
+        query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE)}
         while True:
             page = await self._json(_Request("GET", kind, query=query))
             for item in page["items"]:
@@ -190,7 +192,13 @@ class Connection:
         return data.decode(errors="replace")
 
     async def watch(
-        self, kind: Kind, *, selector: str = "", version: str, watch_s: int = WATCH_S
+        self,
+        kind: Kind,
+        *,
+        selector: str = "",
+        fields: str = "",
+        version: str,
+        watch_s: int = WATCH_S,
     ) -> AsyncIterator[tuple[str, Object]]:
         """Changes since `version` as (ADDED | MODIFIED | DELETED | BOOKMARK, object).
 
@@ -203,6 +211,7 @@ class Connection:
         """
         query = {
             "labelSelector": selector,
+            "fieldSelector": fields,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from paceline.config.service import KubernetesOptions
+from paceline.errors import UnavailableError
+from paceline_controller.runtimes.kubernetes.manifests import GROUP
 from paceline_controller.runtimes.kubernetes.names import (
     INSTANCE,
     JOB,
@@ -17,6 +19,7 @@ from paceline_controller.runtimes.kubernetes.names import (
 )
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
+    EVENTS,
     JOBS,
     JOBSETS,
     PODS,
@@ -29,7 +32,11 @@ from paceline_controller.runtimes.kubernetes.watches import Cache, Source
 
 
 class Inventory:
-    """Caches of Deployments, trainer Jobs (or JobSets) and pods, and who belongs to whom."""
+    """Caches of Deployments, trainer Jobs (or JobSets) and pods, and who belongs to whom.
+
+    Also of the events in which the cluster says that it makes no pods: a Job has no other word
+    for it.
+    """
 
     def __init__(
         self, source: Source, options: KubernetesOptions, *, on_change: Callable[[], None]
@@ -40,12 +47,13 @@ class Inventory:
         self.deployments = Cache(source, DEPLOYMENTS, selector=whole, on_change=on_change)
         self.trainers = Cache(source, self.trainer_kind, selector=ours, on_change=on_change)
         self.pods = Cache(source, PODS, selector=whole, on_change=on_change)
+        self.refusals = Cache(source, EVENTS, fields="reason=FailedCreate", on_change=on_change)
         self._pools = options.pools
 
     async def run(self) -> None:
         """Keep everything current, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for cache in (self.deployments, self.trainers, self.pods):
+            for cache in (self.deployments, self.trainers, self.pods, self.refusals):
                 tasks.create_task(cache.run())
 
     def pools(self) -> dict[str, Object]:
@@ -90,3 +98,23 @@ class Inventory:
             for pod in self.pods.objects()
             if labels_of(pod).get(JOB) == job_id and WORKLOAD in labels_of(pod)
         ]
+
+    def deployments_of(self, job_id: str) -> list[Object]:
+        """The rollout workloads of a job."""
+        return [body for body in self.rollouts() if labels_of(body).get(JOB) == job_id]
+
+    def refusal_of(self, trainer: Object) -> str:
+        """What the cluster said last when it made no pod of a Job or JobSet; empty: nothing."""
+        wanted = {name_of(trainer), f"{name_of(trainer)}-{GROUP}-0"}
+        try:
+            events = self.refusals.objects()
+        except UnavailableError:  # a word less for people, nothing else
+            return ""
+        about = [
+            event
+            for event in events
+            if event.get("regarding", {}).get("kind") == JOBS.kind
+            and event["regarding"].get("name") in wanted
+        ]
+        newest = max(about, key=lambda e: int(e["metadata"]["resourceVersion"]), default=None)
+        return f"FailedCreate: {newest.get('note', '')}" if newest else ""

@@ -79,6 +79,8 @@ class KubernetesRuntime:
         self._patience = Patience(options.patience_s, clock=clock)
         self._observed: dict[str, Observed] = {}
         self._words: dict[str, str] = {}  # of the last life of each workload
+        self._not_taken: dict[str, tuple[str, str]] = {}  # workload -> job, words of the cluster
+        self._waiting: dict[str, str] = {}  # job, or empty for shared pools -> why
         self._told: set[str] = set()  # pods whose end was told
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -92,6 +94,7 @@ class KubernetesRuntime:
             UnavailableError: that was too long ago to act on it.
         """
         pods = self._inventory.pods_by_workload()
+        self._waiting = {}
         found: list[Observed] = []
         for pool, body in self._inventory.pools().items():
             members = self._inventory.pods_of(body)
@@ -103,7 +106,8 @@ class KubernetesRuntime:
             found.append(self._judged(seen, pods[workload], states.refused(body)))
         for workload, bodies in self._inventory.trainer_jobs().items():
             seen = states.of_trainer(bodies, pods[workload])
-            found.append(self._judged(seen, pods[workload], ""))
+            refused = self._refusal(bodies, pods[workload])
+            found.append(self._judged(seen, pods[workload], refused))
         self._observed = {each.name: each for each in found}
         return found
 
@@ -125,10 +129,12 @@ class KubernetesRuntime:
             await self._apply(wanted, incarnation)
         except (InvalidError, PermissionDeniedError) as error:
             self._words[wanted.name] = error.message
+            self._not_taken[wanted.name] = (wanted.job_id, error.message)
             if wanted.kind is WorkerKind.TRAINER:
                 # What was applied before the refusal is seen by nobody later.
                 await self._connection.delete(SERVICES, names.object_name(wanted.name))
             raise
+        self._not_taken.pop(wanted.name, None)
         words = self._words.get(wanted.name, "")
         note = f"{wanted.name}: incarnation {incarnation}" if incarnation else wanted.name
         self._events.tell(
@@ -152,6 +158,7 @@ class KubernetesRuntime:
                 await self._connection.delete(SERVICES, names.object_name(name))
             await self._clear_trainer(name)
         self._words.pop(name, None)
+        self._not_taken.pop(name, None)
         self._patience.forget(name)
         log.info("stopped", workload=name)
 
@@ -181,8 +188,10 @@ class KubernetesRuntime:
         """Nothing is held; pods live on."""
 
     def waits_for(self, job_id: str) -> str:
-        """What keeps pods of a job from starting; empty if nothing does."""
-        return states.waits_for(self._inventory.of_job(job_id))
+        """What kept workloads of a job from running at the last `list`; empty if nothing did."""
+        not_taken = [words for owner, words in self._not_taken.values() if owner == job_id]
+        found = (self._waiting.get(job_id), *not_taken, self._waiting.get(""))
+        return next((words for words in found if words), "")
 
     def rollouts_of(self, job_id: str) -> int:
         """Rollout workers of a job that answer."""
@@ -217,6 +226,14 @@ class KubernetesRuntime:
             if annotations_of(body).get(names.TEMPLATE) != digest(template):
                 await self._roll_out(body, wanted, template)
 
+    def _refusal(self, trainer: list[Object], pods: list[Object]) -> str:
+        """Why the newest incarnation of a trainer lacks pods, where the cluster says so."""
+        newest = max(trainer, key=states.incarnation_of, default=None)
+        if newest is None or states.ended(newest) or deleting(newest):
+            return ""
+        own = [each for each in pods if states.same_incarnation(each, newest)]
+        return "" if len(own) >= states.pods_wanted(newest) else self._inventory.refusal_of(newest)
+
     async def _apply(self, wanted: Wanted, incarnation: int) -> None:
         template = load_template(self._options.templates, wanted)
         around = self._surroundings()
@@ -245,10 +262,14 @@ class KubernetesRuntime:
 
     def _judged(self, seen: Observed, pods: list[Object], refused: str) -> Observed:
         """With the end of patience for what does not get ready, whatever the reason."""
+        refused = f"{seen.name}: {refused}" if refused else ""
+        reason = refused or states.waits_for(pods)
+        # A job has to know of a shared pool only if nothing of it runs.
+        if reason and (seen.job_id or not seen.ready):
+            self._waiting.setdefault(seen.job_id, reason)
         if seen.ready or not seen.replicas:
             self._patience.forget(seen.name)
             return seen
-        reason = refused or states.waits_for(pods)
         if seen.alive and not reason:
             live = any(states.live(pod) for pod in pods)
             reason = NOT_READY if live else "no pods are made"

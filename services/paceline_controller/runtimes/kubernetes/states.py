@@ -59,6 +59,11 @@ def incarnation_of(body: Object) -> int:
     return int(annotations_of(body).get(INCARNATION, -1))
 
 
+def same_incarnation(pod: Object, body: Object) -> bool:
+    """The pod is of this Job or JobSet."""
+    return incarnation_of(pod) == incarnation_of(body)
+
+
 def pods_wanted(body: Object) -> int:
     """How many pods a Job or a JobSet has when all is well."""
     spec: Any = body["spec"]

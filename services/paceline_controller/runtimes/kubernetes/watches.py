@@ -25,12 +25,20 @@ log = Log("watches")
 class Source(Protocol):
     """Where objects come from."""
 
-    async def list(self, kind: Kind, *, selector: str = "") -> tuple[list[Object], str]:
+    async def list(
+        self, kind: Kind, *, selector: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
         """All objects and the version of the list."""
         ...
 
     def watch(
-        self, kind: Kind, *, selector: str = "", version: str, watch_s: int = WATCH_S
+        self,
+        kind: Kind,
+        *,
+        selector: str = "",
+        fields: str = "",
+        version: str,
+        watch_s: int = WATCH_S,
     ) -> AsyncIterator[tuple[str, Object]]:
         """Changes since a version."""
         ...
@@ -49,6 +57,7 @@ class Cache:
         kind: Kind,
         *,
         selector: str = "",
+        fields: str = "",
         on_change: Callable[[], None],
         stale_s: float = 90.0,
         watch_s: int = WATCH_S,
@@ -58,6 +67,7 @@ class Cache:
         self._source = source
         self._kind = kind
         self._selector = selector
+        self._fields = fields
         self._on_change = on_change
         self._stale_s = stale_s
         self._watch_s = watch_s
@@ -127,7 +137,11 @@ class Cache:
         if not self._version:
             await self._list()
         changes = self._source.watch(
-            self._kind, selector=self._selector, version=self._version, watch_s=self._watch_s
+            self._kind,
+            selector=self._selector,
+            fields=self._fields,
+            version=self._version,
+            watch_s=self._watch_s,
         )
         try:
             async with aclosing(changes):  # pyright: ignore[reportArgumentType]
@@ -138,7 +152,9 @@ class Cache:
             self._version = ""
 
     async def _list(self) -> None:
-        items, version = await self._source.list(self._kind, selector=self._selector)
+        items, version = await self._source.list(
+            self._kind, selector=self._selector, fields=self._fields
+        )
         listed = {name_of(body): body for body in items if uid_of(body) not in self._gone}
         for name, known in self._objects.items():
             if _version(known) > int(version) and name not in listed:

@@ -33,11 +33,13 @@ class Server:
         self.objects = list(objects)
         self.changes: dict[str, Object] = {}
 
-    async def list(self, kind: Kind, *, selector: str = "") -> tuple[list[Object], str]:
+    async def list(
+        self, kind: Kind, *, selector: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
         return self.objects, "8"
 
     async def watch(
-        self, kind: Kind, *, selector: str = "", version: str, watch_s: int = 60
+        self, kind: Kind, *, selector: str = "", fields: str = "", version: str, watch_s: int = 60
     ) -> AsyncIterator[tuple[str, Object]]:
         yield "BOOKMARK", {"metadata": {"resourceVersion": version}}
 

@@ -50,14 +50,22 @@ class Server:
     def compact(self) -> None:
         self.forgotten = self.version
 
-    async def list(self, kind: Kind, *, selector: str = "") -> tuple[list[dict[str, Any]], str]:
+    async def list(
+        self, kind: Kind, *, selector: str = "", fields: str = ""
+    ) -> tuple[list[dict[str, Any]], str]:
         if self.away:
             raise UnavailableError("away")
         self.lists += 1
         return list(self.objects.values()), str(self.version)
 
     async def watch(
-        self, kind: Kind, *, selector: str = "", version: str, watch_s: int = WATCH_S
+        self,
+        kind: Kind,
+        *,
+        selector: str = "",
+        fields: str = "",
+        version: str,
+        watch_s: int = WATCH_S,
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         if self.away:
             raise UnavailableError("away")

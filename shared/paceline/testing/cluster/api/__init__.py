@@ -5,8 +5,9 @@ Usage:
         kubernetes.config.load_kube_config(str(server.kubeconfig))
 
 Strategic merge and apply follow the list types and merge keys of the published schemas. What it
-does not do: run anything (controllers and a kubelet are in `cluster.nodes`), webhooks, quotas,
-exec and port-forward, conversion between versions of custom kinds, escalation checks of RBAC.
+does not do: run anything (controllers and a kubelet are in `cluster.nodes`), webhooks, quotas
+of anything but numbers of objects, exec and port-forward, conversion between versions of custom
+kinds, escalation checks of RBAC.
 """
 
 from paceline.testing.cluster.api.access import Access, Visit

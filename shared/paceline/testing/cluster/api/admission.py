@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 from typing import Any
 
 from paceline.testing.cluster.api.errors import cause, forbidden, not_found
+from paceline.testing.cluster.api.quotas import check_quotas
 from paceline.testing.cluster.api.resources import Resource
 from paceline.testing.cluster.api.store import Store
 
@@ -31,6 +32,8 @@ class Admission:
             self._pod(new)
         if resource.storage == "services":
             self._service(new["spec"])
+        if resource.namespaced:
+            check_quotas(self.store, resource, new)
 
     def _namespace(self, resource: Resource, new: Object) -> None:
         name = new["metadata"]["namespace"]

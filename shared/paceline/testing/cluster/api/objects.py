@@ -19,6 +19,7 @@ from paceline.testing.cluster.api.custom import CLEANUP, check_definition, check
 from paceline.testing.cluster.api.defaults import apply_defaults
 from paceline.testing.cluster.api.kinds import DEFINITIONS, Kinds
 from paceline.testing.cluster.api.ownership import Manager, Managers, after_update, leaves
+from paceline.testing.cluster.api.quotas import QUOTAS
 from paceline.testing.cluster.api.resources import Resource
 from paceline.testing.cluster.api.rules import check_change, check_names, check_selector
 from paceline.testing.cluster.api.schemas import Problem, decode, fill, validate
@@ -214,6 +215,8 @@ class Objects:
             new.pop("status", None)
         if place.resource.storage == "pods":
             new["status"] = {"phase": "Pending"}
+        if place.resource.storage == QUOTAS:
+            new["status"] = {"hard": new.get("spec", {}).get("hard", {})}
         if place.resource.storage == DEFINITIONS:
             metadata["finalizers"] = [*metadata.get("finalizers", ()), CLEANUP]
             new["status"] = established(new, stamp(self.now()))

@@ -10,6 +10,8 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kubernetes.aio.client import ApiException
+
 from paceline.testing.cluster.nodes.client import DEPLOYMENT, POD, REPLICA_SET, Kind, Object
 from paceline.testing.cluster.nodes.informer import (
     Informer,
@@ -31,6 +33,7 @@ from paceline.testing.cluster.nodes.workloads.pods import (
     revision_of,
     some_letters,
 )
+from paceline.testing.cluster.nodes.workloads.refusals import REFUSED, create_pod, words_of
 
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
@@ -86,11 +89,20 @@ class Deployments:
             return
         revision = revision_of(owner["spec"]["template"])
         fresh = await self._set_of(owner, revision)
-        if not owner["spec"].get("paused"):
-            await self._step(owner, fresh)
+        refused: ApiException | None = None
+        try:
+            if not owner["spec"].get("paused"):
+                await self._step(owner, fresh)
+        except ApiException as error:
+            if error.status not in REFUSED:
+                raise
+            refused = error
+        words = words_of(refused) if refused else ""
         for each in self._informer.owned(REPLICA_SET, owner):
-            await self._count(each)
-        await self._report(owner, fresh)
+            await self._count(each, words if _hash(each) == revision else "")
+        await self._report(owner, fresh, words)
+        if refused:
+            raise refused  # to be tried again
 
     async def _set_of(self, owner: Object, revision: str) -> Object:
         sets = self._informer.owned(REPLICA_SET, owner)
@@ -119,10 +131,10 @@ class Deployments:
         for _ in range(step.start):
             name = f"{fresh['metadata']['name']}-{some_letters()}"
             pod = pod_of(REPLICA_SET, fresh, fresh["spec"]["template"], name=name)
-            await self._informer.create(POD, pod)
+            await create_pod(self._informer, REPLICA_SET, fresh, pod)
 
-    async def _count(self, of: Object) -> None:
-        """Write how many pods a ReplicaSet has."""
+    async def _count(self, of: Object, refused: str) -> None:
+        """Write how many pods a ReplicaSet has, and why it has no more."""
         pods = self._pods(of)
         if of["spec"]["replicas"] != len(pods):
             of = await self._informer.patch(REPLICA_SET, of, {"spec": {"replicas": len(pods)}})
@@ -133,11 +145,12 @@ class Deployments:
             "fullyLabeledReplicas": len(pods),
             "readyReplicas": ready,
             "availableReplicas": ready,
+            "conditions": _failure(refused, of.get("status", {})),
         }
         if changed(of.get("status", {}), status):
             await self._informer.patch(REPLICA_SET, of, {"status": status}, status=True)
 
-    async def _report(self, owner: Object, fresh: Object) -> None:
+    async def _report(self, owner: Object, fresh: Object, refused: str) -> None:
         before, replicas = owner.get("status", {}), owner["spec"].get("replicas", 1)
         new = self._pods(fresh)
         pods = [p for each in self._informer.owned(REPLICA_SET, owner) for p in self._pods(each)]
@@ -156,6 +169,7 @@ class Deployments:
                     "Available", holds=ready >= replicas, reason=_ENOUGH, at=now(), before=before
                 ),
                 condition("Progressing", holds=True, reason=progress, at=now(), before=before),
+                *_failure(refused, before),
             ],
         }
         if changed(before, status):
@@ -170,6 +184,16 @@ class Deployments:
         owner = controller_of(item) or {}
         of = self._informer.get(REPLICA_SET, (key_of(item)[0], owner.get("name", "")))
         return [] if of is None else self._own(REPLICA_SET, of)
+
+
+def _failure(refused: str, before: Object) -> list[Object]:
+    """The condition of a workload whose pods are refused."""
+    if not refused:
+        return []
+    kind, reason = "ReplicaFailure", "FailedCreate"
+    return [
+        {**condition(kind, holds=True, reason=reason, at=now(), before=before), "message": refused}
+    ]
 
 
 def _hash(item: Object) -> str:

@@ -17,6 +17,7 @@ from paceline.testing.cluster.nodes.workloads.pods import (
     pod_of,
     some_letters,
 )
+from paceline.testing.cluster.nodes.workloads.refusals import create_pod
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 _FAILED = "Failed"
@@ -57,7 +58,8 @@ class Jobs:
                 await self._informer.delete(POD, pod)
         else:
             for index in _missing(job, tally):
-                tally.active.append(await self._informer.create(POD, _pod(job, index)))
+                pod = await create_pod(self._informer, JOB, job, _pod(job, index))
+                tally.active.append(pod)
         await self._report(job, tally, end)
 
     def _remember(self, kind: Kind, item: Object) -> None:
