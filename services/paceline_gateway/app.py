@@ -20,7 +20,7 @@ from paceline_gateway.bodies import Bodies
 from paceline_gateway.guard import RestGuard, answer, refusal
 from paceline_gateway.jobs import Desk
 from paceline_gateway.readiness import Readiness
-from paceline_gateway.routes import access, health, jobs, tenants
+from paceline_gateway.routes import access, docs, health, jobs, tenants
 from paceline_gateway.rules import check_rest
 
 log = Log("rest")
@@ -50,7 +50,13 @@ def create_app(
     Raises:
         ValueError: a route has no rule.
     """
-    app = Api(title="Paceline", version=__version__, description="Jobs over REST.")
+    app = Api(
+        title="Paceline",
+        version=__version__,
+        description="Jobs over REST.",
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.desk = desk
     app.state.readiness = readiness
     app.state.administration = administration
@@ -58,6 +64,7 @@ def create_app(
     app.include_router(access.router)
     app.include_router(tenants.router)
     app.include_router(health.router)
+    app.include_router(docs.router)
     app.add_middleware(Bodies)
     app.add_middleware(RestGuard, door=door)
     app.add_exception_handler(PacelineError, _on_error)

@@ -174,7 +174,7 @@ class Child:
         # Code of the user's runs beside the pipe and could have written to it.
         try:
             return dict(json.loads(body))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise BrokenChildError(f"unreadable answer: {error}") from None
 
     async def _last_words(self) -> str:

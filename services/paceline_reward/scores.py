@@ -16,18 +16,34 @@ MAX_DETAIL = 500
 def as_score(value: Any) -> Score:
     """What a reward function returned, as a `Score`; anything unusable is an `infra_error`."""
     if isinstance(value, Real):
-        value = Score(reward=float(value), parts={})
+        try:
+            value = Score(reward=float(value), parts={})
+        except OverflowError as error:
+            return infra_error(f"returned {type(value).__name__}: {error}")
     if not isinstance(value, Score):
         return infra_error(f"returned {type(value).__name__}, neither a number nor a Score")
     try:
         reward = float(value.reward)
-        parts = {str(name): float(points) for name, points in value.parts.items()}
+        parts = {_text(name): float(points) for name, points in value.parts.items()}
         status = VerifierStatus(value.status)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
         return infra_error(f"returned a Score with wrong fields: {error}")
     if not math.isfinite(reward) or not all(map(math.isfinite, parts.values())):
         return infra_error(f"returned {reward!r} with parts {parts!r}, not finite")
-    return replace(value, reward=reward, parts=parts, status=status)
+    return replace(
+        value,
+        reward=reward,
+        parts=parts,
+        status=status,
+        raw_answer=_text(value.raw_answer),
+        normalised_answer=_text(value.normalised_answer),
+        detail=_text(value.detail)[:MAX_DETAIL],
+    )
+
+
+def _text(value: Any) -> str:
+    """A text that can be sent: without halves of surrogate pairs."""
+    return str(value).encode(errors="replace").decode()
 
 
 def infra_error(detail: str) -> Score:

@@ -83,7 +83,10 @@ class Processes:
         labels: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Record:
-        """Start in an own session; leftovers of an earlier life are killed first."""
+        """Start in an own session; leftovers of an earlier life are killed first.
+
+        Files that it makes are for the owner alone, unless it says otherwise.
+        """
         self.kill(name, mark=mark)
         # Before there is a pid: a supervisor killed now must not leave what nobody knows of.
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
@@ -94,6 +97,7 @@ class Processes:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
                 env={**os.environ, **ENVIRONMENT, **(environment or {})},
             )
         record = Record(name, child.pid, _created(child.pid), mark, self._owner, dict(labels or {}))

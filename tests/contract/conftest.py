@@ -84,7 +84,7 @@ def sglang_url(sglang_python: str, launch_of: Callable[..., Launch]) -> Iterator
     port = free_port()
     launch = launch_of(sglang_python, "session.log", device="cpu", max_tokens=8192)
     known = parse_version("0.5.23")
-    command = launch.command(port=port, api_key="", capabilities=known)
+    command = launch.command(port=port, capabilities=known)
     with launch.log_path.open("wb") as out:
         server = subprocess.Popen(
             [sys.executable, "-I", str(GUARD), *command],

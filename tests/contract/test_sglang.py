@@ -337,6 +337,10 @@ async def test_a_key_is_used(opened: Open):
         await out.swap(0)
         await out.run(ask("a"))
         assert len(out.tokens("a")) == 8
+        for process in servers():
+            with suppress(psutil.Error):
+                words = " ".join([*process.cmdline(), *process.environ().values()])
+                assert "secret" not in words
 
 
 async def test_a_port_that_another_has_taken_is_left_to_it(launch_of: Callable[..., Launch]):

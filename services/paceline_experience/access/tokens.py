@@ -16,6 +16,7 @@ from paceline.errors import (
     NotFoundError,
     StateError,
 )
+from paceline.types import WorkerKind
 from paceline_experience.access.audit_log import AuditLog, Command, fields_of
 from paceline_experience.store import Store
 
@@ -25,6 +26,8 @@ KEEP_S = 30 * 86_400
 MOST_PER_TENANT = 1000
 _INDEX = "{access}:tokens"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@ -]{0,61}[A-Za-z0-9])?")
+# As whom the installation appears in the audit log.
+_RESERVED = frozenset({"bootstrap", "service", *WorkerKind})
 _TENANT = re.compile(NAME)
 _LONGEST_S = 100 * 365 * 86_400.0
 # Compared with what is given for a token that does not exist, so that it takes as long.
@@ -216,6 +219,8 @@ def _check(name: str, tenant: str, expires_in_s: float | None) -> None:
         raise InvalidError(
             f"name: {name!r} is not allowed; up to 63 letters, digits and any of . _ @ - and space"
         )
+    if name.casefold() in _RESERVED:
+        raise InvalidError(f"name: {name!r} is a name of the installation itself; choose another")
     if tenant != ALL_TENANTS and not _TENANT.fullmatch(tenant):
         raise InvalidError(
             f"tenant: {tenant!r} is not allowed; lower-case letters, digits and -, or * for all"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -82,7 +83,11 @@ def collect(run_dir: Path, job: JobView) -> None:
 
 @contextlib.contextmanager
 def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
-    """Everything up; at the end, interrupted or not, everything down."""
+    """Everything up; at the end, interrupted or not, everything down.
+
+    What they and their children write, the store among them, is for the owner alone.
+    """
+    os.umask(0o077)
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
     local = Local(
         run_dir,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from aiohttp import web
 
 Release = tuple[int, int, int]
@@ -391,6 +392,10 @@ def _release(version: str) -> Release:
     return major, minor, patch
 
 
+def _api_key(config: Path | None) -> str:
+    return "" if config is None else yaml.safe_load(config.read_text())["api-key"]
+
+
 async def _serve(given: argparse.Namespace) -> None:
     config = json.loads((Path(given.model_path) / "config.json").read_text())
     fake = FakeSglang(
@@ -400,7 +405,7 @@ async def _serve(given: argparse.Namespace) -> None:
         eos=-1 if config.get("eos_token_id") is None else int(config["eos_token_id"]),
         token_s=given.fake_token_s,
         incremental=given.incremental_streaming_output,
-        api_key=given.api_key,
+        api_key=_api_key(given.config),
     )
     await fake.start(host=given.host, port=given.port)
     await asyncio.Event().wait()
@@ -413,7 +418,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--context-length", type=int, default=4096)
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--incremental-streaming-output", action="store_true")
     parser.add_argument("--fake-version", default="0.5.23")
     parser.add_argument("--fake-token-s", type=float, default=0.002)

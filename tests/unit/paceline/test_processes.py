@@ -229,3 +229,15 @@ def test_small_files(tmp_path: Path) -> None:
     path.write_text("{")
     assert read_json(path) is None
     assert tail(path, num_bytes=10) == "{"
+
+
+def test_files_of_processes_are_for_the_owner_alone(processes: Processes, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        start(
+            processes, tmp_path, f"import pathlib; pathlib.Path({str(tmp_path / 'made')!r}).mkdir()"
+        )
+        until((tmp_path / "made").exists)
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from paceline.access import ALL_TENANTS, Principal, Role
-from paceline.errors import StateError
+from paceline.errors import InvalidError, StateError
 from paceline_experience.access.audit_log import AuditLog
 from paceline_experience.access.tokens import Tokens
 from paceline_experience.store import Store
@@ -23,6 +23,12 @@ def tokens(store: Store, tmp_path: Path) -> Iterator[Tokens]:
 async def made(tokens: Tokens, tenant: str = "a") -> str:
     token, _ = await tokens.create(ROOT, name="ann", role=Role.READ, tenant=tenant)
     return token.token_id
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "Controller", "experience", "service"])
+async def test_nobody_has_a_name_of_the_installation(tokens: Tokens, name: str) -> None:
+    with pytest.raises(InvalidError, match=f"name: '{name}' is a name of the installation"):
+        await tokens.create(ROOT, name=name, role=Role.READ, tenant="a")
 
 
 async def test_of_the_tokens_that_are_over_the_newest_are_kept(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -338,7 +339,15 @@ async def test_openapi(gateway: Gateway) -> None:
     text = json.dumps(document)
     for reference in set(text.split('"#/components/schemas/')[1:]):
         assert reference.split('"')[0] in schemas
-    assert (await gateway.http.get("/docs")).status_code == 200
+    page = await gateway.http.get("/docs")
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    needed = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(needed) == 4
+    assert "<script>" not in page.text
+    for each in needed:
+        assert "//" not in each
+        assert (await gateway.http.get(f"/{each}")).status_code == 200
+    assert (await gateway.http.get("/docs/..%2f..%2fcore.py")).status_code == 404
 
 
 async def test_tells_where_it_is(gateway: Gateway, tmp_path: Path) -> None:

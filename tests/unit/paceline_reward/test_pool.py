@@ -39,6 +39,8 @@ def split(scores: list[Score]) -> tuple[list[float], list[str]]:
         ("none", "returned NoneType, neither a number nor a Score"),
         ("bad score", "returned a Score with wrong fields"),
         ("inf part", "not finite"),
+        ("huge", "returned int: int too large to convert to float"),
+        ("brackets", "unreadable answer: maximum recursion depth exceeded"),
     ],
 )
 async def test_a_bad_item_harms_no_other(

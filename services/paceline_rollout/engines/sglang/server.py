@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -83,8 +84,13 @@ class Launch:
     args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def command(self, *, port: int, api_key: str, capabilities: Capabilities | None) -> list[str]:
-        """The command line, for a server of these capabilities as far as they are known."""
+    def command(
+        self, *, port: int, capabilities: Capabilities | None, config: Path | None = None
+    ) -> list[str]:
+        """The command line, for a server of these capabilities as far as they are known.
+
+        `config` is a file with further flags: everybody on a machine can read a command line.
+        """
         flags = [
             f"--model-path={self.model_dir}",
             "--load-format=dummy",
@@ -103,8 +109,6 @@ class Launch:
         ]
         if self.ep > 1:
             flags.append(f"--ep-size={self.ep}")
-        if api_key:
-            flags.append(f"--api-key={api_key}")
         if self.device:
             flags.append(f"--device={self.device}")
         if self.device == "cpu":
@@ -115,6 +119,8 @@ class Launch:
             flags.append("--enable-deterministic-inference")
         if capabilities is not None and capabilities.incremental:
             flags.append("--incremental-streaming-output")
+        if config is not None:
+            flags += ["--config", str(config)]
         return [str(self.python), "-m", self.module, *flags, *self.args]
 
     def variables(self) -> dict[str, str]:
@@ -169,8 +175,10 @@ class LaunchedServer:
     async def _start_at(self, port: int, known: Capabilities | None) -> Capabilities:
         launch = self._launch
         self.url = f"http://127.0.0.1:{port}"
-        command = launch.command(port=port, api_key=self.api_key, capabilities=known)
-        self._guard = await self._spawn(command)
+        config = self._write_key()
+        self._guard = await self._spawn(
+            launch.command(port=port, capabilities=known, config=config)
+        )
         log.info("starting", pid=self._guard.pid, url=self.url, log=launch.log_path)
         began = time.monotonic()
         client = SglangClient(self.url, api_key=self.api_key)
@@ -182,9 +190,22 @@ class LaunchedServer:
             raise
         finally:
             await client.close()
+            if config is not None:
+                config.unlink(missing_ok=True)
         found = str(info.get("version", ""))
         log.info("ready", version=found, took_s=time.monotonic() - began, url=self.url)
         return parse_version(found)
+
+    def _write_key(self) -> Path | None:
+        """A file with the key for the server to read at its start, for the owner alone."""
+        if not self.api_key:
+            return None
+        path = self._launch.log_path.with_suffix(f".{os.getpid()}.yaml")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"api-key: {json.dumps(self.api_key)}\n")
+        return path
 
     async def died(self) -> str:
         """Wait until it is gone; why."""

@@ -1,7 +1,10 @@
 """Rewards as a user may write them; imported by child processes only."""
 
 import asyncio
+import fcntl
 import os
+import stat
+import struct
 import sys
 import time
 from pathlib import Path
@@ -23,9 +26,28 @@ def by_response(item: RewardInput) -> Any:
         "none": lambda: None,
         "bad score": lambda: Score(reward="x", parts={}),  # type: ignore[arg-type]
         "inf part": lambda: Score(reward=1.0, parts={"a": float("inf")}),
+        "huge": lambda: 10**400,
+        "brackets": lambda: brackets(2 << 20),
         "print": lambda: os.write(1, b"garbage") * 0.5 / 7,
     }
     return deeds[item.response]() if item.response in deeds else float(item.response)
+
+
+def brackets(size: int) -> float:
+    """Finds the pipe to the parent, and writes an answer there that is deeper than its stack."""
+    data = struct.pack(">I", size) + b"[" * size
+    (sink,) = (fd for fd in range(3, 16) if is_writable_pipe(fd))
+    while data:
+        data = data[os.write(sink, data) :]
+    return 1.0
+
+
+def is_writable_pipe(fd: int) -> bool:
+    try:
+        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode) or stat.S_ISSOCK(os.fstat(fd).st_mode)
+        return is_pipe and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:
+        return False
 
 
 async def later(item: RewardInput, *, bonus: float = 0.0) -> Score:
