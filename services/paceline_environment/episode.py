@@ -217,6 +217,7 @@ class Episode:
             min_version=self._group.assignment.min_version,
             timeout_s=self._job.spec.tasks.episode_timeout_s,
             home=self._group.home,
+            resumed=self._attempt > 1 and not self._workers,
         )
 
     async def _resume(self, progress: Progress) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = Log("leases")
 _STREAM_S = 24 * 3600.0
 _WINDOW_S = 0.01
+_MOST_PAUSE_S = 1.0  # before a broken stream is made anew
 _MOST_TOKENS = 500_000  # of one message, well below the limit of gRPC
 
 
@@ -42,6 +43,7 @@ class Outbox:
     progress: list[Progress] = field(default_factory=list[Progress])
     renew: list[Key] = field(default_factory=list[Key])
     give_back: list[tuple[Key, str, str]] = field(default_factory=list[tuple[Key, str, str]])
+    holds_no_more: bool = False  # `renew` names every open episode
 
 
 class Leases:
@@ -110,7 +112,7 @@ class Leases:
                 self._stream += 1
                 self._wake.set()
             if not self._finishing:
-                await asyncio.sleep(backoff_s(attempt))
+                await asyncio.sleep(backoff_s(attempt, most_s=_MOST_PAUSE_S))
                 attempt += 1
 
     async def _requests(self) -> AsyncIterator[pb.LeaseRequest]:
@@ -148,6 +150,7 @@ def messages(said: Outbox, **first: object) -> list[pb.LeaseRequest]:
     last = made[-1]
     last.credits, last.eval_credits = said.credits, said.eval_credits
     last.renew.extend(_key(key) for key in said.renew)
+    last.holds_no_more = said.holds_no_more
     last.give_back.extend(_key(*each) for each in said.give_back)
     return made
 

@@ -45,6 +45,7 @@ class Link:
     async def ask(self, turn: Turn, *, timeout_s: float, trace: str = "") -> Ending:
         """Have the rest of a turn generated; the turn grows meanwhile."""
         turn.sends += 1
+        turn.resumed = turn.resumed or turn.sends > 1
         request = _request(turn, timeout_s)
         request.trace = trace
         turn.ending = asyncio.get_running_loop().create_future()
@@ -102,6 +103,10 @@ class Link:
             if turn is None:
                 continue
             if event.tokens:
+                if turn.resumed:
+                    turn.resumed = False
+                    had = len(turn.tokens)
+                    log.info("goes on", request=turn.request_id, rollout=self.worker_id, had=had)
                 turn.tokens.extend(event.tokens)
                 turn.logprobs.extend(event.logprobs)
                 for run in event.versions:

@@ -132,7 +132,11 @@ class Scoring:
                 await self._workers.change(min(left, 1.0))
                 continue
             try:
-                return await self._try(worker, request, min(left, limit_s))
+                reply = await self._try(worker, request, min(left, limit_s))
+                if attempt:
+                    scored = len(request.items)
+                    log.info("scored elsewhere", reward=worker.worker_id, episodes=scored)
+                return reply
             except InvalidError:  # every worker would refuse it
                 raise
             except PacelineError as error:

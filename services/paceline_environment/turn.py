@@ -46,6 +46,7 @@ class Turn:
     workers: list[str] = field(default_factory=list[str])
     last: str = ""  # the newest of them
     sends: int = 0
+    resumed: bool = False  # begun by another worker; its next token is told of in the log
     span: Span = NOTHING
     ending: asyncio.Future[Ending] | None = None
 

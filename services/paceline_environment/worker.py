@@ -93,7 +93,8 @@ class EpisodeWorker:
         now = self._peers.clock()
         for held in self._open.values():
             held.renewed = now
-        return Outbox(train, evals, renew=[held.key for held in self._open.values()])
+        renew = [held.key for held in self._open.values()]
+        return Outbox(train, evals, renew=renew, holds_no_more=True)
 
     def receive(self, assignments: list[Assignment], aborts: list[Key]) -> None:
         """Work has come in, or is wanted no more."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.config.quota import Quota
+from paceline.logs import Log
 from paceline.tenants import room
 from paceline.types import Assignment, Progress, Purpose
 from paceline_experience.core import Signal
@@ -16,7 +17,9 @@ from paceline_experience.fair import Claim, Grant, Standing, allot
 from paceline_experience.flight import Flight, Promise
 from paceline_experience.ledger import Demand, EpisodeKey
 from paceline_experience.ledgers import Entry, Ledgers, runnable
+from paceline_experience.presence import Presence
 
+log = Log("dispatch")
 _LARGE = 4  # a group is large if so many of them do not fit into a worker
 
 
@@ -39,6 +42,8 @@ class Told:
     renew: Sequence[JobKey] = ()
     give_back: Sequence[JobKey] = ()
     environments: Sequence[str] = ()
+    holds_no_more: bool = False
+    """`renew` names every episode that the worker has; what the ledger counts beside is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +89,29 @@ class _Order:
 class Dispatcher:
     """Serves lease streams; `fair` says who gets a worker's free slots."""
 
-    def __init__(self, ledgers: Ledgers, *, flight: Flight, limits: Limits) -> None:
+    def __init__(
+        self, ledgers: Ledgers, *, flight: Flight, limits: Limits, presence: Presence
+    ) -> None:
         self._ledgers = ledgers
+        self._presence = presence
         self._flight = flight
         self._limits = limits
 
     async def serve(self, messages: AsyncIterator[Told]) -> AsyncIterator[Handout]:
-        """Hand out until the worker has closed its side.
+        """Hand out until the worker has closed its side, or has opened another stream.
 
-        Leases of a stream that breaks are left to expire: the worker may come back with progress.
+        Leases of a stream that breaks are kept for a moment: the worker may come back.
         """
-        session = _Session(self._ledgers)
+        session = _Session(self._ledgers, self._presence)
         self._ledgers.listeners.add(session.news)
         reader = asyncio.create_task(session.read(messages), name="lease reader")
         try:
             while True:
                 event = session.news.event()
                 handout = await self._next(session)
+                if session.dismissed:
+                    await session.take_back(handout)
+                    return
                 if handout is not None:
                     yield handout
                 elif reader.done():
@@ -110,6 +121,7 @@ class Dispatcher:
                     await event.wait()
         finally:
             self._ledgers.listeners.discard(session.news)
+            self._presence.leave(session)
             reader.cancel()
 
     async def _next(self, session: _Session) -> Handout | None:
@@ -241,6 +253,7 @@ class _Bid:
 @dataclass(slots=True)
 class _Session:
     ledgers: Ledgers
+    presence: Presence
     news: Signal = field(default_factory=Signal)
     worker_id: str = ""
     train: int = 0  # credits left
@@ -248,6 +261,12 @@ class _Session:
     environments: frozenset[str] = frozenset()
     abort: list[JobKey] = field(default_factory=list[JobKey])
     closed: bool = False
+    dismissed: bool = False
+
+    def dismiss(self) -> None:
+        """Hand out nothing more, and end."""
+        self.closed = self.dismissed = True
+        self.news.fire()
 
     @property
     def has_room(self) -> bool:
@@ -260,6 +279,7 @@ class _Session:
                 self.news.fire()
         finally:
             self.closed = True
+            self.presence.leave(self)
             self.news.fire()
 
     async def lease(self, order: _Order) -> list[Assignment]:
@@ -273,16 +293,40 @@ class _Session:
                 self.train -= len(assignment.indices)
         return got
 
+    async def take_back(self, handout: Handout | None) -> None:
+        """What was leased for a stream that is over; it was never handed out."""
+        for given in handout.assignments if handout else ():
+            keys = [
+                EpisodeKey(given.group_id, index, attempt, "drain")
+                for index, attempt in zip(given.indices, given.attempts, strict=True)
+            ]
+            if entry := self.ledgers.active.get(given.job_id):
+                await entry.ledger.give_back(worker_id=self.worker_id, keys=keys)
+
     async def _take_in(self, told: Told) -> None:
-        self.worker_id = told.worker_id or self.worker_id
+        if told.worker_id and not self.dismissed:
+            self.worker_id = told.worker_id
+            self.presence.enter(self)
         self.environments = frozenset(told.environments) or self.environments
         if told.renew or told.progress:
             await self._renew(told)
         for job_id, keys in _by_job(told.give_back).items():
             if entry := self.ledgers.active.get(job_id):
                 await entry.ledger.give_back(worker_id=self.worker_id, keys=keys)
+        if told.holds_no_more:
+            await self._reconcile(_by_job(told.renew))
         self.train += told.credits
         self.evals += told.eval_credits
+
+    async def _reconcile(self, held: Mapping[str, Sequence[EpisodeKey]]) -> None:
+        """It may be a new process of this name; or a stream broke on which something was sent."""
+        worker_id = self.worker_id
+        for job_id, entry in list(self.ledgers.active.items()):
+            if entry.ledger.held(worker_id):
+                kept = held.get(job_id, ())
+                released = await entry.ledger.release(worker_id=worker_id, kept=kept)
+                if released:
+                    log.info("hands out again", worker=worker_id, job=job_id, episodes=released)
 
     async def _renew(self, told: Told) -> None:
         progress: defaultdict[str, list[Progress]] = defaultdict(list)

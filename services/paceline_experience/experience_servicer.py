@@ -144,6 +144,7 @@ def told_from(message: pb.LeaseRequest) -> Told:
         renew=[_key_from(k) for k in message.renew],
         give_back=[_key_from(k) for k in message.give_back],
         environments=message.environments,
+        holds_no_more=message.holds_no_more,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from paceline import wire
@@ -315,6 +315,32 @@ class Leases:
         ]
         async with self._core.transaction():
             await self._groups.report(reports)
+
+    async def release(
+        self,
+        worker_id: str,
+        *,
+        kept: Collection[EpisodeKey] = (),
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Queue again what a worker has no more, all but what it has `kept`; how many.
+
+        It counts as an attempt: an episode may be what kills its workers. Nothing happens if
+        `unless` says so when its turn has come.
+        """
+        held = {(key.group_id, key.index, key.attempt) for key in kept}
+        async with self._core.transaction() as book:
+            if unless():
+                return 0
+            gone = [
+                Report(g.group_id, i, g.attempts[i], "again", "its worker is gone")
+                for g, i in book.leased()
+                if g.workers[i] == worker_id and (g.group_id, i, g.attempts[i]) not in held
+            ]
+            if gone:
+                await self._groups.report(gone)
+                self._core.meter.expired(len(gone))
+        return len(gone)
 
     async def expire(self) -> int:
         """Queue again what nobody renewed; how many."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline import plugins, wire
@@ -149,6 +149,10 @@ class JobLedger:
         """Episodes that a worker has of this job."""
         return self._core.book.held[worker_id]
 
+    def holders(self) -> list[str]:
+        """Workers that have episodes of this job."""
+        return [worker_id for worker_id, count in self._core.book.held.items() if count > 0]
+
     async def refresh(self) -> None:
         """Read again what Redis holds if it is unknown what was written last."""
         async with self._core.transaction():
@@ -180,6 +184,16 @@ class JobLedger:
         del worker_id
         await self._leases.give_back(keys)
         await self._ending.check()
+
+    async def release(
+        self,
+        *,
+        worker_id: str,
+        kept: Collection[EpisodeKey] = (),
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Hand out again what a worker has no more, all but what it has `kept`; how many."""
+        return await self._leases.release(worker_id, kept=kept, unless=unless)
 
     async def submit(self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]) -> list[str]:
         """Accepted, duplicate, superseded, requeued or dropped, for each trajectory."""

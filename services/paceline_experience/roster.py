@@ -17,6 +17,8 @@ from paceline.types import Worker, WorkerKind
 from paceline.weights.route import TransferProgress
 from paceline_experience.core import Signal
 
+MAX_PAUSE_S = 2.0
+"""Between two looks at the members; what is more, this process did not run itself."""
 log = Log("roster")
 
 
@@ -66,6 +68,7 @@ class Roster:
         self._clock = clock
         self._refresh_s = refresh_s
         self._members: dict[str, Member] = {}
+        self._looked_s: float | None = None
 
     def join(self, worker: Worker) -> None:
         """Enter, or replace what is known of the worker."""
@@ -113,8 +116,18 @@ class Roster:
             self.changed.fire()
 
     def expire(self) -> list[Worker]:
-        """Drop those that have not been heard of for `lease_s`."""
-        late = self._clock() - self.lease_s
+        """Drop those that have not been heard of for `lease_s`; call it every second or so.
+
+        A time in which this process was frozen is not held against them.
+        """
+        now = self._clock()
+        if self._looked_s is not None and now - self._looked_s > MAX_PAUSE_S:
+            frozen_s = now - self._looked_s
+            for name, member in self._members.items():
+                seen_s = min(now, member.seen_s + frozen_s)
+                self._members[name] = replace(member, seen_s=seen_s)
+        self._looked_s = now
+        late = now - self.lease_s
         gone = [m.worker for m in self._members.values() if m.seen_s < late]
         for worker in gone:
             del self._members[worker.worker_id]

@@ -36,6 +36,7 @@ from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
 from paceline_experience.ledger import JobLedger
 from paceline_experience.ledgers import Ledgers, sweep
+from paceline_experience.presence import Presence
 from paceline_experience.quotas import Quotas
 from paceline_experience.roster import Query, Roster
 from paceline_experience.roster_servicer import RosterServicer
@@ -98,6 +99,7 @@ class ExperienceService(Service):
         store.usage = chassis.usage
         self._gauges = Shown(self._metrics)
         self._flight = Flight(self._ledgers)
+        self._presence = Presence(self._ledgers, return_s=options.lease_return_s)
         self._tenants = Tenants(
             store=store,
             jobs=self._jobs,
@@ -162,11 +164,13 @@ class ExperienceService(Service):
 
     async def _pass(self) -> None:
         self._roster.join(self._worker())
-        self._roster.expire()
+        for worker in self._roster.expire():
+            self._presence.lost(worker.worker_id)
         try:
             await self._ledgers.renew()
         except PacelineError as error:
             log.warning("cannot renew the ownership of jobs", error=error)
+        await self._presence.sweep()
         for entry in list(self._ledgers.active.values()):
             await sweep(entry)
         for job_id, entry in list(self._ledgers.active.items()):
@@ -209,7 +213,9 @@ class ExperienceService(Service):
         experience = ExperienceServicer(
             desk=self._desk,
             ledgers=self._ledgers,
-            dispatcher=Dispatcher(self._ledgers, flight=self._flight, limits=self._tenants),
+            dispatcher=Dispatcher(
+                self._ledgers, flight=self._flight, limits=self._tenants, presence=self._presence
+            ),
             training=self._training,
             artefacts=self._artefacts,
         )

@@ -290,6 +290,9 @@ class ExperienceOptions(Closed):
     """How long to wait at the start for a store that does not answer; then the process ends."""
     audit_entries: int = Field(default=100_000, ge=1000)
     """Of the audit log that the store keeps, about; files and logs have all of them."""
+    lease_return_s: float = Field(default=1.0, gt=0)
+    """A worker whose lease stream has broken may come back for so long; then its episodes are
+    handed out again."""
     sweep_s: float = Field(default=0.5, gt=0)
     """How often leases, stragglers and evals are looked after."""
     audit_s: float = Field(default=60.0, gt=0)

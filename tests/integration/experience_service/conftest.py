@@ -375,8 +375,10 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
 def settings_of(
     store_url: str, run_dir: Path, limits: LimitSettings | None = None, **options: Any
 ) -> ServiceSettings:
-    # Who does not beat stays all the same: tests join workers that only stand in the roster.
+    # Who does not beat stays all the same: tests join workers that only stand in the roster. What
+    # was leased on a stream that has ended stays leased.
     usual = {"sweep_s": 0.05, "store_wait_s": LIMIT_S, "member_lease_s": LIMIT_S}
+    usual["lease_return_s"] = LIMIT_S
     wanted = ExperienceOptions.model_validate(usual | options)
     return ServiceSettings(
         kind=WorkerKind.EXPERIENCE,

@@ -259,3 +259,26 @@ async def test_stragglers_are_dropped_once_the_trainer_waited(store: Store, worl
     assert len(new) == 2
     await ledger.submit(world.whole(new, version=2))
     assert (await trainer).stats["staleness_max"] == 1
+
+
+async def test_what_a_gone_worker_had_is_handed_out_again(store: Store, worlds: Worlds) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    (first, second) = await ledger.lease(worker_id="a", train=4, evals=0)
+    (other,) = await ledger.lease(worker_id="b", train=2, evals=0)
+    assert sorted(ledger.holders()) == ["a", "b"]
+    assert await ledger.release(worker_id="a", unless=lambda: True) == 0
+    woken = ledger.wakeup()
+    assert await ledger.release(worker_id="a", kept=keys(second)) == 2
+    assert woken.is_set()
+    assert await ledger.release(worker_id="a", kept=keys(second)) == 0
+    assert (ledger.held("a"), ledger.held("b")) == (2, 2)
+    (again,) = await ledger.lease(worker_id="b", train=2, evals=0)
+    assert (again.group_id, again.attempts) == (first.group_id, (2, 2))
+    # The first worker was only cut off: it is told to stop, and does no harm until then.
+    lost = await ledger.renew(worker_id="a", keys=[*keys(first), *keys(second)], progress=[])
+    assert lost == keys(first)
+    assert await ledger.submit([world.made(again, 0)]) == ["accepted"]
+    assert await ledger.submit([world.made(first, 0)]) == ["superseded"]
+    assert await ledger.submit(world.whole([second, other])) == ["accepted"] * 4
+    await world.clean(ledger)

@@ -118,6 +118,13 @@ class LedgerMachine(RuleBasedStateMachine):
         lost = self.run(self.ledger.renew(worker_id="w1", keys=[], progress=[told]))
         assert len(lost) <= 1
 
+    @rule(worker=WORKERS, data=st.data())
+    def release(self, worker: str, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(self.known), max_size=4)) if self.known else []
+        kept = [EpisodeKey(a.group_id, a.indices[i], a.attempts[i]) for a, i in some]
+        self.run(self.ledger.release(worker_id=worker, kept=kept))
+        assert self.ledger.held(worker) <= len(kept)
+
     @rule(seconds=st.sampled_from([1.0, 6.0, 70.0]))
     def wait(self, seconds: float) -> None:
         self.world.clock.advance(seconds)

@@ -115,3 +115,17 @@ async def test_a_watcher_sees_every_change(roster: Roster) -> None:
 
 async def test_a_watcher_of_an_empty_roster_is_told_so(roster: Roster) -> None:
     assert await soon(roster.watch(Query())) == []
+
+
+def test_a_time_in_which_the_roster_was_frozen_is_nobodys_fault(
+    roster: Roster, clock: Clock
+) -> None:
+    roster.join(worker("a"))
+    assert roster.expire() == []
+    clock.now = 60.0
+    assert roster.expire() == []
+    seconds = [60.5 + second for second in range(7)]
+    found: list[Worker] = []
+    for clock.now in seconds:
+        found = roster.expire()
+    assert [each.worker_id for each in found] == ["a"]
