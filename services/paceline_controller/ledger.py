@@ -60,6 +60,12 @@ class RemoteLedger:
         reply = await call(self._experience.GrantIncarnation, request, timeout_s=TIMEOUT_S)
         return reply.incarnation
 
+    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
+        """The newest life of a trainer has ended badly: how many have, and why it did."""
+        request = experience_pb2.ReportFailureRequest(job_id=job_id, reason=reason)
+        reply = await call(self._experience.ReportFailure, request, timeout_s=TIMEOUT_S)
+        return reply.failures, reply.reason
+
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
         """Move a job on."""
         request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state, reason=reason)

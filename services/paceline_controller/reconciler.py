@@ -17,6 +17,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
+from paceline.failures import KILLED, OOM, describe
 from paceline.logs import Log
 from paceline.tenants import Tenant
 from paceline.types import JobState, WorkerKind
@@ -43,6 +44,10 @@ class Ledger(Protocol):
 
     async def grant_incarnation(self, job_id: str) -> int:
         """The number of the next start of a trainer."""
+        ...
+
+    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
+        """The newest life of a trainer has ended badly: how many have without progress, and why."""
         ...
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
@@ -241,7 +246,7 @@ class Reconciler:
             found = observed.get(name)
             alive = found is not None and found.alive
             if slot.running and not alive and name not in self._acts:
-                slot.ended(self._clock())
+                await self._end_life(slot, await self._runtime.last_words(name))
                 log.warning("process died", process=name, lives=slot.fruitless)
                 if self._costs is not None:
                     self._costs.restarted(slot.wanted.kind)
@@ -264,7 +269,8 @@ class Reconciler:
             slot.checked(self._clock(), ready=ready)
             if slot.hangs(self._clock(), self._options.start_timeout_s):
                 log.warning("does not answer; restarting", process=slot.wanted.name)
-                slot.ended(self._clock())
+                silent = f"it did not answer for {self._options.start_timeout_s:g} s"
+                await self._end_life(slot, silent)
                 self._act(slot.wanted.name, partial(self._stop, slot.wanted.name))
                 await self._give_up_if_hopeless(slot)
 
@@ -304,12 +310,29 @@ class Reconciler:
         acting = any(job.job_id in name for name in self._acts)
         return acting or any(found.job_id == job.job_id for found in observed.values())
 
+    async def _end_life(self, slot: Slot, words: str) -> None:
+        """It ended badly; of a trainer the ledger keeps how often, and what it has said itself."""
+        slot.ended(self._clock())
+        slot.words = words
+        if words.startswith(OOM):
+            log.error("out of memory", process=slot.wanted.name, words=words)
+        if slot.wanted.kind is WorkerKind.TRAINER:
+            try:
+                lives, told = await self._ledger.report_failure(slot.wanted.job_id, words)
+            except PacelineError as error:
+                log.warning("cannot keep a failure", process=slot.wanted.name, error=error)
+                return
+            slot.fruitless = max(slot.fruitless, lives)
+            end = words.partition("\n")[0]
+            # A rank that is killed says nothing; the others say that it has left them.
+            killed = end.startswith((OOM, KILLED)) and end not in told
+            slot.words = f"{end}; {told}" if killed else told
+
     async def _give_up_if_hopeless(self, slot: Slot) -> None:
         if slot.fruitless < self._options.give_up_after:
             return
-        name, lives = slot.wanted.name, slot.fruitless
+        name, lives, words = slot.wanted.name, slot.fruitless, slot.words
         slot.fruitless = 0
-        words = await self._runtime.last_words(name)
         if slot.wanted.kind is WorkerKind.TRACKING:
             log.error("trackers get nothing", process=name, lives=lives, words=words)
             return  # no job waits for it
@@ -345,7 +368,7 @@ class Reconciler:
         except (InvalidError, PermissionDeniedError, OSError) as error:
             # The next attempt is unlikely to fare better: it counts as a life.
             log.exception("cannot start", process=wanted.name)
-            slot.ended(self._clock())
+            await self._end_life(slot, describe(error))
             if isinstance(error, InvalidError) and wanted.job_id and not slot.best_step:
                 # The same would be refused again, and a job without steps has nothing to lose.
                 reason = f"{wanted.name} cannot be started: {error.message}"[:MOST_REASON_CHARS]

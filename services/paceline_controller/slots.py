@@ -20,6 +20,7 @@ class Slot:
     restarts: Restarts
     running: bool = False
     fruitless: int = 0  # lives that ended since it last got on
+    words: str = ""  # how the last of them ended
     best_step: int = 0
     checked_s: float = 0.0
     answered_s: float = 0.0  # or started

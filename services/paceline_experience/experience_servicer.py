@@ -64,6 +64,16 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         number = await self._training.grant_incarnation(request.job_id)
         return pb.GrantIncarnationReply(incarnation=number)
 
+    async def ReportFailure(
+        self, request: pb.ReportFailureRequest, context: Any
+    ) -> pb.ReportFailureReply:
+        """A life of a job's trainer has ended badly."""
+        ledger = await self._ledgers.get(request.job_id)
+        failures, reason = await ledger.report_failure(
+            incarnation=request.incarnation, reason=request.reason
+        )
+        return pb.ReportFailureReply(failures=failures, reason=reason)
+
     async def SetJobState(self, request: pb.SetJobStateRequest, context: Any) -> types_pb2.Job:
         """Move a job on."""
         state = state_from(request.state)

@@ -24,6 +24,7 @@ from paceline_experience.core import Clock, Core, Hooks, StoreClock
 from paceline_experience.counts import by_reason, by_state
 from paceline_experience.ending import Ending
 from paceline_experience.evals import Evals
+from paceline_experience.failures import Failures
 from paceline_experience.feed import Feed
 from paceline_experience.groups import Groups
 from paceline_experience.keys import JobKeys
@@ -210,6 +211,20 @@ class JobLedger:
             await self._core.watermarks.reach("incarnation", number)
         self._core.ready.fire()
         return number
+
+    async def report_failure(self, *, incarnation: int, reason: str) -> tuple[int, str]:
+        """A life of the trainer has ended badly (0: the newest); see `Failures`."""
+        async with self._core.transaction() as book:
+            before = Failures.decode(book.meta.get("failures", ""))
+            after = before.after(
+                incarnation or book.number("incarnation"),
+                newest=book.number("incarnation"),
+                step=book.step,
+                reason=reason,
+            )
+            if after != before:
+                await self._core.note(failures=after.encode())
+        return after.count, after.reason
 
     async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
         """Start from the checkpoint of `step`; that step and the newest version."""

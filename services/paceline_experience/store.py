@@ -18,6 +18,7 @@ from redis.exceptions import (
     ClusterDownError,
     MovedError,
     NoScriptError,
+    OutOfMemoryError,
     RedisClusterException,
     RedisError,
 )
@@ -235,6 +236,8 @@ def translate(error: RedisError | RedisClusterException) -> Exception:
     word, _, text = str(error).partition(" ")
     if word in _SCRIPT_ERRORS:
         return _SCRIPT_ERRORS[word](text.partition(" script: ")[0])
+    if isinstance(error, OutOfMemoryError):  # which has lost its first word
+        return StoreError(f"OOM: the store is full: {error}")
     if isinstance(error, MovedError):
         return StoreError("the store is one node of a cluster; use redis+cluster:// in store_url")
     if isinstance(error, RedisConnectionError):

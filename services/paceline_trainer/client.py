@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 CALL_S = 30.0
+REPORT_S = 5.0
 TAKE_S = 600.0
 Answer = TypeVar("Answer")
 log = Log("ledger")
@@ -135,6 +136,13 @@ class Ledger:
             job_id=self.job_id, state=JobState.FAILED, reason=f"trainer: {reason}"
         )
         await call(self._experience.SetJobState, request, timeout_s=CALL_S, idempotent=True)
+
+    async def report_failure(self, reason: str) -> None:
+        """This life ends badly; another one may fare better."""
+        request = pb.ReportFailureRequest(
+            job_id=self.job_id, incarnation=self._incarnation, reason=reason
+        )
+        await call(self._experience.ReportFailure, request, timeout_s=REPORT_S, idempotent=True)
 
     async def _call(self, name: str, method: Any, request: Any) -> Any:
         return await _patiently(name, lambda: call(method, request, timeout_s=CALL_S))

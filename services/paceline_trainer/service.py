@@ -17,6 +17,7 @@ from paceline.chassis import Chassis, Service
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
+from paceline.failures import describe
 from paceline.logs import Log
 from paceline.membership import Membership
 from paceline.rpc import connect_as
@@ -152,6 +153,18 @@ class TrainerService(Service):
             log.error("cannot train this job", error=error)
             self.exit_code = EXIT_INVALID
             await self._give_up(error)
+        except Exception as error:  # the boundary of this rank
+            await self._report_failure(error)
+            raise
+
+    async def _report_failure(self, error: Exception) -> None:
+        """Say why before the other ranks, whose collectives break off, say that they were left."""
+        reason = f"{describe(error)} (rank {self._place.rank})"
+        log.error("ends", reason=reason)
+        try:
+            await self._ledger.report_failure(reason)
+        except PacelineError as refused:
+            log.warning("cannot tell why", error=refused)
 
     async def _give_up(self, error: InvalidError) -> None:
         """Torchrun turns every exit code into 1, so the reason has to go another way."""

@@ -59,6 +59,7 @@ _LEDGER: Mapping[str, Callers] = {
     "Lease": {Kind.ENVIRONMENT},
     "Submit": {Kind.ENVIRONMENT},
     "GrantIncarnation": {Kind.CONTROLLER},
+    "ReportFailure": {Kind.CONTROLLER, Kind.TRAINER},
     "SetJobState": {Kind.CONTROLLER, Kind.TRAINER},  # a trainer: to `failed` only
     "Demand": {Kind.CONTROLLER},
     "Rewind": {Kind.TRAINER},

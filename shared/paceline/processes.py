@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from typing import IO
 
 import psutil
 
+from paceline.failures import KILLED, OOM, marked, num_oom_kills
 from paceline.files import read_json, tail, write_json
 from paceline.logs import Log
 from paceline.monitoring import Targets
@@ -32,6 +34,8 @@ ENVIRONMENT = {
 }
 _CLOCK_SLACK_S = 2.0
 _MOST_OUT_BYTES = 1 << 20
+_LAUNCHER_LINE = re.compile(r"^[EWI]\d{4} .*torch/distributed/")
+_SIGNAL = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID")
 _ERROR_LINE = re.compile(r"^(\[rank\d+\]: ?)?([A-Za-z_][\w.]*(Error|Exception|Exit)): ")
 
 
@@ -61,6 +65,7 @@ class Processes:
         self._logs = logs
         self._targets = targets
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._oom_kills: dict[str, int] = {}  # of this machine, when they were started
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         records = (record for record in _read_records(folder) if record.owner == owner)
@@ -88,6 +93,7 @@ class Processes:
         Files that it makes are for the owner alone, unless it says otherwise.
         """
         self.kill(name, mark=mark)
+        self._oom_kills[name] = num_oom_kills()
         # Before there is a pid: a supervisor killed now must not leave what nobody knows of.
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
@@ -164,12 +170,28 @@ class Processes:
 
     def last_words(self, name: str, *, lines: int = 20) -> str:
         """The newest of its output and its log, the error first."""
-        paths = [self._logs / f"{name}.out", self._logs / f"{name}.log"]
+        out = self._logs / f"{name}.out"
+        paths = [out, self._logs / f"{name}.log", *self._logs.glob(f"{name}-rank*.log")]
         found = [path for path in paths if path.exists() and path.stat().st_size]
-        if not found:
-            return ""
-        newest = max(found, key=lambda path: path.stat().st_mtime)
-        return summarise(tail(newest, num_bytes=32_768), lines=lines)
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        texts = {path: tail(path, num_bytes=32_768) for path in found}
+        heads = [self._end_of(name, texts.get(out, ""))]
+        rows = [without_launcher(text) for text in texts.values()]
+        heads += [marked(error) for text in rows if (error := last_error(text))][:1]
+        newest = next((text for text in rows if text.strip()), "")
+        ends = [row for row in summarise(newest, lines=lines).splitlines() if row not in heads]
+        return "\n".join([head for head in heads if head] + ends)
+
+    def _end_of(self, name: str, out: str) -> str:
+        """Which signal ended it or, as torchrun tells, one of its ranks; empty if none did."""
+        code = self.exit_code(name)
+        told = _SIGNAL.findall(out)
+        number = -code if code is not None and code < 0 else int(told[-1]) if told else 0
+        if number != signal.SIGKILL:
+            return f"ended by signal {number}" if number else ""
+        if num_oom_kills() > self._oom_kills.get(name, sys.maxsize):
+            return f"{OOM}: {KILLED}: the kernel has killed for lack of memory meanwhile"
+        return KILLED
 
     def _write(self, record: Record) -> None:
         write_json(self._folder / f"{record.name}.json", asdict(record))
@@ -198,8 +220,25 @@ class Processes:
 def summarise(text: str, *, lines: int) -> str:
     """The last error line of an output, then its last lines; repeated lines once."""
     rows = list(dict.fromkeys(row.rstrip() for row in text.splitlines() if row.strip()))
+    error = last_error(text)
+    return "\n".join([*([error] if error else []), *rows[-lines:]])
+
+
+def last_error(text: str) -> str:
+    """The last error line of an output; empty if there is none."""
+    rows = (row.rstrip() for row in text.splitlines())
     errors = [row for row in rows if _ERROR_LINE.match(row) and "ChildFailedError" not in row]
-    return "\n".join([*errors[-1:], *rows[-lines:]])
+    return errors[-1] if errors else ""
+
+
+def without_launcher(text: str) -> str:
+    """An output without what torchrun says when a rank has failed: that one has."""
+    rows = [row for row in text.splitlines() if not _LAUNCHER_LINE.match(row)]
+    for place in reversed(range(len(rows))):
+        if rows[place].startswith("Traceback"):
+            ours = any("ChildFailedError" in row for row in rows[place:])
+            return "\n".join(rows[:place] if ours else rows)
+    return "\n".join(rows)
 
 
 def _created(pid: int) -> float:

@@ -76,6 +76,9 @@ def _add_local(commands: Any) -> None:
     _add_job_file(run)
     _add_run_dir(run, "default: runs/NAME of the job")
     _add_base(run)
+    run.add_argument(
+        "--again", action="store_true", help="also where a job has succeeded; replaces its results"
+    )
     run.add_argument("--quiet", action="store_true", help="say only how it ended")
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: runs/local")

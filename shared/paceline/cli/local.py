@@ -22,8 +22,8 @@ from paceline.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.load import validate
 from paceline.config.service import LogSettings, TracingSettings
-from paceline.errors import PacelineError
-from paceline.files import TOKEN_FILE
+from paceline.errors import PacelineError, StateError
+from paceline.files import TOKEN_FILE, read_json
 from paceline.local import Local
 from paceline.rest import JobView
 from paceline.types import JobState
@@ -49,6 +49,8 @@ def run(arguments: Namespace) -> int:
     spec = read_job(arguments.job_file, arguments.overrides)
     check(spec)
     run_dir = arguments.run_dir or Path("runs") / spec.name
+    if not arguments.again:
+        _check_unfinished(run_dir)
     with (
         _running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
@@ -64,6 +66,20 @@ def run(arguments: Namespace) -> int:
     if code == Exit.OK:
         print(f"{job_id} succeeded; results in {run_dir}")
     return code
+
+
+def _check_unfinished(run_dir: Path) -> None:
+    """Raise `StateError` for a run directory whose newest job has succeeded, and no other waits."""
+    folders = [path for path in (run_dir / "jobs").glob("*/") if path.is_dir()]
+    summaries = {path.name: read_json(path / "summary.json") for path in folders}
+    if not summaries or not all(summaries.values()):
+        return  # nothing was run here, or a job goes on
+    newest = max(folders, key=lambda path: (path / "summary.json").stat().st_mtime).name
+    if (summaries[newest] or {}).get("state") == JobState.SUCCEEDED:
+        raise StateError(
+            f"{run_dir} has the results of job {newest}, which has succeeded; "
+            "choose another --run-dir, or train again here with --again"
+        )
 
 
 def collect(run_dir: Path, job: JobView) -> None:

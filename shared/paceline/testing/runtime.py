@@ -61,6 +61,7 @@ class MemoryRuntime:
     silent: set[str] = field(default_factory=set[str])
     broken: set[str] = field(default_factory=set[str])
     waits: dict[str, str] = field(default_factory=dict[str, str])
+    words: str = ""
 
     def units(self, wanted: Iterable[Any]) -> list[Any]:
         """Whole workloads, or what `expand` makes of them."""
@@ -94,8 +95,8 @@ class MemoryRuntime:
         return name in self.running and self.running[name].alive and name not in self.silent
 
     async def last_words(self, name: str) -> str:
-        """A fixed text."""
-        return f"ValueError: the end of {name}"
+        """A fixed text, or what a test says."""
+        return self.words or f"ValueError: the end of {name}"
 
     def waits_for(self, job_id: str) -> str:
         """As a test says."""
@@ -117,6 +118,8 @@ class MemoryLedger:
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
     quotas: dict[str, Tenant] = field(default_factory=dict[str, Tenant])
+    failures: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    causes: dict[str, str] = field(default_factory=dict[str, str])
     away: bool = False
 
     async def live_jobs(self) -> list[Any]:
@@ -136,6 +139,15 @@ class MemoryLedger:
             raise StateError(f"job {job_id} is over")
         self.incarnations[job_id] = self.incarnations.get(job_id, 0) + 1
         return self.incarnations[job_id]
+
+    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
+        """Counted while a job does no step; `causes` has what trainers have told before."""
+        self._answer()
+        step, count = self.failures.get(job_id, (-1, 0))
+        now = self.jobs[job_id].step
+        count = 1 if now > step else count + 1
+        self.failures[job_id] = max(now, step), count
+        return count, self.causes.get(job_id, reason)
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
         """Move a job on; one that waits may be told why."""

@@ -224,6 +224,56 @@ class GrantIncarnationReply(_message.Message):
 Global___GrantIncarnationReply: _TypeAlias = GrantIncarnationReply  # noqa: Y015
 
 @_typing.final
+class ReportFailureRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    incarnation: _builtins.int
+    """0: the newest"""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportFailureRequest: _TypeAlias = ReportFailureRequest  # noqa: Y015
+
+@_typing.final
+class ReportFailureReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    failures: _builtins.int
+    """lives that have ended so since the job last got further than before"""
+    reason: _builtins.str
+    """of the newest of them"""
+    def __init__(
+        self,
+        *,
+        failures: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportFailureReply: _TypeAlias = ReportFailureReply  # noqa: Y015
+
+@_typing.final
 class SetJobStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

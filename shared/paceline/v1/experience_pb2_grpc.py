@@ -56,6 +56,11 @@ class ExperienceStub(object):
                 request_serializer=paceline_dot_v1_dot_experience__pb2.SetJobStateRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
                 _registered_method=True)
+        self.ReportFailure = channel.unary_unary(
+                '/paceline.v1.Experience/ReportFailure',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.ReportFailureRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.ReportFailureReply.FromString,
+                _registered_method=True)
         self.Demand = channel.unary_unary(
                 '/paceline.v1.Experience/Demand',
                 request_serializer=paceline_dot_v1_dot_experience__pb2.DemandRequest.SerializeToString,
@@ -122,6 +127,14 @@ class ExperienceServicer(object):
 
     def SetJobState(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportFailure(self, request, context):
+        """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
+        the controller. A life counts once; the first that is said of it is its reason.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -196,6 +209,11 @@ def add_ExperienceServicer_to_server(servicer, server):
                     servicer.SetJobState,
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.SetJobStateRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
+            ),
+            'ReportFailure': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportFailure,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.ReportFailureRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.ReportFailureReply.SerializeToString,
             ),
             'Demand': grpc.unary_unary_rpc_method_handler(
                     servicer.Demand,
@@ -342,6 +360,33 @@ class Experience(object):
             '/paceline.v1.Experience/SetJobState',
             paceline_dot_v1_dot_experience__pb2.SetJobStateRequest.SerializeToString,
             paceline_dot_v1_dot_types__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportFailure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Experience/ReportFailure',
+            paceline_dot_v1_dot_experience__pb2.ReportFailureRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.ReportFailureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class ExperienceStub:
     Grants the number of the next start of a job's trainer; older ones are refused from now on.
     """
     SetJobState: _grpc.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]
+    ReportFailure: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]
+    """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
+    the controller. A life counts once; the first that is said of it is its reason.
+    """
     Demand: _grpc.UnaryUnaryMultiCallable[_experience_pb2.DemandRequest, _experience_pb2.DemandReply]
     Rewind: _grpc.UnaryUnaryMultiCallable[_experience_pb2.RewindRequest, _experience_pb2.RewindReply]
     """trainer ----------------------------------------------------------------------------------
@@ -77,6 +81,10 @@ class ExperienceAsyncStub(ExperienceStub):
     Grants the number of the next start of a job's trainer; older ones are refused from now on.
     """
     SetJobState: _aio.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]  # type: ignore[assignment]
+    ReportFailure: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]  # type: ignore[assignment]
+    """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
+    the controller. A life counts once; the first that is said of it is its reason.
+    """
     Demand: _aio.UnaryUnaryMultiCallable[_experience_pb2.DemandRequest, _experience_pb2.DemandReply]  # type: ignore[assignment]
     Rewind: _aio.UnaryUnaryMultiCallable[_experience_pb2.RewindRequest, _experience_pb2.RewindReply]  # type: ignore[assignment]
     """trainer ----------------------------------------------------------------------------------
@@ -130,6 +138,16 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         request: _experience_pb2.SetJobStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]: ...
+
+    @_abc_1.abstractmethod
+    def ReportFailure(
+        self,
+        request: _experience_pb2.ReportFailureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experience_pb2.ReportFailureReply, _abc.Awaitable[_experience_pb2.ReportFailureReply]]:
+        """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
+        the controller. A life counts once; the first that is said of it is its reason.
+        """
 
     @_abc_1.abstractmethod
     def Demand(

@@ -125,6 +125,19 @@ def test_a_model_without_tokenizer(job: Path) -> None:
     assert not (job.parent / "runs").exists()
 
 
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_a_finished_run_directory_is_not_trained_in_again(job: Path, state: str) -> None:
+    folder = job.parent / "done" / "jobs" / "a-1"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"state": state}))
+    # The store refuses this URL, after the run directory was looked at.
+    words = ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
+    refused = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
+    found = paceline(*words, cwd=job.parent)
+    assert (found.returncode == 2, refused in found.stderr) == (state == "succeeded",) * 2
+    assert refused not in paceline(*words, "--again", cwd=job.parent).stderr
+
+
 def test_a_missing_file() -> None:
     found = paceline("run", "nowhere.yaml")
     assert (found.returncode, found.stderr) == (2, "paceline: nowhere.yaml: no such file\n")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import StateError
+from paceline.failures import describe
 from paceline.files import lock_for_life, read_json, tail, write_json
 from paceline.ports import PortSlots, is_free
 from paceline.processes import Processes, summarise
@@ -177,6 +178,37 @@ def test_last_words_begin_with_the_error(processes: Processes, tmp_path: Path) -
 def test_summarise_prefers_the_error_of_a_rank() -> None:
     text = "[rank0]: RuntimeError: boom\nnoise\nelastic.ChildFailedError: \nroot cause"
     assert summarise(text, lines=1) == "[rank0]: RuntimeError: boom\nroot cause"
+
+
+def test_last_words_say_what_the_launcher_does_not(processes: Processes, tmp_path: Path) -> None:
+    failing = (
+        "import sys, traceback\n"
+        "text = 'ERROR chassis service failed\\nTraceback (most recent call last):\\n'\n"
+        "open(sys.argv[1], 'a').write(text + 'torch.OutOfMemoryError: CUDA out of memory.\\n')\n"
+        "print('E1122 20:00:00 1 torch/distributed/elastic/multiprocessing/api.py:882] failed')\n"
+        "print('Traceback (most recent call last):\\n  File \"run.py\"')\n"
+        "print('torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \\n=====')\n"
+        "print('  traceback : Signal 9 (SIGKILL) received by PID 4')\n"
+        "sys.exit(1)\n"
+    )
+    log = tmp_path / "logs" / "a-rank1.log"
+    mark = str(tmp_path / "mark")
+    processes.start("a", [sys.executable, "-c", failing, str(log), mark], mark=mark)
+    until(lambda: not processes.alive("a"))
+    words = processes.last_words("a").splitlines()
+    assert words[:2] == [
+        "ended by SIGKILL",
+        "OOM: torch.OutOfMemoryError: CUDA out of memory.",
+    ]
+    assert not any("ChildFailedError" in row or row.startswith("E1122") for row in words)
+
+
+def test_what_a_failure_is_called() -> None:
+    assert describe(ValueError("x")) == "ValueError: x"
+    assert describe(MemoryError()) == "OOM: MemoryError"
+    allocator = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
+    assert describe(allocator).startswith("OOM: RuntimeError: DefaultCPUAllocator")
+    assert describe(StateError("gone")) == "paceline.errors.StateError: gone"
 
 
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=30))

@@ -49,6 +49,12 @@ class Experience(ExperienceServicer, JobsServicer):
     ) -> experience_pb2.GrantIncarnationReply:
         return experience_pb2.GrantIncarnationReply(incarnation=7)
 
+    async def ReportFailure(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: experience_pb2.ReportFailureRequest, context: object
+    ) -> experience_pb2.ReportFailureReply:
+        self.asked.append((request.job_id, request.incarnation, request.reason))
+        return experience_pb2.ReportFailureReply(failures=3, reason="before")
+
     async def SetJobState(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: experience_pb2.SetJobStateRequest, context: object
     ) -> types_pb2.Job:
@@ -89,6 +95,12 @@ async def test_live_jobs_over_all_pages(experience: tuple[Experience, RemoteLedg
     assert found[0].spec == parse_job(SPEC)
     assert set(servicer.asked[0]) == {str(s) for s in JobState if not s.terminal}
     assert (await ledger.live_jobs())[0].spec is found[0].spec
+
+
+async def test_failures_are_reported(experience: tuple[Experience, RemoteLedger]) -> None:
+    servicer, ledger = experience
+    assert await ledger.report_failure("a-1", "boom") == (3, "before")
+    assert servicer.asked == [("a-1", 0, "boom")]
 
 
 async def test_grant_and_set_state(experience: tuple[Experience, RemoteLedger]) -> None:

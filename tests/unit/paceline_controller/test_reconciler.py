@@ -142,6 +142,32 @@ async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -
     assert (world.state, world.ledger.reasons["a-1"]) == (JobState.STARTING, "")
 
 
+async def test_a_new_controller_goes_on_counting_what_a_trainer_has_died_of(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    world.ledger.causes["a-1"] = "OOM: MemoryError: no more (rank 1)"
+    for _ in range(40):
+        await world.passes(2)
+        if "trainer-a-1" in world.alive():
+            world.runtime.die("trainer-a-1")
+            await world.passes()
+            world.reconciler = world.controller()
+    assert world.state is JobState.FAILED
+    assert len(world.starts_of("trainer-a-1")) == OPTIONS.give_up_after
+    told = "trainer-a-1 failed 3 times without progress: OOM: MemoryError: no more (rank 1)"
+    assert world.ledger.reasons["a-1"] == told
+
+
+async def test_a_kill_is_the_reason_before_what_other_ranks_say(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    world.ledger.causes["a-1"] = "RuntimeError: connection closed by peer (rank 0)"
+    world.runtime.words = "ended by SIGKILL\nTraceback"
+    for _ in range(40):
+        await world.passes(2)
+        if "trainer-a-1" in world.alive():
+            world.runtime.die("trainer-a-1")
+    assert "progress: ended by SIGKILL; RuntimeError: conn" in world.ledger.reasons["a-1"]
+
+
 async def test_a_trainer_that_gets_on_is_restarted_for_ever(world: World) -> None:
     world.submit(JobState.RUNNING)
     for step in range(1, 60):

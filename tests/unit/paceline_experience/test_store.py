@@ -188,3 +188,14 @@ def test_the_process_says_so_and_ends(tmp_path: Path) -> None:
     assert "waits for the store store=redis://127.0.0.1:1/0" in ended.stderr
     assert "StoreError: store_url redis://127.0.0.1:1/0: " in ended.stderr
     assert "hush" not in ended.stderr + ended.stdout
+
+
+async def test_a_full_store_says_that_it_is_out_of_memory(store: Store) -> None:
+    await store.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        with pytest.raises(StoreError, match="OOM: the store is full: command not allowed"):
+            await store.command("SET", "a", "b")
+        with pytest.raises(StoreError, match="OOM: the store is full: command not allowed"):
+            await store.run("job_write", ["a"], "b", "c")
+    finally:
+        await store.command("CONFIG", "SET", "maxmemory", "0")

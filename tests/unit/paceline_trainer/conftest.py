@@ -124,6 +124,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.state = "running"
         self.reason = ""
         self.limit = 4  # steps before it says `finished`
+        self.failures: list[tuple[int, str]] = []
         self.holds_from = 1 << 30  # the first step whose batch does not come
         self.fresh = False  # a batch comes when the weights of its step are served
         self.versions: list[roster_pb2.AnnounceRequest] = []
@@ -152,6 +153,10 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
     async def SetJobState(self, request: Any, context: Any) -> types_pb2.Job:
         self.state, self.reason = request.state, request.reason
         return types_pb2.Job()
+
+    async def ReportFailure(self, request: Any, context: Any) -> pb.ReportFailureReply:
+        self.failures.append((request.incarnation, request.reason))
+        return pb.ReportFailureReply(failures=1, reason=request.reason)
 
     async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
         self.fence(request)

@@ -251,3 +251,15 @@ def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path
     elsewhere = of_rank(settings, Place(rank=2, local_rank=0, world=4))
     assert (elsewhere.port, elsewhere.metrics_port, elsewhere.advertise) == (5, 6, "a:5")
     assert elsewhere.worker_id == "t-rank2"
+
+
+@pytest.mark.slow
+async def test_it_says_what_it_dies_of(one_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "jobs" / "j").mkdir(parents=True)
+    (tmp_path / "jobs" / "j" / "checkpoints").write_text("no folder")
+    code, _ = await end(await start(settings_file(tmp_path, one_job.address), ranks=1))
+    assert code != 0
+    [(incarnation, reason)] = one_job.failures
+    assert incarnation == 1
+    assert "checkpoints" in reason
+    assert reason.endswith("(rank 0)")

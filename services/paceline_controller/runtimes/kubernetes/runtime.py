@@ -15,6 +15,7 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
+from paceline.failures import marked
 from paceline.logs import Log
 from paceline.rpc import backoff_s
 from paceline.types import WorkerKind
@@ -321,7 +322,7 @@ class KubernetesRuntime:
         parts = [waiting] if waiting else []
         for pod in pods:
             if words := states.last_words(pod):
-                parts += [f"{name_of(pod)}: {words}", await self._log_of(pod)]
+                parts += [marked(f"{name_of(pod)}: {words}"), await self._log_of(pod)]
                 break
         return "\n".join(part for part in parts if part)
 
