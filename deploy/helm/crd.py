@@ -16,7 +16,10 @@ HEADER = "# Written by deploy/helm/crd.py from paceline.config.job; do not edit.
 # The cost of a rule is bounded before it runs, so what it loops over and compares needs bounds.
 MAX_REWARDS = 32
 MAX_NAME = 253
-KEPT = ("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems", "description")
+KEPT = (
+    *("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems"),
+    *("maxProperties", "description"),
+)
 
 Schema = dict[str, Any]
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from paceline.errors import InvalidError
-
-_WORD = (1 << 32) - 1
+from paceline.tasks.digest import Permutation
 
 
 class Shuffle:
-    """Order = f(seed, epoch); the state is where it stands."""
+    """Order = f(seed, epoch); the state is where it stands. Needs no memory for the order."""
 
     def __init__(self, size: int, *, seed: int = 0, epochs: int | None = None) -> None:
         if size < 1:
@@ -33,7 +30,7 @@ class Shuffle:
             self._epoch, self._cursor = self._epoch + 1, 0
             self._order = self._shuffled()
         self._cursor += 1
-        return int(self._order[self._cursor - 1])
+        return self._order(self._cursor - 1)
 
     def state(self) -> dict[str, Any]:
         """Epoch and place in it."""
@@ -50,7 +47,5 @@ class Shuffle:
     def _last(self) -> bool:
         return self._epochs is not None and self._epoch + 1 >= self._epochs
 
-    def _shuffled(self) -> Any:
-        # RandomState's stream is frozen by numpy, so that an order outlives upgrades.
-        words = [self._seed & _WORD, (self._seed >> 32) & _WORD, self._epoch & _WORD]
-        return np.random.RandomState(words).permutation(self._size)
+    def _shuffled(self) -> Permutation:
+        return Permutation(self._size, (self._seed, "epoch", self._epoch))

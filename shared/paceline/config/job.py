@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import Closed, Name, Plugin, Positive, Seconds
+from paceline.config.base import KIND_CHARS, Closed, Name, Options, Plugin, Seconds
 from paceline.config.tracking import TrackingSpec
+
+MAX_STEPS = 1_000_000
+MAX_BATCH_EPISODES = 1 << 18
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 class ModelSpec(Closed):
@@ -24,42 +31,42 @@ class ModelSpec(Closed):
 class TaskSpec(Closed):
     """Where tasks come from."""
 
-    environment: str
+    environment: str = Field(max_length=KIND_CHARS)
     """Name of an environment plug-in; its task source has the same name."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    seed: int = 0
-    epochs: Positive | None = None
-    step_timeout_s: Seconds = 60.0
+    options: Options = Field(default_factory=dict)
+    seed: Seed = 0
+    epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
+    step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
     """One reset or step of an environment; longer counts as a failure of infrastructure."""
-    episode_timeout_s: Seconds = 3600.0
+    episode_timeout_s: float = Field(default=3600.0, gt=0, le=7 * DAY_S)
     """A whole episode, with all waiting for the policy."""
 
 
 class EvalSpec(Closed):
     """Held-out measurement; `options` overlay those of `tasks`."""
 
-    every: Positive = 20
+    every: Steps = 20
     """In trainer steps; version 0 and the last version are measured too."""
-    tasks: Positive = 100
-    options: dict[str, Any] = Field(default_factory=dict)
-    temperature: float = Field(default=0.0, ge=0.0)
-    seed: int = 1
-    timeout_s: Seconds = 120.0
+    tasks: int = Field(default=100, gt=0, le=1_000_000)
+    options: Options = Field(default_factory=dict)
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    seed: Seed = 1
+    timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
     """What is not measured by then is dropped and counted."""
 
 
 class SamplingSpec(Closed):
     """How training episodes are sampled."""
 
-    temperature: float = Field(default=1.0, gt=0.0)
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=10_000_000)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    max_tokens: Positive = 256
+    max_tokens: int = Field(default=256, gt=0, le=1 << 22)
     """Per turn."""
-    max_context: Positive = 2048
+    max_context: int = Field(default=2048, gt=0, le=1 << 22)
     """Prompt and answer together, over all turns."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=64)
     truncated: Literal["score", "mask", "zero"] = "mask"
     """An episode that ran out of tokens: score it as it is, train no token of it, or reward 0."""
 
@@ -67,10 +74,10 @@ class SamplingSpec(Closed):
 class RewardSpec(Plugin):
     """One part of the reward."""
 
-    name: str = ""
+    name: str = Field(default="", max_length=KIND_CHARS)
     """Of the part in metrics; `kind` if empty."""
-    weight: float = 1.0
-    timeout_s: Seconds = 5.0
+    weight: float = Field(default=1.0, ge=-1e6, le=1e6)
+    timeout_s: float = Field(default=5.0, gt=0, le=HOUR_S)
 
     @property
     def part(self) -> str:
@@ -81,7 +88,7 @@ class RewardSpec(Plugin):
 class AdvantageSpec(Plugin):
     """Advantage estimator and where it runs."""
 
-    kind: str = "grpo"
+    kind: str = Field(default="grpo", max_length=KIND_CHARS)
     site: Literal["experience", "trainer"] = "experience"
 
     @field_validator("site")
@@ -95,48 +102,48 @@ class AdvantageSpec(Plugin):
 class ExperienceSpec(Closed):
     """Batches, staleness, filters, advantages."""
 
-    batch_groups: Positive = 32
+    batch_groups: int = Field(default=32, gt=0, le=65_536)
     """B: groups per optimiser step."""
-    group_size: Positive = 8
-    max_staleness: int = Field(default=4, ge=0)
+    group_size: int = Field(default=8, gt=0, le=4096)
+    max_staleness: int = Field(default=4, ge=0, le=1000)
     """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE)."""
-    hold_s: Seconds = 60.0
+    hold_s: float = Field(default=60.0, gt=0, le=DAY_S)
     """How long the trainer waits at the bound for stragglers before they are dropped as stale."""
-    max_in_flight: Positive | None = None
+    max_in_flight: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
     """Episodes at once; unlimited if null."""
-    max_attempts: Positive = 5
+    max_attempts: int = Field(default=5, gt=0, le=1000)
     """Leases of one episode before it is dropped."""
-    lease_s: Seconds = 10.0
-    payload_bytes: Positive = 1 << 30
+    lease_s: float = Field(default=10.0, gt=0, le=HOUR_S)
+    payload_bytes: int = Field(default=1 << 30, gt=0, le=1 << 40)
     """Budget of the job's payloads in the store."""
-    keep_trajectories: Positive = 512
+    keep_trajectories: int = Field(default=512, gt=0, le=65_536)
     """Newest trajectories kept for the console."""
     sampler: Plugin = Plugin(kind="shuffle")
-    filters: tuple[Plugin, ...] = (Plugin(kind="zero_variance"),)
+    filters: tuple[Plugin, ...] = Field(default=(Plugin(kind="zero_variance"),), max_length=16)
     advantage: AdvantageSpec = AdvantageSpec()
 
 
 class ReplicaBounds(Closed):
     """Between which numbers of rollout workers a job is scaled."""
 
-    min_replicas: Positive = 1
-    max_replicas: Positive
+    min_replicas: int = Field(default=1, gt=0, le=10_000)
+    max_replicas: int = Field(gt=0, le=10_000)
 
 
 class RolloutSpec(Closed):
     """Who generates."""
 
     engine: Plugin = Plugin(kind="torch")
-    replicas: Positive = 1
+    replicas: int = Field(default=1, gt=0, le=10_000)
     """At the start, and for good without `scaling`."""
     scaling: ReplicaBounds | None = None
-    pools: tuple[Name, ...] = ()
+    pools: tuple[Name, ...] = Field(default=(), max_length=64)
     """Pools of the installation that may be used; any, cheapest first, if empty."""
     activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
-    max_concurrent: Positive = 512
+    max_concurrent: int = Field(default=512, gt=0, le=65_536)
     """Requests at once in one engine; more wait."""
-    threads: Positive = 1
-    canary_tolerance: float = Field(default=0.05, gt=0.0)
+    threads: int = Field(default=1, gt=0, le=1024)
+    canary_tolerance: float = Field(default=0.05, gt=0.0, le=1000.0)
     """Largest difference of canary log-probs between trainer and engine."""
 
 
@@ -144,28 +151,28 @@ class OptimizerSpec(Closed):
     """AdamW with warm-up."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: float = Field(default=1e-6, gt=0.0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0.0)
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
+    lr: float = Field(default=1e-6, gt=0.0, le=1000.0)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0.0, le=1.0)
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1000.0)
+    max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
 
 
 class CheckpointSpec(Closed):
     """Checkpoints of the trainer."""
 
-    every: Positive = 20
-    keep: Positive = 2
+    every: Steps = 20
+    keep: int = Field(default=2, gt=0, le=1000)
 
 
 class MismatchSpec(Closed):
     """How far the engine's log-probs are from the trainer's, measured at every version."""
 
-    sequences: int = Field(default=2, ge=0)
+    sequences: int = Field(default=2, ge=0, le=4096)
     """Of each version, per step and rank, computed again with the weights that sampled them."""
-    bytes: int = Field(default=1 << 30, ge=0)
+    bytes: int = Field(default=1 << 30, ge=0, le=1 << 44)
     """Main memory per rank for weights of past versions; those that do not fit are not checked."""
 
 
@@ -174,24 +181,24 @@ class TrainerSpec(Closed):
 
     objective: Plugin = Plugin(kind="decoupled_ppo")
     optimizer: OptimizerSpec = OptimizerSpec()
-    tokens_per_micro_batch: Positive = 4096
-    mini_batches: Positive = 1
+    tokens_per_micro_batch: int = Field(default=4096, gt=0, le=1 << 26)
+    mini_batches: int = Field(default=1, gt=0, le=4096)
     """Optimiser updates per batch."""
-    world_size: Positive = 1
+    world_size: int = Field(default=1, gt=0, le=4096)
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; master weights are float32."""
-    publish_every: Positive = 1
+    publish_every: int = Field(default=1, gt=0, le=1001)
     checkpoint: CheckpointSpec = CheckpointSpec()
     mismatch: MismatchSpec = MismatchSpec()
-    threads: Positive = 1
+    threads: int = Field(default=1, gt=0, le=1024)
     gradient_checkpointing: bool = False
 
 
 class StopSpec(Closed):
     """When the job has succeeded: whichever comes first."""
 
-    steps: Positive = 200
-    eval_reward: float | None = None
+    steps: Steps = 200
+    eval_reward: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
     wall_s: Seconds | None = None
 
 
@@ -208,7 +215,7 @@ class JobSpec(Closed):
     tasks: TaskSpec
     eval: EvalSpec | None = EvalSpec()
     sampling: SamplingSpec = SamplingSpec()
-    reward: tuple[RewardSpec, ...] = Field(min_length=1)
+    reward: tuple[RewardSpec, ...] = Field(min_length=1, max_length=32)
     experience: ExperienceSpec = ExperienceSpec()
     rollout: RolloutSpec = RolloutSpec()
     trainer: TrainerSpec = TrainerSpec()
@@ -250,6 +257,13 @@ class JobSpec(Closed):
             raise ValueError(
                 f"experience.group_size: {size} with advantage {kind!r}, "
                 "which compares the episodes of a group; at least 2 is needed"
+            )
+        episodes = self.experience.batch_groups * size
+        if episodes > MAX_BATCH_EPISODES:
+            raise ValueError(
+                f"experience.batch_groups: {self.experience.batch_groups} groups of "
+                f"experience.group_size {size} are {episodes} episodes in a batch; at most "
+                f"{MAX_BATCH_EPISODES} are allowed"
             )
         bound = self.experience.max_staleness
         if self.trainer.publish_every > bound + 1:

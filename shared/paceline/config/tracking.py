@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import Closed, Name, Plugin, Positive, Seconds
+from paceline.config.base import Closed, Name, Plugin, Seconds
 
 # Fields that hold credentials, and credentials inside of a URL.
 _SECRET = re.compile(r"(?i)(^|[._-])(api_?)?(key|token|secret|password|passwd|credentials?)$")
@@ -18,7 +18,7 @@ _IN_URL = re.compile(r"(?i)://[^/@\s]+@|[?&](api_?key|\w*token|secret|password)=
 class TrackedSamples(Closed):
     """Trajectories that trackers show as a table."""
 
-    every: Positive = 10
+    every: int = Field(default=10, gt=0, le=1_000_000)
     """In trainer steps."""
     count: int = Field(default=4, ge=1, le=64)
     """Trajectories of each of those steps, the newest."""
@@ -35,7 +35,7 @@ class TrackingSpec(Plugin):
     system_s: Seconds | None = 15.0
     """Between two samples of what the job's workers do; none if null."""
     samples: TrackedSamples | None = TrackedSamples()
-    timeout_s: Seconds = 60.0
+    timeout_s: float = Field(default=60.0, gt=0, le=86400.0)
     """A tracker that takes longer over anything is ended and begun again."""
 
     @property

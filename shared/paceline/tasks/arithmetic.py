@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import isqrt
+from string import Formatter
 from typing import Literal
 
 from paceline.errors import InvalidError
@@ -12,6 +13,8 @@ from paceline.types import Task
 
 _ENVIRONMENT = "arithmetic"
 _OPERATIONS = ("+", "-", "*")
+_FIELDS = ("a", "op", "b")
+_MAX_TEMPLATE_CHARS = 4096
 
 
 class ArithmeticTasks:
@@ -33,6 +36,9 @@ class ArithmeticTasks:
         template: str = "{a}{op}{b}=",
     ) -> None:
         _check(digits=digits, split=split, operations=operations, heldout_share=heldout_share)
+        _check_template(template)
+        if size is not None and size < 0:
+            raise InvalidError(f"tasks.options.size: {size}; at least 0 is needed")
         self._seed = seed
         self._operations = tuple(operations)
         self._template = template
@@ -78,9 +84,29 @@ def _check(
     if split not in ("train", "heldout"):
         raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
     unknown = [name for name in operations if name not in _OPERATIONS]
-    if unknown or not operations:
+    if unknown or not operations or len(set(operations)) < len(operations):
         raise InvalidError(
-            f"tasks.options.operations: {unknown or 'none'}; allowed: {', '.join(_OPERATIONS)}"
+            f"tasks.options.operations: {unknown or list(operations)[:9]}; allowed: "
+            f"{', '.join(_OPERATIONS)}, each once"
         )
     if not 0.0 <= heldout_share < 1.0:
         raise InvalidError(f"tasks.options.heldout_share: {heldout_share}; allowed: 0 to below 1")
+
+
+def _check_template(template: str) -> None:
+    """A format with a width (`{a:60000000}`) would make any task as long as it likes."""
+    if len(template) > _MAX_TEMPLATE_CHARS:
+        raise InvalidError(
+            f"tasks.options.template: has {len(template)} characters; "
+            f"at most {_MAX_TEMPLATE_CHARS} are allowed"
+        )
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidError(f"tasks.options.template: {template!r}: {error}") from None
+    for _, field, spec, conversion in parts:
+        if field is not None and (field not in _FIELDS or spec or conversion):
+            raise InvalidError(
+                f"tasks.options.template: {template!r}; allowed in braces: "
+                f"{', '.join(_FIELDS)}, without a format"
+            )

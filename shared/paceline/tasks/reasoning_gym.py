@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, cast
 
 from paceline.errors import InvalidError
 from paceline.tasks.digest import number, task_id
@@ -12,6 +13,9 @@ from paceline.types import Task
 _ENVIRONMENT = "reasoning_gym"
 _MOST_SEED = 1 << 30
 _MOST_TRIES = 256
+_MAX_SIZE = 10_000_000
+_FREE_NUMBER = 1000  # any number of an option of a data set may be as large
+_TIMES_DEFAULT = 100  # and so many times the default of that option
 _HELDOUT_SHARE = 4  # one question in so many is held out
 
 
@@ -27,10 +31,36 @@ def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> 
         raise InvalidError(
             "reasoning_gym is not installed; pip install 'paceline[reasoning-gym]'"
         ) from None
+    for option, value in config.items():
+        _check_numbers(name, option, value)
     try:
         return reasoning_gym.create_dataset(name, seed=seed, size=size, **config)
     except (ValueError, TypeError, AssertionError) as error:
         raise InvalidError(f"tasks.options: reasoning_gym data set {name!r}: {error}") from None
+
+
+def _check_numbers(name: str, option: str, value: Any) -> None:
+    """Data sets make whatever size they are told: numbers stay near those of the data set's own."""
+    from reasoning_gym.factory import DATASETS
+
+    default = getattr(DATASETS[name][1](), option, None) if name in DATASETS else None
+    most = max(_FREE_NUMBER, _TIMES_DEFAULT * max(_numbers(default), default=0))
+    largest = max(_numbers(value), default=0)
+    if largest > most:
+        raise InvalidError(
+            f"tasks.options.{option}: {largest}; at most {most:g} is allowed for {name!r}"
+        )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All inside of it, without their signs."""
+    if isinstance(value, (list, tuple)):
+        for each in cast(list[Any], value):
+            yield from _numbers(each)
+    elif isinstance(value, dict):
+        yield from _numbers([*cast(dict[str, Any], value).values()])
+    elif isinstance(value, (int, float)):
+        yield abs(value)
 
 
 class ReasoningGymTasks:
@@ -56,8 +86,8 @@ class ReasoningGymTasks:
         if split not in ("train", "heldout"):
             raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
         del system_prompt, extract
-        if size < 0:
-            raise InvalidError(f"tasks.options.size: {size}; at least 0 is needed")
+        if not 0 <= size <= _MAX_SIZE:
+            raise InvalidError(f"tasks.options.size: {size}; allowed: 0 to {_MAX_SIZE}")
         self._seed, self._size, self._heldout = seed, size, split == "heldout"
         self._name = dataset
         # A data set adds index to seed, so neighbouring seeds would share their questions.

@@ -29,7 +29,7 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
 
 
 def test_the_order_is_frozen() -> None:
-    assert positions(Shuffle(6, seed=0), 6) == [0, 2, 4, 1, 3, 5]
+    assert positions(Shuffle(6, seed=0), 6) == [0, 2, 1, 3, 4, 5]
 
 
 @given(st.integers(1, 30), st.integers(0, 70), st.integers(1, 20))
@@ -39,6 +39,22 @@ def test_a_state_continues_where_it_was(size: int, done: int, more: int) -> None
     other = Shuffle(size, seed=5)
     other.load(sampler.state())
     assert positions(other, more) == positions(sampler, more)
+
+
+@given(st.integers(1, 2**62), st.integers(), st.integers(0, 2**62))
+def test_the_order_of_any_number_of_tasks_needs_no_memory(size: int, seed: int, at: int) -> None:
+    sampler = Shuffle(size, seed=seed)
+    sampler.load({"epoch": 3, "cursor": at % size})
+    found = positions(sampler, min(20, size))
+    assert all(position is not None and 0 <= position < size for position in found)
+    assert len(set(found[: size - at % size])) == len(found[: size - at % size])
+
+
+@given(st.integers(1, 300), st.integers(0, 5))
+def test_an_epoch_has_every_task_once(size: int, seed: int) -> None:
+    sampler = Shuffle(size, seed=seed)
+    for _ in range(2):
+        assert sorted(map(str, positions(sampler, size))) == sorted(map(str, range(size)))
 
 
 def test_an_empty_source_is_refused() -> None:
