@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec, parse_job
+from paceline.errors import InvalidError
 from paceline.rpc import call
 from paceline.tenants import Tenant, tenant_from
 from paceline.types import Job, JobState
@@ -40,7 +41,7 @@ class RemoteLedger:
 
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
-        found = [self._live(job) for job in await self._list(LIVE)]
+        found = [live for job in await self._list(LIVE) if (live := self._live(job)) is not None]
         self._specs = {job.job_id: job.spec for job in found}
         return found
 
@@ -82,9 +83,12 @@ class RemoteLedger:
             if not token:
                 return found
 
-    def _live(self, job: Job) -> LiveJob:
+    def _live(self, job: Job) -> LiveJob | None:
+        """None: nobody can tell what it needs; its ledger ends it."""
         status = job.status
-        spec = self._specs.get(status.job_id) or parse_job(json.loads(job.spec))
+        spec = self._specs.get(status.job_id) or _spec(job)
+        if spec is None:
+            return None
         return LiveJob(
             status.job_id,
             status.state,
@@ -97,4 +101,13 @@ class RemoteLedger:
 
 def _is_untracked(job: Job) -> bool:
     ended = {told.name for told in job.status.tracking if told.state in {"done", "failed"}}
-    return any(each.label not in ended for each in parse_job(json.loads(job.spec)).tracking)
+    spec = _spec(job)
+    return spec is not None and any(each.label not in ended for each in spec.tracking)
+
+
+def _spec(job: Job) -> JobSpec | None:
+    """None: its record holds no job file that this version knows."""
+    try:
+        return parse_job(json.loads(job.spec))
+    except (ValueError, InvalidError):
+        return None

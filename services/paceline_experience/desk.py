@@ -15,6 +15,7 @@ from paceline.files import write_json
 from paceline.logs import Log
 from paceline.types import EXPLAINED, Job, JobState, JobStatus, TrackerStatus, check_job_step
 from paceline_experience.artefacts import Artefacts
+from paceline_experience.dry_run import DryRun
 from paceline_experience.export import Exporter
 from paceline_experience.history import History, Row, summarise
 from paceline_experience.hooks import start
@@ -53,8 +54,10 @@ class Desk:
         ledgers: Ledgers,
         tracker: Tracker,
         quotas: Quotas,
+        dry_run: DryRun,
     ) -> None:
         self._quotas = quotas
+        self._dry_run = dry_run
         self._jobs = jobs
         self._artefacts = artefacts
         self._history = history
@@ -66,7 +69,7 @@ class Desk:
         """A new job, or the one that the same request made before.
 
         Raises:
-            InvalidError: the spec has no tasks.
+            InvalidError: a plug-in is not installed or refuses its options, or there are no tasks.
             LimitError: the spec, or its files, are too large.
             ConflictError: the request made a job from another spec.
             QuotaError: its tenant has as many jobs that are not over as it may.
@@ -77,6 +80,7 @@ class Desk:
         await self._jobs.check_room(spec.tenant, self._quotas.of(spec.tenant).submitted)
         self._check_sizes(spec, files)
         check_plugins(spec)
+        await self._dry_run.check(spec)
         sources = await asyncio.to_thread(task_sources, spec)
         job = await self._create(spec, request_id, await self._artefacts.put(files))
         if not job.status.state.terminal:
@@ -100,12 +104,13 @@ class Desk:
         Raises:
             StateError: it has ended already.
         """
-        job = await self._jobs.cancel(job_id, reason=reason)
-        ledger = await self._ledgers.get(job_id)
-        await ledger.stop("cancelled")
+        await self._jobs.cancel(job_id, reason=reason)
+        ledger = await self._ledgers.find(job_id)
+        if ledger is not None:
+            await ledger.stop("cancelled")
         self._history.changed(job_id).fire()
         log.info("cancelling", job=job_id, reason=reason)
-        return job
+        return await self._jobs.get(job_id)
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
         """Move a job on; the same state again changes nothing, but why a job waits.
@@ -120,8 +125,9 @@ class Desk:
         elif now is not state:
             check_job_step(now, state)
             if state.terminal:
-                ledger = await self._ledgers.get(job_id)
-                await ledger.stop("cancelled")
+                ledger = await self._ledgers.find(job_id)
+                if ledger is not None:
+                    await ledger.stop("cancelled")
                 await self.conclude(job_id, state, reason)
             else:
                 await self._jobs.step(job_id, state, reason=reason)
@@ -137,18 +143,26 @@ class Desk:
             if job.status.state is JobState.CANCELLING:
                 return  # the controller brings it to its end
             await start(self._jobs, job_id)
-        ledger = await self._ledgers.get(job_id)
+        ledger = await self._ledgers.find(job_id)
+        if ledger is None:
+            await self._end(job_id, state, reason)
+            return
         report = await ledger.audit()
         rows = await self._history.rows(job, after=0, limit=-1)
         summary = summarise(job, await ledger.live(), rows, state=state, audit_ok=report.ok)
         await self.export(job_id, name="final")
         self._history.write_summary(job, summary)
-        await self._jobs.step(job_id, state, reason=reason, summary=json.dumps(summary))
+        await self._end(job_id, state, reason, summary=json.dumps(summary))
+        log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
+
+    async def _end(self, job_id: str, state: JobState, reason: str, **fields: str) -> None:
+        """Say that a job is over, unless it has ended over its own ledger."""
+        if not (await self._jobs.get(job_id)).status.state.terminal:
+            await self._jobs.step(job_id, state, reason=reason, **fields)
         self._ledgers.retire(job_id)
         self._tracker.forget(job_id)
         self._exporters.pop(job_id, None)
         self._history.changed(job_id).fire()
-        log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
 
     async def export(self, job_id: str, *, name: str) -> None:
         """Write the trajectories that were trained since the last export, unless it is over.

@@ -183,7 +183,8 @@ class JobStore:
         found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
         states = await self._field(job_ids, "state")
-        told = [(n, JobState(s)) for n, s in zip(job_ids, states, strict=True) if s]
+        known = frozenset[str](JobState)
+        told = [(n, JobState(s)) for n, s in zip(job_ids, states, strict=True) if s in known]
         return [(n, self._tenants[n], state) for n, state in told if not state.terminal]
 
     async def reasons(self, job_ids: Sequence[str]) -> list[str]:
@@ -304,7 +305,24 @@ class JobStore:
                     pipe.hgetall(self._key(self._tenants.get(job_id, ""), job_id))
                 found = await pipe.execute()
         records = zip(job_ids, map(_decode, found), strict=True)
-        return [_job(job_id, fields, now) if fields else None for job_id, fields in records]
+        return [
+            self._readable(job_id, fields, now) if fields else None for job_id, fields in records
+        ]
+
+    def _readable(self, job_id: str, fields: Mapping[str, str], now: float) -> Job:
+        """A record of which nothing can be made is that of a job that has failed."""
+        try:
+            return _job(job_id, fields, now)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"its record cannot be read: {type(error).__name__}: {error}"
+            status = JobStatus(
+                job_id=job_id,
+                name=job_id,
+                tenant=self._tenants.get(job_id, ""),
+                state=JobState.FAILED,
+                reason=reason,
+            )
+            return Job(status=status, spec=fields.get("spec", ""), artefacts={})
 
     async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
         """Records of a tenant's jobs (empty: of all); whose a job is costs no record of it."""

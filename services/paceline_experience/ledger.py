@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline import plugins, wire
+from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
 from paceline.errors import InvalidError, StateError
@@ -33,6 +33,7 @@ from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import PayloadStore, unpack
 from paceline_experience.quotas import JobLimits
 from paceline_experience.shares import BatchShare
+from paceline_experience.sources import make_sampler
 from paceline_experience.store import Store
 from paceline_experience.watermarks import Watermarks
 
@@ -63,16 +64,7 @@ class JobLedger:
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
     ) -> None:
-        experience = spec.experience
-        sampler = plugins.find("samplers", experience.sampler.kind)
-        feed = Feed(
-            sampler(
-                len(tasks),
-                seed=spec.tasks.seed,
-                epochs=spec.tasks.epochs,
-                **experience.sampler.options,
-            )
-        )
+        feed = Feed(make_sampler(spec, len(tasks)))
         core = Core(
             store=store,
             keys=JobKeys(tenant, job_id),

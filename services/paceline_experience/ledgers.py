@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakValueDictionary
+
+from pydantic import ValidationError
 
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
+from paceline.config.load import explain
 from paceline.config.service import ExperienceOptions
-from paceline.errors import FencedError, InvalidError, PacelineError
+from paceline.errors import (
+    DeadlineError,
+    FencedError,
+    InvalidError,
+    PacelineError,
+    StateError,
+    UnavailableError,
+)
 from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline.types import Job, JobState
 from paceline_experience.core import Hooks, Signal
+from paceline_experience.dry_run import DryRun, UntriedError
 from paceline_experience.history import History
 from paceline_experience.jobs import JobStore
 from paceline_experience.keys import JobKeys
@@ -30,6 +42,18 @@ from paceline_experience.watermarks import Watermarks
 
 log = Log("ledgers")
 _PAST = 8
+# What keeps a ledger closed that is no fault of its job: it is opened later.
+_NOT_ITS_FAULT = (UnavailableError, DeadlineError, UntriedError, OSError)
+_AGAIN_S = 60.0
+_MOST_UNTRIED = 3
+
+
+class UnopenableError(StateError):
+    """The ledger of a job cannot be opened; a live job is over with this reason."""
+
+
+class NotOpenError(UnavailableError):
+    """The ledger of a job could not be opened at the last attempt; there will be another."""
 
 
 @dataclass(slots=True)
@@ -60,7 +84,9 @@ class Ledgers:
         watermarks: Callable[[str], Watermarks] = lambda _: Watermarks(),
         tracer: Tracer = OFF,
         meter: Callable[[str], JobMeter] | None = None,
+        dry_run: DryRun | None = None,
     ) -> None:
+        self._dry_run = dry_run
         self._meter = meter or partial(JobMeter, Metrics())
         self.active: dict[str, Entry] = {}
         self.listeners: set[Signal] = set()
@@ -74,62 +100,79 @@ class Ledgers:
         self._quotas = quotas or Quotas(LimitSettings())
         self._watermarks = watermarks
         self._tracer = tracer
-        self._foreign = False
+        self._incomplete = False  # a live job is not active here
         self._past: OrderedDict[str, Entry] = OrderedDict()
-        self._opening = asyncio.Lock()
-        self._next = ""  # the job that is about to become active
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._next: set[str] = set()  # jobs that are about to become active
+        self._later: dict[str, tuple[float, str]] = {}  # when to try again, and why not before
+        self._untried: Counter[str] = Counter()
 
     async def open_all(self) -> None:
-        """Take every live job that no other replica owns."""
-        self._foreign = False
+        """Take every live job that no other replica owns; one that cannot be opened fails alone."""
+        self._incomplete = False
         for job in await self._jobs.live():
-            if job.status.job_id in self.active:
+            job_id = job.status.job_id
+            if job_id in self.active:
                 continue
             try:
                 await self.activate(job)
             except FencedError as error:
-                self._foreign = True
-                log.info("not ours", job=job.status.job_id, error=error)
-            except InvalidError as error:  # e.g. a plug-in is no longer installed
-                log.error("cannot reopen", job=job.status.job_id, error=error)
-                reason = f"cannot be reopened: {error}"
-                await self._jobs.step(job.status.job_id, JobState.FAILED, reason=reason)
+                self._incomplete = True
+                log.info("not ours", job=job_id, error=error)
+            except NotOpenError:
+                self._incomplete = True
+            except UnopenableError:
+                continue  # it is over, and the log says so
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
         """Own a job and open its ledger.
 
         Raises:
             FencedError: another replica owns it.
+            NotOpenError: something beside the job keeps it closed for now.
+            UnopenableError: it cannot be opened, so it has failed.
         """
-        async with self._opening:
-            found = self.active.get(job.status.job_id)
+        job_id = job.status.job_id
+        async with self._lock(job_id):
+            found = self.active.get(job_id)
             if found is not None:
                 return found.ledger
+            self._check_later(job_id)
             lease_s = self._options.member_lease_s
             epoch = await self._jobs.claim(job, self._owner, lease_s=lease_s)
             if epoch == 0:
-                raise FencedError(f"job {job.status.job_id} is owned by another replica")
-            self._next = job.status.job_id
+                raise FencedError(f"job {job_id} is owned by another replica")
+            self._next.add(job_id)
             try:
-                entry = await self._open(job, sources, epoch=epoch)
-                await self._history.open(job)
-                await self._opened(job, entry.ledger)
-                entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
-                self.active[job.status.job_id] = entry
+                entry = await self._start(job, sources, epoch=epoch)
+            except FencedError:
+                raise
+            except _NOT_ITS_FAULT as error:
+                if self._store.away:
+                    raise
+                raise await self._put_off(job, error) from error
+            except Exception as error:  # the supervisor boundary of this job
+                if not isinstance(error, PacelineError):
+                    log.exception("cannot be opened", job=job_id)
+                raise await self._give_up(job, error) from error
             finally:
-                self._next = ""
+                self._next.discard(job_id)
+            self.active[job_id] = entry
+            self._later.pop(job_id, None)
         self.wake()
         return entry.ledger
 
     def live(self, job_id: str) -> bool:
         """Whether a job is active here, or about to be."""
-        return job_id in self.active or job_id == self._next
+        return job_id in self.active or job_id in self._next
 
     async def get(self, job_id: str) -> JobLedger:
         """The ledger of any job.
 
         Raises:
             NotFoundError: no job has this id.
+            NotOpenError: something beside the job keeps it closed for now.
+            UnopenableError: it cannot be opened.
         """
         found = self.peek(job_id)
         if found is not None:
@@ -137,12 +180,30 @@ class Ledgers:
         job = await self._jobs.get(job_id)
         if not job.status.state.terminal:
             return await self.activate(job)
-        async with self._opening:
+        async with self._lock(job_id):
             entry = self._past.get(job_id)
             if entry is None:
-                entry = await self._open(job, None, epoch=await self._jobs.epoch(job))
+                epoch = await self._jobs.epoch(job)
+                try:
+                    entry = await self._open(job, None, epoch=epoch)
+                except (UnavailableError, DeadlineError):
+                    raise
+                except Exception as error:  # the supervisor boundary of this job
+                    raise UnopenableError(f"job {job_id} cannot be read: {_text(error)}") from error
             self._keep(job_id, entry)
             return entry.ledger
+
+    async def find(self, job_id: str) -> JobLedger | None:
+        """The ledger of any job; None where it cannot be opened, now or ever.
+
+        Raises:
+            NotFoundError: no job has this id.
+        """
+        try:
+            return await self.get(job_id)
+        except (NotOpenError, UnopenableError) as error:
+            log.warning("goes on without its ledger", job=job_id, error=error)
+            return None
 
     def peek(self, job_id: str) -> JobLedger | None:
         """The ledger of a job if it is open."""
@@ -155,6 +216,12 @@ class Ledgers:
         if entry is not None:
             self._stop(entry)
             self._keep(job_id, entry)
+        self.forget(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Nobody will try again to open this job."""
+        self._later.pop(job_id, None)
+        self._untried.pop(job_id, None)
 
     def wake(self) -> None:
         """There may be work for the lease streams."""
@@ -169,9 +236,9 @@ class Ledgers:
             )
             if epoch == 0 and self.active.get(job_id) is entry:
                 log.warning("lost to another replica", job=job_id)
-                self._foreign = True
+                self._incomplete = True
                 self._stop(self.active.pop(job_id))
-        if self._foreign:
+        if self._incomplete:
             await self.open_all()
 
     async def close(self) -> None:
@@ -180,6 +247,46 @@ class Ledgers:
         self.active.clear()
         pumps = [task for task in map(self._stop, entries) if task is not None]
         await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _lock(self, job_id: str) -> asyncio.Lock:
+        """Of one job: another one that takes long to open holds nobody up."""
+        return self._opening.setdefault(job_id, asyncio.Lock())
+
+    def _check_later(self, job_id: str) -> None:
+        when, why = self._later.get(job_id, (0.0, ""))
+        if asyncio.get_running_loop().time() < when:
+            raise NotOpenError(why)
+
+    async def _put_off(self, job: Job, error: Exception) -> PacelineError:
+        job_id = job.status.job_id
+        if isinstance(error, UntriedError):
+            self._untried[job_id] += 1
+            if self._untried[job_id] >= _MOST_UNTRIED:
+                return await self._give_up(job, error)
+        why = f"job {job_id} is not open, will be tried again: {_text(error)}"
+        log.error("not open", job=job_id, error=error, again_s=_AGAIN_S)
+        self._later[job_id] = (asyncio.get_running_loop().time() + _AGAIN_S, why)
+        return NotOpenError(why)
+
+    async def _give_up(self, job: Job, error: Exception) -> UnopenableError:
+        """The job is over: cancelled if that was asked for, else failed."""
+        job_id, reason = job.status.job_id, f"cannot be opened: {_text(error)}"
+        log.error("over", job=job_id, reason=reason)
+        cancelling = (await self._jobs.get(job_id)).status.state is JobState.CANCELLING
+        state = JobState.CANCELLED if cancelling else JobState.FAILED
+        await self._jobs.step(job_id, state, reason=reason)
+        self.forget(job_id)
+        self._history.changed(job_id).fire()
+        return UnopenableError(f"job {job_id} {reason}")
+
+    async def _start(self, job: Job, sources: Sources | None, *, epoch: int) -> Entry:
+        if sources is None and self._dry_run is not None:
+            await self._dry_run.check(parse_spec(job))
+        entry = await self._open(job, sources, epoch=epoch)
+        await self._history.open(job)
+        await self._opened(job, entry.ledger)
+        entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
+        return entry
 
     async def _open(self, job: Job, sources: Sources | None, *, epoch: int) -> Entry:
         spec = parse_spec(job)
@@ -226,8 +333,19 @@ class Ledgers:
 
 
 def parse_spec(job: Job) -> JobSpec:
-    """The spec of a record."""
-    return JobSpec.model_validate_json(job.spec)
+    """The spec of a record.
+
+    Raises:
+        InvalidError: it is none that this version knows.
+    """
+    try:
+        return JobSpec.model_validate_json(job.spec)
+    except ValidationError as error:
+        raise InvalidError(f"its record has no job file: {explain(error, JobSpec)}") from None
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
 
 
 def runnable(entries: Iterable[Entry], environments: frozenset[str]) -> list[Entry]:

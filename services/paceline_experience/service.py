@@ -28,6 +28,7 @@ from paceline_experience.access.tokens import Tokens
 from paceline_experience.artefacts import Artefacts
 from paceline_experience.desk import Desk
 from paceline_experience.dispatch import Dispatcher
+from paceline_experience.dry_run import DryRun
 from paceline_experience.experience_servicer import ExperienceServicer
 from paceline_experience.flight import Flight
 from paceline_experience.history import History
@@ -36,6 +37,7 @@ from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
 from paceline_experience.ledger import JobLedger
 from paceline_experience.ledgers import Ledgers, sweep
+from paceline_experience.meter import JobMeter
 from paceline_experience.presence import Presence
 from paceline_experience.quotas import Quotas
 from paceline_experience.roster import Query, Roster
@@ -72,6 +74,8 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
+        dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+        self._dry_run = dry_run
         self._ledgers = Ledgers(
             store=store,
             jobs=self._jobs,
@@ -85,7 +89,8 @@ class ExperienceService(Service):
                 self._settings.run_dir / "watermarks" / f"{job_id}.json"
             ),
             tracer=chassis.tracer,
-            meter=lambda job_id: self._watch.meter(job_id),
+            meter=self._meter,
+            dry_run=dry_run,
         )
         self._watch = Watch(
             self._metrics,
@@ -116,6 +121,7 @@ class ExperienceService(Service):
             ledgers=self._ledgers,
             tracker=self._tracker,
             quotas=self._quotas,
+            dry_run=dry_run,
         )
         self._training = Training(
             jobs=self._jobs,
@@ -159,6 +165,7 @@ class ExperienceService(Service):
         """Let go of ledgers and store."""
         await self._training.close()
         await self._ledgers.close()
+        await self._dry_run.close()
         self._audit.close()
         await self._store.close()
 
@@ -192,6 +199,9 @@ class ExperienceService(Service):
             load={"cpu_s": time.process_time()},
             pid=os.getpid(),
         )
+
+    def _meter(self, job_id: str) -> JobMeter:
+        return self._watch.meter(job_id)
 
     def _hooks(self, job: Job) -> JobHooks:
         return JobHooks(

@@ -1,16 +1,20 @@
-"""Builds the task sources of a job and checks the plug-ins that run in this service."""
+"""Checks and builds the plug-ins of a job that run in this service, its task sources above all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from paceline import plugins
 from paceline.config import JobSpec
-from paceline.config.named import missing
-from paceline.errors import InvalidError, PacelineError
-from paceline.interfaces import TaskSource
+from paceline.config.named import problems
+from paceline.errors import InvalidError
+from paceline.interfaces import Sampler, TaskSource
+from paceline.types import Task
 
 # Kinds of plug-ins that run in this service.
 HERE = frozenset({"tasks", "samplers", "filters", "advantages"})
@@ -25,13 +29,37 @@ class Sources:
 
 
 def check_plugins(spec: JobSpec) -> None:
-    """Whether all is installed that the ledger will call; imports nothing.
+    """Whether all is installed that the ledger will call, and takes the options it is given.
 
     Raises:
-        InvalidError: a task source, sampler, filter or advantage is not.
+        InvalidError: a line for each task source, sampler, filter or advantage with a problem.
     """
-    if wrong := list(missing(spec, HERE)):
+    if wrong := list(problems(spec, HERE, here=True)):
         raise InvalidError("; ".join(wrong))
+
+
+def try_plugins(spec: JobSpec) -> None:
+    """Build all that the ledger will call, and call it once on a little.
+
+    Raises:
+        InvalidError: something refuses its options, or does not answer as its kind should.
+    """
+    check_plugins(spec)
+    sources = task_sources(spec)
+    experience = spec.experience
+    with _refusals("experience.sampler", experience.sampler.kind):
+        position = make_sampler(spec, len(sources.train)).next()
+    _try_task(sources.train, 0 if position is None else position, spec, where="tasks.options")
+    if sources.evals is not None:
+        _try_task(sources.evals, 0, spec, where="eval.options")
+    for index, each in enumerate(experience.filters):
+        with _refusals(f"experience.filters.{index}", each.kind):
+            reason = plugins.find("filters", each.kind)((0.0, 1.0), **each.options)
+            _expect(reason, str, "a reason, or an empty text")
+    advantage = experience.advantage
+    if advantage.site == "experience":
+        with _refusals("experience.advantage", advantage.kind):
+            _try_advantage(plugins.find("advantages", advantage.kind), advantage.options)
 
 
 def task_sources(spec: JobSpec) -> Sources:
@@ -48,15 +76,47 @@ def task_sources(spec: JobSpec) -> Sources:
     return Sources(train, _build(name, overlaid, seed=spec.eval.seed, where="eval"))
 
 
+def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
+    """The sampler of a job over so many tasks."""
+    sampler, tasks = spec.experience.sampler, spec.tasks
+    make = plugins.find("samplers", sampler.kind)
+    return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
+
+
 def _build(name: str, options: Mapping[str, Any], *, seed: int, where: str) -> TaskSource:
     make = plugins.find("tasks", name)
-    try:
+    with _refusals(f"{where}.options", name):
         source: TaskSource = make(seed=seed, **options)
         empty = len(source) == 0
-    except PacelineError:
-        raise
-    except (TypeError, ValueError, LookupError, OSError, ImportError) as error:
-        raise InvalidError(f"{where}.options: {name} refuses them: {error}") from None
     if empty:
         raise InvalidError(f"{where}: {name} with options {dict(options)} has no tasks")
     return source
+
+
+def _try_task(source: TaskSource, position: int, spec: JobSpec, *, where: str) -> None:
+    with _refusals(where, spec.tasks.environment):
+        _expect(source[position], Task, "a Task")
+
+
+def _try_advantage(estimate: Any, options: Mapping[str, Any]) -> None:
+    groups, lengths = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
+    values = np.asarray(estimate(np.array([0.0, 1.0]), groups, lengths, **options), dtype=float)
+    if values.shape != (2,):
+        raise TypeError(f"an answer of shape {values.shape}; one number per episode is needed")
+
+
+def _expect(value: Any, kind: type, needed: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"an answer of type {type(value).__name__}; {needed} is needed")
+
+
+@contextmanager
+def _refusals(field: str, name: str) -> Generator[None]:
+    """Whatever a plug-in raises inside means that it refuses the options of this field."""
+    try:
+        yield
+    except InvalidError:
+        raise
+    except (Exception, SystemExit) as error:  # the boundary of a plug-in
+        text = f"{type(error).__name__}: {error}"
+        raise InvalidError(f"{field}: {name} refuses them: {text}") from None

@@ -1,15 +1,14 @@
-"""What can be found wrong with a job before anything starts; nothing is imported for it."""
+"""What can be found wrong with a job before anything starts; nothing heavy is imported for it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.load import shown
-from paceline.config.named import missing
+from paceline.config.named import problems
 from paceline.errors import ConfigError
 from paceline.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.patterns import Patterns
@@ -30,40 +29,25 @@ MAX_FILES_BYTES = min(32 << 20, MAX_MESSAGE_BYTES - (1 << 20))
 
 
 async def check_plugins(spec: JobSpec, patterns: Patterns) -> None:
-    """Raise `ConfigError` for every plug-in that is not installed or is given a wrong pattern."""
-    problems = [*_problems(spec), *await _pattern_problems(spec, patterns)]
-    if problems:
-        raise ConfigError("; ".join(problems))
-
-
-def _problems(spec: JobSpec) -> Iterator[str]:
-    yield from missing(spec)
-    for index, part in enumerate(spec.reward):
-        if part.kind == "python" and not _is_path(part.options.get("function")):
-            yield f"reward.{index}.function: kind 'python' needs 'module:function'"
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and all(value.partition(":"))
+    """Raise `ConfigError` for plug-ins that are not installed or refuse their options, by field."""
+    wrong = [*problems(spec), *await _pattern_problems(spec, patterns)]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 async def _pattern_problems(spec: JobSpec, patterns: Patterns) -> list[str]:
-    named = {
-        f"reward.{index}.pattern": part.options.get("pattern")
+    """Of regular expressions, which take long to read if they are meant to."""
+    texts = {
+        f"reward.{index}.pattern": text
         for index, part in enumerate(spec.reward)
-        if part.kind == "regex"
+        if part.kind == "regex" and isinstance(text := part.options.get("pattern"), str)
     }
-    found = [
-        f"{field}: kind 'regex' needs a pattern (got {shown(pattern)})"
-        for field, pattern in named.items()
-        if not isinstance(pattern, str)
+    wrong = await patterns.problems(list(texts.values()))
+    return [
+        f"{field}: not a regular expression: {problem} (got {shown(text)})"
+        for (field, text), problem in zip(texts.items(), wrong, strict=True)
+        if problem
     ]
-    texts = {field: text for field, text in named.items() if isinstance(text, str)}
-    problems = await patterns.problems(list(texts.values()))
-    for (field, text), problem in zip(texts.items(), problems, strict=True):
-        if problem:
-            found.append(f"{field}: not a regular expression: {problem} (got {shown(text)})")
-    return found
 
 
 def read_model(path: Path) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any, cast
 
 from paceline import tenants, wire
 from paceline.access import Role
@@ -32,7 +33,16 @@ from paceline.weights.wire import holdings_from
 def job_view(message: types_pb2.Job) -> JobView:
     """A job."""
     noun = wire.job_from(message)
-    return JobView(status=noun.status, spec=json.loads(noun.spec or "{}"), artefacts=noun.artefacts)
+    return JobView(status=noun.status, spec=_object(noun.spec), artefacts=noun.artefacts)
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Empty if a damaged record holds none: jobs are listed all the same."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def job_page(message: pb.ListJobsReply) -> JobPage:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
-from typing import Any, TextIO
+from typing import Any
 
 from paceline import plugins
+from paceline.child import end_with_parent, take_pipes
 from paceline.interfaces import Tracker
 from paceline_tracking.messages import point_from, run_from
 from paceline_tracking.secrets import without_secrets
 
-PARENT_CHECK_S = 2.0
 MOST_ERROR_CHARS = 500
 
 
 def main() -> None:
     """Serve until the parent closes the pipe."""
-    source, sink = _take_pipes()
-    # One that hangs never sees the end of the pipe.
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    source, sink = take_pipes()
+    end_with_parent()
     host = Host()
     for line in source:
         sink.write(json.dumps(host.serve(json.loads(line))) + "\n")
@@ -62,21 +59,6 @@ class Host:
             tracker.close()
         # Everybody who may see the job sees its address.
         return {"url": without_secrets(tracker.url), "rows": tracker.rows}
-
-
-def _take_pipes() -> tuple[TextIO, TextIO]:
-    """Keep the pipes for lines: libraries that print or ask must not touch them."""
-    source, sink = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return source, sink
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Feeds:
     async def _follow(self, job: Job) -> None:
         try:
             spec = parse_job(json.loads(job.spec))
-        except ConfigError as error:  # of another release
+        except (ConfigError, ValueError) as error:  # of another release
             log.warning("job not tracked", job=job.status.job_id, error=error)
             return
         for tracker in spec.tracking:

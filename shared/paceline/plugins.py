@@ -52,6 +52,12 @@ def find(kind: str, name: str) -> Any:
         raise InvalidError(f"{kind}: cannot import {name!r}: {error}") from None
 
 
+def options_of(kind: str, name: str) -> Any:
+    """What tells the options of a plug-in (see `paceline.config.options`); None: nothing does."""
+    point = installed(f"options.{kind}").get(name)
+    return None if point is None else point.load()
+
+
 def check(kind: str, name: str) -> None:
     """Raise `InvalidError` if `name` cannot be a plug-in of this kind; imports nothing."""
     module, colon, attribute = name.partition(":")

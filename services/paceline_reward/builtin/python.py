@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from paceline import plugins
 from paceline.interfaces import RewardInput
 
 
-def python(item: RewardInput, *, function: str, **options: Any) -> Any:
+def python(
+    item: RewardInput,
+    *,
+    function: Annotated[str, Field(pattern="^[^:]+:[^:]+$")],
+    **options: Any,
+) -> Any:
     """What `function` (`module:function`) returns for this item."""
     return plugins.find("rewards", function)(item, **options)

@@ -10,21 +10,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline import plugins
-from paceline.config.base import Closed, Plugin
+from paceline.config.base import Plugin
 from paceline.config.load import validate
 from paceline.errors import ConfigError, InvalidError
+from paceline_trainer.objectives.options import ClipOptions
 
 LOG_RATIO_LIMIT = 20.0
-Aggregation = Literal[
-    "token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm"
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +64,6 @@ class Loss:
 
 
 Objective = Callable[[TokenBatch], Loss]
-
-
-class ClipOptions(Closed):
-    """Options of every clipped surrogate."""
-
-    clip: float = Field(default=0.2, gt=0.0)
-    clip_high: float | None = Field(default=None, gt=0.0)
-    """Upper side; `clip` if null."""
-    dual_clip: float | None = Field(default=None, gt=1.0)
-    """Bound of the loss where the advantage is negative, in multiples of it."""
-    aggregation: Aggregation = "token_mean"
-    norm: int | None = Field(default=None, gt=0)
-    """Constant of `seq_mean_token_sum_norm`, e.g. the longest generation."""
-
-    @model_validator(mode="after")
-    def _norm_where_used(self) -> ClipOptions:
-        needed = self.aggregation == "seq_mean_token_sum_norm"
-        if needed != (self.norm is not None):
-            verb = "is needed" if needed else "has no meaning"
-            raise ValueError(f"norm: {verb} with aggregation {self.aggregation!r}")
-        return self
 
 
 def load_objective(plugin: Plugin) -> Objective:

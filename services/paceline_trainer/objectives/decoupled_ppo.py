@@ -5,14 +5,10 @@ The weight and the filter on it are options of their own: without a filter the w
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from paceline_trainer.objectives.base import (
-    ClipOptions,
     Loss,
     TokenBatch,
     aggregate,
@@ -23,26 +19,7 @@ from paceline_trainer.objectives.base import (
     per_sequence,
     ratio_sums,
 )
-
-
-class DecoupledOptions(ClipOptions):
-    """Options of `decoupled_ppo`."""
-
-    weight: bool = True
-    """Multiply by proximal / behaviour."""
-    level: Literal["token", "sequence"] = "token"
-    """`sequence`: the geometric mean over a sequence is the weight of all its tokens."""
-    lower: float | None = Field(default=None, ge=0.0)
-    upper: float | None = Field(default=5.0, gt=0.0)
-    """Bounds of the weight; null: none."""
-    action: Literal["mask", "clamp"] = "mask"
-    """Out of bounds: no loss (the denominator stays), or the nearest bound."""
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> DecoupledOptions:
-        if self.lower is not None and self.upper is not None and self.lower > self.upper:
-            raise ValueError(f"lower: {self.lower} is above upper {self.upper}")
-        return self
+from paceline_trainer.objectives.options import DecoupledOptions
 
 
 def decoupled_ppo(batch: TokenBatch, options: DecoupledOptions) -> Loss:

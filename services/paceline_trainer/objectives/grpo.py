@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from paceline.errors import InvalidError
 from paceline_trainer.objectives.base import (
-    Aggregation,
     Loss,
     TokenBatch,
     aggregate,
@@ -14,15 +11,7 @@ from paceline_trainer.objectives.base import (
     log_ratio,
     ratio_sums,
 )
-from paceline_trainer.objectives.ppo_clip import PpoClipOptions
-
-
-class GrpoOptions(PpoClipOptions):
-    """Options of `grpo`."""
-
-    aggregation: Aggregation = "seq_mean_token_mean"
-    kl: float = Field(default=0.0, ge=0.0)
-    """Weight of the KL to the reference policy, estimated by k3."""
+from paceline_trainer.objectives.options import GrpoOptions
 
 
 def grpo(batch: TokenBatch, options: GrpoOptions) -> Loss:

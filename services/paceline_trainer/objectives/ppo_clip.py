@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from paceline_trainer.objectives.base import (
-    ClipOptions,
     Loss,
     TokenBatch,
     aggregate,
@@ -13,14 +10,7 @@ from paceline_trainer.objectives.base import (
     log_ratio,
     ratio_sums,
 )
-
-
-class PpoClipOptions(ClipOptions):
-    """Options of `ppo_clip`."""
-
-    old: Literal["behaviour", "proximal"] = "behaviour"
-    """Whose probabilities are the ratio's denominator: those of the policy that sampled, or those
-    of the weights at the start of the batch."""
+from paceline_trainer.objectives.options import PpoClipOptions
 
 
 def ppo_clip(batch: TokenBatch, options: PpoClipOptions) -> Loss:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
 from torch import Tensor
 
 from paceline_trainer.objectives.base import (
     LOG_RATIO_LIMIT,
-    ClipOptions,
     Loss,
     TokenBatch,
     aggregate,
@@ -19,14 +15,7 @@ from paceline_trainer.objectives.base import (
     per_sequence,
     ratio_sums,
 )
-
-
-class TisOptions(ClipOptions):
-    """Options of `tis`."""
-
-    cap: float = Field(default=2.0, gt=0.0)
-    level: Literal["token", "sequence"] = "token"
-    """`sequence`: the product over a sequence is the weight of all its tokens."""
+from paceline_trainer.objectives.options import TisOptions
 
 
 def tis(batch: TokenBatch, options: TisOptions) -> Loss:

@@ -10,7 +10,7 @@ from typing import Any
 from paceline import plugins as registry
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
-from paceline.config.named import missing
+from paceline.config.named import problems
 from paceline.errors import ConfigError, InvalidError
 
 
@@ -42,9 +42,9 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
 
 def check(spec: JobSpec) -> None:
     """Raise `ConfigError` for everything that this machine can know to be wrong."""
-    problems = [*missing(spec), *_model_problems(Path(spec.model.path))]
-    if problems:
-        raise ConfigError("; ".join(problems))
+    wrong = [*problems(spec), *_model_problems(Path(spec.model.path))]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 def _override(text: str) -> tuple[str, Any]:

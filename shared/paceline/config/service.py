@@ -297,6 +297,10 @@ class ExperienceOptions(Closed):
     """How often leases, stragglers and evals are looked after."""
     audit_s: float = Field(default=60.0, gt=0)
     """How often every live ledger is counted again, for the metrics."""
+    plugins_s: float = Field(default=30.0, gt=0)
+    """In which the samplers, task sources, filters and advantages of a job have to be built."""
+    plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
+    """Memory that they may take, tried in a process of their own before a job is accepted."""
 
 
 class EnvironmentOptions(Closed):

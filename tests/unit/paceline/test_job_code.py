@@ -8,7 +8,7 @@ import pytest
 
 from paceline import plugins
 from paceline.config import parse_job
-from paceline.config.named import missing
+from paceline.config.named import problems
 from paceline.errors import InvalidError
 
 EVIL = """
@@ -45,7 +45,7 @@ def spec_of(**changes: Any) -> Any:
 def test_a_shared_process_imports_no_module_of_a_job(
     changes: dict[str, Any], field: str, known: str
 ) -> None:
-    (line,) = missing(spec_of(**changes))
+    (line,) = problems(spec_of(**changes))
     assert line.startswith(f"{field}: '")
     assert f"is not installed; installed: {known}" in line
     assert "only objectives and rewards may be module:attribute" in line
@@ -53,7 +53,7 @@ def test_a_shared_process_imports_no_module_of_a_job(
 
 def test_rewards_and_objectives_may_be_modules() -> None:
     spec = spec_of(reward=[{"kind": "mine:score"}], trainer={"objective": "mine:loss"})
-    assert list(missing(spec)) == []
+    assert list(problems(spec)) == []
 
 
 @pytest.mark.parametrize("kind", sorted(set(plugins.KINDS) - {"objectives", "rewards"}))

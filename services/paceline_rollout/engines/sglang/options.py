@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from paceline.config.base import Closed
-from paceline_rollout.engines.sglang.server import MODULE
 
+MODULE = "sglang.launch_server"
 Count = Field(default=1, ge=1)
 
 

@@ -21,9 +21,9 @@ from paceline.logs import Log
 from paceline.ports import is_free
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
+from paceline_rollout.engines.sglang.options import MODULE
 
 GUARD = Path(__file__).with_name("guard.py")
-MODULE = "sglang.launch_server"
 POLL_S = 0.25
 PORT_TRIES = 3
 _ENVIRONMENT = {
