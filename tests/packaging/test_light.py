@@ -86,3 +86,26 @@ def test_a_service_starts_with_what_its_image_has(kind: str) -> None:
     ]
     assert {"torch", "pytest"} <= set(hidden)
     said_by(WITHOUT, f"paceline_{kind}", *hidden)
+
+
+OPTIONS = """
+from importlib.metadata import entry_points
+from paceline import plugins
+from paceline.config.options import model_of
+
+for kind in plugins.KINDS:
+    for name in plugins.installed(f"options.{kind}"):
+        model_of(plugins.options_of(kind, name), kind)
+        assert name in plugins.installed(kind)
+"""
+
+
+def test_the_gateway_can_read_the_options_of_every_plug_in() -> None:
+    there = {*installed_with("gateway"), "paceline"}
+    hidden = [
+        name
+        for name, owners in packages_distributions().items()
+        if not there & {canonicalize_name(each) for each in owners}
+    ]
+    assert {"torch", "numpy"} <= set(hidden)
+    said_by(WITHOUT + OPTIONS, "paceline_gateway", *hidden)

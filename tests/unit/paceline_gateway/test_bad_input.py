@@ -50,7 +50,7 @@ Change = dict[str, Any]
         (
             {"reward": [{"kind": "python"}]},
             "ConfigError",
-            "reward.0.function: kind 'python' needs 'module:function'",
+            "reward.0.function: is missing",
         ),
         (
             {"reward": [{"kind": "regex", "pattern": "("}]},
