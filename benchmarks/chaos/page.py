@@ -1,0 +1,76 @@
+"""docs/faults.md, from the JSON of a campaign and `page.md`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chaos.accounting import COLUMNS, OTHERS
+
+TEMPLATE = Path(__file__).with_name("page.md")
+
+
+def write_page(result: dict[str, Any]) -> str:
+    """The page."""
+    parts = {
+        "profile": result["profile"],
+        "run": _run(result),
+        "counts": _counts(result),
+        "found": _found(result),
+        "recovery": _recovery(result),
+        "not_injected": "".join(f"* Here: {text}.\n" for text in result["not_injected"]),
+    }
+    return TEMPLATE.read_text().format(**parts).rstrip() + "\n"
+
+
+def _run(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    load = ", ".join(f"{value:.1f}" for value in machine["load_average"])
+    later = ", ".join(f"{value:.1f}" for value in result["load_average_after"])
+    left = len(result["left_out"])
+    return (
+        f"Profile `{result['profile']}`, seed {result['seed']}, {result['seconds'] / 60:.0f} "
+        f"minutes, {result['total']['injected']} faults in {len(result['jobs'])} jobs"
+        f"{f', {left} more left out for lack of time' if left else ''}. "
+        f"{machine['cores']} cores, shared with other work: load averages {load} before and "
+        f"{later} after."
+    )
+
+
+def _counts(result: dict[str, Any]) -> str:
+    names = [name.replace("_", " ") for name in COLUMNS]
+    lines = [f"| fault | injected | {' | '.join(names)} | other |", f"|---|{'---:|' * 8}"]
+    for kind, row in [*result["kinds"].items(), ("**total**", result["total"])]:
+        other = sum(row[name] for name in OTHERS)
+        cells = [row["injected"], *(row[name] for name in COLUMNS), other]
+        lines.append(f"| {kind} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _recovery(result: dict[str, Any]) -> str:
+    lines = ["| fault | measured | median | p90 | max | no sign in time |", f"|---|{'---:|' * 5}"]
+    for kind, row in result["kinds"].items():
+        if row["recovery_s"]["measured"] or row["no_sign_in_time"]:
+            lines.append(f"| {kind} | {_cells(row['recovery_s'])} | {row['no_sign_in_time']} |")
+    for service, spread in result["restarts"].items():
+        what = "weights" if service == "rollout" else "a checkpoint"
+        lines.append(
+            f"| *a killed {service} is there again: imports, then {what}* | {_cells(spread)} | |"
+        )
+    return "\n".join(lines)
+
+
+def _cells(spread: dict[str, Any]) -> str:
+    found = [spread["measured"], *(spread[name] for name in ("median", "p90", "max"))]
+    return " | ".join("" if value is None else str(value) for value in found)
+
+
+def _found(result: dict[str, Any]) -> str:
+    """What was not as promised, one line each."""
+    lines = [
+        f"* {each['column'].replace('_', ' ')}, {each['count']}, after `{each['after']}`: "
+        f"{each['text']}"
+        for each in result["findings"]
+    ]
+    lines += [f"* no sign in time: {text}" for text in result["no_sign_in_time"]]
+    return "\n".join(["Found:", "", *lines]) if lines else "Nothing was found."

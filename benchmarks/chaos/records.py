@@ -1,0 +1,92 @@
+"""Finds the records of a job: files of the run directory, journals of plug-ins, the API."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chaos.accounting import Books, Event, Published
+
+from paceline.client import Client
+from paceline.errors import PacelineError
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{3})Z \w+ (.*)")
+_PUBLISHED = re.compile(r"publish published version=(\d+) step=(\d+) .*digest=(\w+)")
+_STEP = re.compile(r"trainer step step=(\d+) ")
+
+
+def log_lines(folder: Path, name: str) -> Iterator[tuple[float, str]]:
+    """Events of a process, oldest first: time by the wall clock and text."""
+    for path in sorted(folder.glob(f"{name}.log*"), reverse=True):
+        for line in path.read_text(errors="replace").splitlines():
+            if found := _LINE.match(line):
+                at = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
+                yield at + int(found[2]) / 1000, found[3]
+
+
+def from_log(books: Books, folder: Path) -> None:
+    """Publications and commits that a trainer's log tells of."""
+    for at, text in log_lines(folder, f"trainer-{books.job_id}"):
+        if found := _PUBLISHED.match(text):
+            books.published.append(Published(at, int(found[1]), int(found[2]), found[3]))
+        elif found := _STEP.match(text):
+            books.acknowledged.append((at, int(found[1])))
+
+
+def from_files(books: Books, folder: Path) -> None:
+    """What Paceline has written for the user of the job."""
+    for path in sorted((folder / "trajectories").glob("*.jsonl")):
+        books.exported += json_lines(path)
+    books.rows += json_lines(folder / "metrics.jsonl")
+    with suppress(FileNotFoundError):
+        for each in json.loads((folder / "versions.json").read_text()):
+            said = Published(0.0, int(each["version"]), int(each["step"]), each["digest"])
+            books.published.append(said)
+
+
+def from_journals(books: Books, events: Sequence[Event], *, since: float) -> None:
+    """What the plug-ins of the job have noted; all jobs of a platform share their folder."""
+    answers: defaultdict[str, set[str]] = defaultdict(set)
+    for event in events:
+        kind = event["event"]
+        if kind == "answered":
+            answers[event["task"]].add(event["words"])
+        elif kind == "batch" and event["job"] == books.job_id:
+            books.batches.append(event)
+        elif kind == "scored" and event["at"] >= since and _is_training(event["name"], books):
+            books.scored.add(event["name"])
+    books.answers = dict(answers)
+
+
+def _is_training(name: str, books: Books) -> bool:
+    job, _, group = name.partition(".")
+    return job == books.job_id and not group.startswith("e")
+
+
+def from_api(books: Books, client: Client) -> None:
+    """What the ledger says of itself, and what it has measured."""
+    audit = client.audit(books.job_id)
+    books.counts, books.problems = dict(audit.counts), tuple(audit.problems)
+    token, more = "", True
+    while more:
+        with suppress(PacelineError):
+            page = client.trajectories(
+                books.job_id, purpose="eval", page_size=100, page_token=token
+            )
+            books.measured += [asdict(each) for each in page.trajectories]
+            token = page.next_page_token
+        more = bool(token)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a file; none if there is no such file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

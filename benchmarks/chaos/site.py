@@ -1,0 +1,173 @@
+"""A whole Paceline on this machine, with a relay before its experience and a disk of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from chaos.relay import Relay
+from chaos.store import Store
+
+from paceline import logs
+from paceline.client import Client
+from paceline.config.service import LogSettings
+from paceline.files import read_json
+from paceline.local import HOST, Local
+from paceline.types import WorkerKind
+
+HERE = Path(__file__).resolve().parent.parent
+DISK_BYTES = 1 << 29
+PAGE_BYTES = 4096
+WORKERS = 2
+OPTIONS = {
+    WorkerKind.CONTROLLER: {
+        "environment_replicas": WORKERS,
+        "reward_replicas": WORKERS,
+        "restart_most_s": 2.0,
+    }
+}
+ENTRY_POINTS = """\
+[paceline.environments]
+chaos = chaos.world:Counted
+[paceline.tasks]
+chaos = chaos.world:CountedTasks
+[paceline.rewards]
+chaos = chaos.world:reward
+[paceline.objectives]
+chaos = chaos.objective:recorded
+"""
+
+
+class Relayed(Local):
+    """Everybody reaches experience through the relay."""
+
+    relay: Relay | None = None
+
+    def _address(self, kind: WorkerKind) -> str:
+        if kind is WorkerKind.EXPERIENCE and self.relay is not None:
+            return f"{HOST}:{self.relay.port}"
+        return super()._address(kind)
+
+
+class Site:
+    """Starts it with two workers of each kind; `close` ends it and leaves the files."""
+
+    def __init__(self, base: Path | None = None) -> None:
+        self.base = base or Path(tempfile.mkdtemp(prefix="paceline-faults-"))
+        self.notes, self.run_dir = self.base / "notes", self.base / "run"
+        self.notes.mkdir()
+        self.run_dir.mkdir()
+        self.has_disk = _mount(self.run_dir)
+        _install_plugins(self.base / "plugins")
+        logging.raiseExceptions = False  # a full disk is no reason to fill the terminal
+        logs.setup(LogSettings(path=self.base / "supervisor.log"))
+        self.store = Store(self.run_dir, self.notes)
+        self.store.start()
+        self.local = Relayed(self.run_dir, http_port=0, store_url=self.store.url, options=OPTIONS)
+        self.relay = self.local.relay = Relay(self._experience_port)
+        self.local.start(timeout_s=180.0)
+        self.client = self.new_client()
+
+    def new_client(self) -> Client:
+        """Of the gateway."""
+        return Client(self.local.url, token=self.local.token, timeout_s=20.0)
+
+    def pid_of(self, name: str) -> int:
+        """Of a process by its name or the beginning of it; 0: it does not run."""
+        for path in sorted((self.run_dir / "processes").glob(f"{name}*.json")):
+            with suppress(OSError, ValueError, KeyError):
+                pid = int(json.loads(path.read_text())["pid"])
+                if pid and psutil.pid_exists(pid):
+                    return pid
+        return 0
+
+    def names(self, beginning: str) -> list[str]:
+        """Names of started processes."""
+        found = (self.run_dir / "processes").glob(f"{beginning}*.json")
+        return sorted(path.stem for path in found)
+
+    def fill_disk(self) -> Path:
+        """Take all the room that is left; the file that has it."""
+        path = self.run_dir / "ballast"
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        piece = DISK_BYTES
+        while piece >= PAGE_BYTES:
+            try:
+                os.posix_fallocate(file, os.fstat(file).st_size, piece)
+            except OSError:
+                piece //= 2
+        os.close(file)
+        return path
+
+    def close(self) -> None:
+        """Everything down."""
+        self.client.close()
+        self.relay.release()
+        self.relay.slow(0.0)
+        with suppress(Exception):
+            self.local.stop()
+        self.relay.close()
+        self.store.stop()
+
+    def keep(self, job_id: str) -> Path:
+        """Copy what tells of a job to where it stays; the folder."""
+        kept = self.base / f"kept-{job_id}"
+        for name in ("logs", f"jobs/{job_id}"):
+            shutil.copytree(self.run_dir / name, kept / name, dirs_exist_ok=True)
+        return kept
+
+    def remove(self, *, all_of_it: bool) -> None:
+        """Drop the run directory if it has a file system of its own, and all else if wanted."""
+        if self.has_disk:
+            subprocess.run(["umount", "-l", str(self.run_dir)], check=False)
+        if all_of_it:
+            shutil.rmtree(self.base, ignore_errors=True)
+
+    def _experience_port(self) -> int | None:
+        return (read_json(self.run_dir / "ports.json") or {}).get("experience")
+
+
+def make_model(folder: Path) -> Path:
+    """The model of all jobs."""
+    if not (folder / "config.json").exists():
+        program = HERE / "chaos" / "model.py"
+        subprocess.run([sys.executable, str(program), str(folder)], check=True)
+    return folder
+
+
+def wait_for(condition: Any, timeout_s: float, *, every_s: float = 0.1) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def _mount(folder: Path) -> bool:
+    """A small file system of its own, so that it can be full; only root may."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return False
+
+
+def _install_plugins(folder: Path) -> None:
+    """What `pip install` of a distribution with these entry points would leave."""
+    info = folder / "paceline_chaos-0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline-chaos\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(HERE), *known])

@@ -1,0 +1,125 @@
+"""Faults of all kinds, thrown at a Paceline that runs on this machine, with accounts of its own.
+
+    .venv/bin/python benchmarks/faults.py --json benchmarks/results/faults.json --profile full
+
+`short` takes under 8 minutes and has each kind once, as far as that time allows; `full` has at
+least 300 faults. `--page` writes docs/faults.md from the JSON and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from chaos.faults import not_injected
+from chaos.page import write_page
+from chaos.runner import Profile, Runner
+from chaos.site import make_model
+from chaos.table import table
+
+from paceline.files import write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILES = {
+    "short": Profile(
+        rounds=1,
+        faults_per_job=14,
+        steps=120,
+        wall_s=75.0,
+        budget_s=240.0,
+        patience_s=40.0,
+        end_s=80.0,
+        freezes_s=(0.5, 2.0, 5.0),
+    ),
+    "full": Profile(
+        rounds=9,
+        faults_per_job=30,
+        steps=300,
+        wall_s=240.0,
+        budget_s=4 * 3600.0,
+        patience_s=90.0,
+        end_s=300.0,
+        freezes_s=(0.5, 2.0, 5.0, 12.0),
+    ),
+}
+
+
+def main() -> int:
+    """Run a campaign and write its JSON, or write the page."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="short")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default="", help="only those that match this pattern")
+    parser.add_argument("--minutes", type=float, help="instead of the profile's own time")
+    parser.add_argument("--page", action="store_true", help="only write docs/faults.md")
+    arguments = parser.parse_args()
+    if arguments.page:
+        result = json.loads(arguments.json.read_text())
+        (ROOT / "docs" / "faults.md").write_text(write_page(result))
+        return 0
+    result = run(arguments)
+    print(json.dumps(result["total"], indent=1))
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A campaign; the JSON is written after each job, so that an interrupted one leaves some."""
+    profile, before = PROFILES[arguments.profile], machine()
+    if arguments.minutes is not None:
+        profile = replace(profile, budget_s=60.0 * arguments.minutes)
+    began = time.monotonic()
+    model = make_model(Path(tempfile.mkdtemp(prefix="paceline-model-")))
+    runner = Runner(model=model, profile=profile, seed=arguments.seed, wanted=arguments.kinds)
+
+    def write() -> dict[str, Any]:
+        result = {
+            "machine": before,
+            "load_average_after": os.getloadavg(),
+            "profile": arguments.profile,
+            "seed": arguments.seed,
+            "commit": commit(),
+            "seconds": round(time.monotonic() - began, 1),
+            "not_injected": not_injected(runner.site),
+            **table(runner.told),
+        }
+        write_json(arguments.json, result)
+        return result
+
+    try:
+        runner.run(after_job=write)
+        return write()
+    finally:
+        runner.close()
+
+
+def machine() -> dict[str, Any]:
+    """Where and under which load this runs."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+    }
+
+
+def commit() -> str:
+    """Of the source, if it is a checkout."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
