@@ -190,15 +190,35 @@ class Batches:
         self._core.ready.fire()
         return book.step, batch["stats"]
 
-    async def checkpointed(self, *, incarnation: int, step: int, path: str) -> None:
-        """Steps below are durable: their payloads may go."""
+    async def checkpointed(
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+    ) -> None:
+        """Steps below the oldest kept checkpoint are durable: their payloads may go."""
         async with self._core.transaction() as book:
-            await self._core.change("checkpointed", incarnation, step, path)
+            over = book.stop == "cancelled" or bool(book.meta.get("done"))
+            oldest = step if over else min([step, *kept])
+            await self._durable(incarnation, step, path, oldest=oldest)
             self._core.meter.saved()
-            for done in [k for k in book.batches if k < step]:
-                del book.batches[done]
-            await self.trim(self._core.spec.experience.keep_trajectories)
         self._core.work.fire()
+
+    async def release(self) -> bool:
+        """Keep nothing for checkpoints that are older than the newest; whether anything went."""
+        async with self._core.transaction() as book:
+            step = book.number("checkpoint_step")
+            if step <= book.number("durable"):
+                return False
+            path = book.meta.get("checkpoint", "")
+            await self._durable(book.number("incarnation"), step, path, oldest=step)
+        self._core.work.fire()
+        return True
+
+    async def _durable(self, incarnation: int, step: int, path: str, *, oldest: int) -> None:
+        """Inside a transaction: `step` is saved, and nothing before `oldest` is trained again."""
+        book = self._core.book
+        await self._core.change("checkpointed", incarnation, step, path, oldest)
+        for done in [k for k in book.batches if k < oldest]:
+            del book.batches[done]
+        await self.trim(self._core.spec.experience.keep_trajectories)
 
     async def trim(self, keep: int) -> None:
         """Inside a transaction: of durable trajectories keep only the newest ones."""

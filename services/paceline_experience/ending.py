@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from paceline.logs import Log
 from paceline.types import DropReason
 from paceline_experience.admission import over_budget
 from paceline_experience.batches import Batches
@@ -14,6 +15,7 @@ from paceline_experience.groups import Groups
 from paceline_experience.leases import Leases
 
 _PATIENCE_S = 120.0
+log = Log("ending")
 _REASONS = {
     "steps": "all steps are done",
     "eval_reward": "the eval reward is reached",
@@ -48,6 +50,8 @@ class Ending:
             await self._core.note(stop=reason, stop_reason=reason)
             if reason == "cancelled":
                 await self._drop_untrained(book, DropReason.CANCELLED, taken=True)
+        if reason == "cancelled":
+            await self._batches.release()
         self._core.ready.fire()
         self._core.work.fire()
 
@@ -61,6 +65,12 @@ class Ending:
         """Begin to end when a stop condition holds; fail when nothing can come of it."""
         if self._core.book.stop:
             return
+        if self._over_budget() and await self._batches.release():
+            log.warning(
+                "experience.payload_bytes is full: only the newest checkpoint can be gone back to",
+                job=self._core.job_id,
+                step=self._core.book.number("durable"),
+            )
         problem = self._hopeless()
         if problem:
             await self._fail(problem)
@@ -101,6 +111,7 @@ class Ending:
     async def _finish(self, state: str, reason: str) -> None:
         async with self._core.transaction() as book:
             await self._drop_untrained(book, DropReason.SURPLUS, taken=True)
+        await self._batches.release()
         await self._hooks.finished(state=state, reason=reason)
         async with self._core.transaction():
             await self._core.note(done=1)
@@ -142,14 +153,16 @@ class Ending:
         all_bad = 0 < invalid == ended and not book.open
         if invalid == ended >= 2 * spec.batch_groups or (all_bad and self._core.feed.over):
             return book.meta.get("invalid_detail") or "no task could be run"
-        load = self._leases.load()
         stuck = self._batches.waiting and not book.open
-        if stuck and over_budget(self._leases.limits, load):
+        if stuck and self._over_budget():
             return (
                 f"experience.payload_bytes: {spec.payload_bytes} is full and no batch is ready; "
                 "raise it or write checkpoints more often"
             )
         return ""
+
+    def _over_budget(self) -> bool:
+        return over_budget(self._leases.limits, self._leases.load())
 
     async def _drop_untrained(self, book: Book, reason: DropReason, *, taken: bool) -> None:
         states = "qlfrt" if taken else "qlfr"

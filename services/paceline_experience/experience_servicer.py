@@ -91,7 +91,10 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
     async def Rewind(self, request: pb.RewindRequest, context: Any) -> pb.RewindReply:
         """Where this incarnation starts."""
         step, parent = await self._training.rewind(
-            request.job_id, incarnation=request.incarnation, step=request.step
+            request.job_id,
+            incarnation=request.incarnation,
+            step=request.step,
+            reason=request.reason,
         )
         return pb.RewindReply(step=step, parent_version=parent)
 
@@ -125,7 +128,11 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
     ) -> pb.CheckpointedReply:
         """A checkpoint is durable."""
         await self._training.checkpointed(
-            request.job_id, incarnation=request.incarnation, step=request.step, path=request.path
+            request.job_id,
+            incarnation=request.incarnation,
+            step=request.step,
+            path=request.path,
+            kept=request.kept_steps,
         )
         return pb.CheckpointedReply()
 

@@ -252,9 +252,11 @@ class JobLedger:
             return {"oversized_bytes": num_bytes}
         return metrics
 
-    async def checkpointed(self, *, incarnation: int, step: int, path: str) -> None:
-        """The checkpoint of `step` is durable."""
-        await self._batches.checkpointed(incarnation=incarnation, step=step, path=path)
+    async def checkpointed(
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+    ) -> None:
+        """The checkpoint of `step` is durable; those of the steps `kept` can be gone back to."""
+        await self._batches.checkpointed(incarnation=incarnation, step=step, path=path, kept=kept)
 
     async def announce(
         self,

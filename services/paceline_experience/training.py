@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -19,6 +19,7 @@ from paceline_experience.routes import Publication, Tracker
 from paceline_experience.shares import BatchShare
 
 log = Log("training")
+MOST_REASON_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,19 @@ class Training:
         await self._jobs.note(job_id, incarnation=number)
         return number
 
-    async def rewind(self, job_id: str, *, incarnation: int, step: int) -> tuple[int, int]:
-        """Where an incarnation starts: its step, and the newest version."""
+    async def rewind(
+        self, job_id: str, *, incarnation: int, step: int, reason: str = ""
+    ) -> tuple[int, int]:
+        """Where an incarnation starts: its step, and the newest version.
+
+        Why it passes over newer checkpoints shows in the job's status.
+        """
         ledger = await self._ledgers.get(job_id)
         now, parent = await ledger.rewind(incarnation=incarnation, step=step)
         await self._jobs.note(job_id, step=now)
+        if reason:
+            log.error("passes over damaged checkpoints", job=job_id, step=now, reason=reason)
+            await self._jobs.note(job_id, reason=f"trainer: {reason}"[:MOST_REASON_CHARS])
         return now, parent
 
     async def take(
@@ -92,10 +101,12 @@ class Training:
         await self._jobs.note(job_id, step=now)
         return now, stop
 
-    async def checkpointed(self, job_id: str, *, incarnation: int, step: int, path: str) -> None:
+    async def checkpointed(
+        self, job_id: str, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+    ) -> None:
         """A checkpoint is durable; what was trained up to it goes to files beside the calls."""
         ledger = await self._ledgers.get(job_id)
-        await ledger.checkpointed(incarnation=incarnation, step=step, path=path)
+        await ledger.checkpointed(incarnation=incarnation, step=step, path=path, kept=kept)
         task = asyncio.create_task(self._export_beside(job_id, step), name="export")
         self._exports.add(task)
         task.add_done_callback(self._exports.discard)

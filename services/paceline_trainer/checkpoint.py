@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
+from paceline_trainer.digests import Sealed
 from paceline_trainer.distributed import Group
 from paceline_trainer.model import Policy
 from paceline_trainer.optimizer import Optimizer
@@ -38,12 +39,21 @@ class _Folder:
         return f"step-{self.step:06d}.{self.incarnation}"
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that can be loaded (step 0: none), and what is wrong with newer ones."""
+
+    step: int
+    damaged: tuple[str, ...] = ()
+
+
 class Checkpoints:
     """One folder for each step and incarnation, in a storage without renames or locks.
 
-    `paceline.json` is written last and names all files with their sizes. A checkpoint counts when
-    these are all there: so neither a death while writing or removing, nor a replaced trainer that
-    goes on writing while its folder is removed, leaves one that only looks whole.
+    `paceline.json` is written last and names all files with their sizes and digests. A checkpoint
+    counts when these are all there: so neither a death while writing or removing, nor a replaced
+    trainer that goes on writing while its folder is removed, leaves one that only looks whole. What
+    was changed since it was written shows in the digests, which `find` compares.
     """
 
     def __init__(self, place: Path | str, *, group: Group, keep: int, incarnation: int = 0) -> None:
@@ -51,6 +61,8 @@ class Checkpoints:
         self._group = group
         self._keep = keep
         self._incarnation = incarnation
+        self._sound: _Folder | None = None  # found so by `find`
+        self._damaged: list[_Folder] = []  # passed over by `find`
 
     def path(self, step: int) -> str:
         """Where the newest checkpoint of a step lives.
@@ -64,9 +76,37 @@ class Checkpoints:
         """Steps with a whole checkpoint, rising; raises `UnavailableError` if that is unknown."""
         return sorted({folder.step for folder in self._whole(self._storage.folders())})
 
-    def latest(self, *, most: int) -> int:
-        """The newest step up to `most` with a whole checkpoint; 0: none; raises as `steps`."""
-        return max((step for step in self.steps() if step <= most), default=0)
+    def kept(self, step: int) -> list[int]:
+        """Steps up to `step` that can be gone back to, rising; raises as `steps`.
+
+        The model that training began with counts as long as there are few.
+        """
+        return sorted({0, *(each for each in self.steps() if each <= step)})[-self._keep :]
+
+    def find(self, *, most: int) -> Found:
+        """Collective: the newest checkpoint up to rank 0's `most` that is as it was written.
+
+        Each file is read once, by one of the ranks.
+
+        Raises:
+            UnavailableError: the storage cannot be read.
+        """
+        whole, damaged = self._candidates(most) if self._group.place.first else ([], [])
+        self._sound, self._damaged = None, []
+        while True:
+            mine = whole.pop() if whole else _Folder(0, 0)
+            step, incarnation = self._group.gather([mine.step, mine.incarnation])[0]
+            folder = _Folder(int(step), int(incarnation))
+            if not folder.step:
+                break
+            problems = self._compare(folder)
+            if not problems:
+                self._sound = folder
+                break
+            damaged += [(folder, problem) for problem in problems]
+        newer = [(each, text) for each, text in damaged if each > folder]
+        self._damaged = [each for each, _ in newer]
+        return Found(folder.step, tuple(text for _, text in sorted(newer, reverse=True)))
 
     def save(self, step: int, policy: Policy, optimizer: Optimizer) -> str:
         """Collective: write the state after `step` updates, keep the newest few.
@@ -83,21 +123,26 @@ class Checkpoints:
         model, inner = get_state_dict(policy, optimizer.inner)
         random = {str(self._group.place.rank): torch.get_rng_state()}
         state = {"model": model, "optimizer": inner, "random": random}
+        writer = self._storage.writer(folder.name)
         with _translated(folder.name):
-            save(state, storage_writer=self._storage.writer(folder.name))
+            save(state, storage_writer=writer)
+        written = self._group.gather_objects(writer.written())
         if self._group.place.first:
-            self._finish(folder)
+            self._finish(folder, {name: seal for each in written for name, seal in each.items()})
         self._group.barrier()
         return self._storage.where(folder.name)
 
     def load(self, step: int, policy: Policy, optimizer: Optimizer) -> None:
         """Collective: go back to the checkpoint of a step, whatever world size wrote it.
 
+        The one that `find` has found, if it was of this step.
+
         Raises:
             NotFoundError: there is none.
             UnavailableError: the storage cannot be read.
         """
-        folder = self._newest(step)
+        sound = self._sound
+        folder = sound if sound is not None and sound.step == step else self._newest(step)
         reader = self._storage.reader(folder.name)
         model, inner = get_state_dict(policy, optimizer.inner)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
@@ -116,9 +161,10 @@ class Checkpoints:
             torch.set_rng_state(state["random"][rank])
 
     def discard_after(self, step: int) -> None:
-        """Rank 0: remove checkpoints of a branch that the ledger has left."""
+        """Rank 0: remove checkpoints of a branch that the ledger has left, and damaged ones."""
         for folder in _folders(self._storage.folders()):
-            if folder.step > step and folder.incarnation <= self._incarnation:
+            left = folder.step > step or folder in self._damaged
+            if left and folder.incarnation <= self._incarnation:
                 self._storage.remove(folder.name, first=META)
 
     def discard(self, step: int) -> None:
@@ -133,17 +179,83 @@ class Checkpoints:
 
     def _whole(self, listed: dict[str, Sizes]) -> Iterator[_Folder]:
         for folder in _folders(listed):
-            files = listed[folder.name]
-            if META in files and self._named(folder).items() <= files.items():
+            if META in listed[folder.name] and not self._amiss(folder, listed[folder.name]):
                 yield folder
 
-    def _named(self, folder: _Folder) -> Sizes:
-        try:
-            return json.loads(self._storage.read(folder.name, META))["files"]
-        except FileNotFoundError:  # removed since it was listed
-            return {META: -1}
+    def _candidates(self, most: int) -> tuple[list[_Folder], list[tuple[_Folder, str]]]:
+        """Those that look whole, the newest last; and what is wrong with others."""
+        listed = self._storage.folders()
+        whole: list[_Folder] = []
+        damaged: list[tuple[_Folder, str]] = []
+        for folder in sorted(_folders(listed)):
+            files = listed[folder.name]
+            if folder.step > most or META not in files:
+                continue
+            problem = self._amiss(folder, files)
+            if problem:
+                damaged.append((folder, problem))
+            else:
+                whole.append(folder)
+        return whole, damaged
 
-    def _finish(self, folder: _Folder) -> None:
+    def _amiss(self, folder: _Folder, files: Sizes) -> str:
+        """What can be seen without reading the files; empty: nothing."""
+        try:
+            sealed = self._sealed(folder)
+        except IntegrityError as error:
+            return error.message
+        for name, seal in sealed.items():
+            if name not in files:
+                return f"{folder.name}/{name} is missing"
+            if files[name] != seal.num_bytes:
+                return f"{folder.name}/{name} has {files[name]} bytes instead of {seal.num_bytes}"
+        return ""
+
+    def _compare(self, folder: _Folder) -> list[str]:
+        """Collective: what is wrong with any file, as those who have read them tell."""
+        mine: list[str] = []
+        try:
+            sealed = self._sealed(folder)
+            by_size = sorted(sealed, key=lambda name: (-sealed[name].num_bytes, name))
+            place = self._group.place
+            mine = [self._differs(folder, n, sealed[n]) for n in by_size[place.rank :: place.world]]
+        except IntegrityError as error:
+            mine.append(error.message)
+        told = self._group.gather_objects([text for text in mine if text])
+        return list(dict.fromkeys(text for each in told for text in each))
+
+    def _differs(self, folder: _Folder, name: str, seal: Sealed) -> str:
+        """How a file differs from what was written; empty: it does not."""
+        if not seal.digest:  # written by a release that took none
+            return ""
+        where = f"{folder.name}/{name}"
+        try:
+            found = self._storage.look(folder.name, name)
+        except FileNotFoundError:
+            return f"{where} is missing"
+        except IntegrityError as error:
+            return f"{where} cannot be read: {error}"
+        if found == seal:
+            return ""
+        was, now = seal.digest[:12], found.digest[:12]
+        return f"{where} is not as it was written: blake3 {now}… instead of {was}…"
+
+    def _sealed(self, folder: _Folder) -> dict[str, Sealed]:
+        """What its `paceline.json` names.
+
+        Raises:
+            IntegrityError: it is not as it was written.
+        """
+        try:
+            files = json.loads(self._storage.read(folder.name, META))["files"]
+            return {name: _seal(told) for name, told in files.items()}
+        except FileNotFoundError:  # removed since it was listed
+            raise IntegrityError(f"{folder.name}/{META} is missing") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise IntegrityError(f"{folder.name}/{META} is damaged: {cause}") from error
+
+    def _finish(self, folder: _Folder, written: dict[str, Sealed]) -> None:
         listed = self._storage.folders()
         if any(self._replaced(each, folder) for each in self._whole(listed)):
             raise FencedError(
@@ -152,13 +264,19 @@ class Checkpoints:
         files = listed.get(folder.name, {})
         metadata = self._storage.reader(folder.name).read_metadata()
         needed = {str(part.relative_path) for part in (metadata.storage_data or {}).values()}
-        if lost := needed - files.keys():
-            raise IntegrityError(f"{folder.name}: {min(lost)} was lost while it was written")
+        for name in sorted({*needed, *written}):
+            if name not in files or name not in written:
+                raise IntegrityError(f"{folder.name}: {name} was lost while it was written")
+            if files[name] != written[name].num_bytes:
+                raise IntegrityError(f"{folder.name}: {name} was cut while it was written")
         content = {
             "step": folder.step,
             "world_size": self._group.place.world,
             "incarnation": folder.incarnation,
-            "files": files,
+            "files": {
+                name: {"num_bytes": seal.num_bytes, "blake3": seal.digest}
+                for name, seal in written.items()
+            },
         }
         self._storage.seal(folder.name, META, json.dumps(content).encode())
         self._clean_up(newest=folder.step)
@@ -180,6 +298,13 @@ class Checkpoints:
 def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:
     matches = (_NAME.fullmatch(name) for name in listed)
     return (_Folder(int(m[1]), int(m[2])) for m in matches if m)
+
+
+def _seal(told: Any) -> Sealed:
+    """A file's line in `paceline.json`; a release that took no digests wrote the size alone."""
+    if isinstance(told, int):
+        return Sealed(told)
+    return Sealed(int(told["num_bytes"]), str(told["blake3"]))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,9 +63,14 @@ class Ledger:
         request = jobs_pb2.GetJobRequest(job_id=self.job_id)
         return wire.job_from(await self._call("GetJob", self._jobs.GetJob, request))
 
-    async def rewind(self, step: int) -> tuple[int, int]:
-        """Start from a checkpointed step; the step and the last publication (-1: none)."""
-        request = pb.RewindRequest(job_id=self.job_id, incarnation=self._incarnation, step=step)
+    async def rewind(self, step: int, *, reason: str = "") -> tuple[int, int]:
+        """Start from a checkpointed step; the step and the last publication (-1: none).
+
+        `reason` says why newer checkpoints are passed over.
+        """
+        request = pb.RewindRequest(
+            job_id=self.job_id, incarnation=self._incarnation, step=step, reason=reason
+        )
         reply = await self._call("Rewind", self._experience.Rewind, request)
         return reply.step, reply.parent_version
 
@@ -87,10 +92,14 @@ class Ledger:
         )
         return (await self._call("CommitStep", self._experience.CommitStep, request)).stop
 
-    async def checkpointed(self, step: int, path: str) -> None:
-        """Say that everything up to `step` is durable."""
+    async def checkpointed(self, step: int, path: str, *, kept: Sequence[int]) -> None:
+        """Say that everything up to `step` is durable, and which steps can be gone back to."""
         request = pb.CheckpointedRequest(
-            job_id=self.job_id, incarnation=self._incarnation, step=step, path=path
+            job_id=self.job_id,
+            incarnation=self._incarnation,
+            step=step,
+            path=path,
+            kept_steps=kept,
         )
         await self._call("Checkpointed", self._experience.Checkpointed, request)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from paceline_trainer.place import Place
 TIMEOUT = timedelta(minutes=30)
 STORE_TIMEOUT = timedelta(seconds=30)
 STOP_KEY = "paceline/stop"
+Value = TypeVar("Value")
 TCPStore = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -46,6 +48,14 @@ class Group:
         seen = [torch.empty_like(mine) for _ in range(self.place.world)]
         dist.all_gather(seen, mine)
         return torch.stack(seen).numpy()
+
+    def gather_objects(self, value: Value) -> list[Value]:
+        """What all ranks have, by rank."""
+        if self.place.world == 1:
+            return [value]
+        seen: list[Any] = [None] * self.place.world
+        dist.all_gather_object(seen, value)
+        return seen
 
     def from_first(self, value: int) -> int:
         """Rank 0's number, on every rank."""

@@ -86,6 +86,10 @@ class Gauges:
         found = self._seconds()
         return sum(found.get(phase, 0.0) for phase in WORK)
 
+    def damaged(self, checkpoints: int) -> None:
+        """So many were passed over at the start."""
+        self._metrics.set("damaged_checkpoints", checkpoints, job=self._job_id)
+
     def show(self) -> None:
         """Seconds by phase, and the device's memory."""
         found = self._seconds()

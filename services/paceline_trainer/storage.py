@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-from paceline.errors import ConfigError, UnavailableError
+from paceline.errors import ConfigError, IntegrityError, UnavailableError
 from paceline.files import sync
+from paceline_trainer.digests import DigestWriter, Sealed, digest_of
 
 Sizes = dict[str, int]
 
@@ -55,10 +57,10 @@ class Storage:
             raise UnavailableError(f"storage: {where} cannot be listed: {error}") from error
         return found
 
-    def writer(self, folder: str) -> FsspecWriter:
+    def writer(self, folder: str) -> DigestWriter:
         """Writes the files of torch's distributed checkpoint."""
         # Elsewhere there is no file handle, and torch would flush all disks of this machine.
-        return FsspecWriter(self.where(folder), sync_files=self._local)
+        return DigestWriter(self.where(folder), sync_files=self._local)
 
     def reader(self, folder: str) -> FsspecReader:
         """Reads what `writer` has written."""
@@ -71,6 +73,24 @@ class Storage:
             FileNotFoundError: there is none.
         """
         return self._fs.cat_file(f"{self._root}/{folder}/{file}")
+
+    def look(self, folder: str, file: str) -> Sealed:
+        """What a file is now; all of it is read.
+
+        Raises:
+            FileNotFoundError: there is none.
+            IntegrityError: the disk cannot read what it holds.
+            UnavailableError: the storage does not answer.
+        """
+        try:
+            with self._fs.open(f"{self._root}/{folder}/{file}", "rb") as stream:
+                return digest_of(stream)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise IntegrityError(str(error)) from error
+            raise UnavailableError(f"storage: {self.where(folder)}/{file}: {error}") from error
 
     def seal(self, folder: str, file: str, content: bytes) -> None:
         """Write a small file, whole or not at all, after all others have survived."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.config.job import TrainerSpec
-from paceline.errors import FencedError
+from paceline.errors import FencedError, InvalidError, StateError
 from paceline.logs import Log
 from paceline.types import PolicyVersion
 from paceline.usage import Usage, nowhere
-from paceline_trainer.checkpoint import Checkpoints
+from paceline_trainer.checkpoint import Checkpoints, Found
 from paceline_trainer.client import Ledger
 from paceline_trainer.distributed import Group
 from paceline_trainer.gauges import Gauges
@@ -30,6 +30,7 @@ from paceline_trainer.take import Share
 from paceline_trainer.traces import StepTraces
 
 POLL_S = 0.5
+MOST_TOLD = 4  # damaged files in a reason
 # Ranks may learn of different reasons to end; the highest one counts for all.
 REASONS = ("", "finished", "paused", "cancelled", "signal")
 Arguments = ParamSpec("Arguments")
@@ -138,19 +139,42 @@ class Trainer:
             await self._let_go()
 
     async def resume(self) -> None:
-        """Load the newest checkpoint and take the ledger back to it."""
-        step = 0
+        """Load the newest checkpoint that is sound and take the ledger back to it."""
+        checkpoints = self._engine.checkpoints
+        known = (await self._ledger.job()).status.step if self._place.first else 0
+        found = await self._run(checkpoints.find, most=known)
+        step = found.step
         if self._place.first:
-            known = (await self._ledger.job()).status.step
-            checkpoints = self._engine.checkpoints
-            step = await self._run(checkpoints.latest, most=known)
-            step, self._parent = await self._ledger.rewind(step)
+            for problem in found.damaged:
+                log.error("a checkpoint is damaged", problem=problem, goes_on_from=step)
+            if self._gauges is not None:
+                self._gauges.damaged(len(found.damaged))
+            step, self._parent = await self._rewind(found)
             await self._run(checkpoints.discard_after, step)
         self.step = self._saved = await self._run(self._engine.group.from_first, step)
         if self.step:
             engine = self._engine
-            await self._run(engine.checkpoints.load, self.step, engine.policy, engine.optimizer)
+            await self._run(checkpoints.load, self.step, engine.policy, engine.optimizer)
         log.info("starts", step=self.step, rank=self._place.rank, parent=self._parent)
+
+    async def _rewind(self, found: Found) -> tuple[int, int]:
+        """The ledger's step and newest version.
+
+        Raises:
+            InvalidError: only damaged checkpoints fit the ledger.
+        """
+        damage = "; ".join(found.damaged[:MOST_TOLD])
+        if len(found.damaged) > MOST_TOLD:
+            damage += f"; and {len(found.damaged) - MOST_TOLD} more"
+        reason = f"goes on from step {found.step}: {damage}" if damage else ""
+        try:
+            return await self._ledger.rewind(found.step, reason=reason)
+        except FencedError:
+            raise
+        except StateError as error:
+            if not damage:
+                raise
+            raise InvalidError(f"no sound checkpoint is left ({error}): {damage}") from error
 
     async def take(self) -> Share | None:
         """This rank's share of the next batch; None when all ranks are to end."""
@@ -203,9 +227,10 @@ class Trainer:
             )
             self._saved = self.step
             if self._place.first:
+                kept = await self._run(engine.checkpoints.kept, self.step)
                 try:
                     with self._waits_on("experience"):
-                        await self._ledger.checkpointed(self.step, str(path))
+                        await self._ledger.checkpointed(self.step, str(path), kept=kept)
                 except FencedError:
                     # A newer incarnation goes its own way from an older step.
                     await self._run(engine.checkpoints.discard, self.step)

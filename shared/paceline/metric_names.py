@@ -223,6 +223,12 @@ NAMES: dict[str, Spec] = {
     "sample_age": _gauge(
         "sample_age_seconds", "job", "experience", "Since the last trajectory came in."
     ),
+    "damaged_checkpoints": _gauge(
+        "damaged_checkpoints",
+        "job",
+        "trainer",
+        "What was wrong with checkpoints that this start of the trainer has passed over.",
+    ),
     "checkpoint_age": _gauge(
         "checkpoint_age_seconds",
         "job",

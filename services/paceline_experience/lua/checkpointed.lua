@@ -1,10 +1,11 @@
--- Steps below a durable checkpoint need nothing any more. ARGV: incarnation, step, path
+-- What no checkpoint needs any more goes: steps below the oldest one that is kept.
+-- ARGV: incarnation, step, path, step of the oldest checkpoint that is kept
 fence(tonumber(ARGV[1]))
-local step = tonumber(ARGV[2])
+local step, oldest = tonumber(ARGV[2]), tonumber(ARGV[4])
 if step > number('step') then
   fail('STATE', 'checkpoint of step ' .. step .. ', but the ledger is at step ' .. number('step'))
 end
-for k = number('durable'), step - 1 do
+for k = number('durable'), math.min(oldest, step) - 1 do
   local text = redis.call('HGET', BATCHES, k)
   if text then
     for _, gid in ipairs(cjson.decode(text).groups) do
@@ -17,6 +18,7 @@ for k = number('durable'), step - 1 do
     redis.call('HDEL', SAMPLERS, k)
   end
 end
-if step > number('durable') then set('durable', step) end
+if oldest > number('durable') then set('durable', math.min(oldest, step)) end
 set('checkpoint', ARGV[3])
+set('checkpoint_step', step)
 return finish(0)

@@ -21,5 +21,6 @@ for n = 1, #all, 2 do
   end
 end
 set('step', step)
+if number('checkpoint_step') > step then set('checkpoint_step', step) end
 if get('stop', '') == 'finished' and get('stop_reason', '') == 'steps' then set('stop', '') end
 return finish(0)

@@ -392,20 +392,24 @@ class RewindRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
     """of the checkpoint it loaded; 0: none"""
+    reason: _builtins.str
+    """why it passes over newer checkpoints; empty: it does not"""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "reason", b"reason", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -646,10 +650,17 @@ class CheckpointedRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    KEPT_STEPS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
     path: _builtins.str
+    @_builtins.property
+    def kept_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Steps of all checkpoints that can be gone back to, with this one (0: the model that training
+        began with); none: this one alone.
+        """
+
     def __init__(
         self,
         *,
@@ -657,10 +668,11 @@ class CheckpointedRequest(_message.Message):
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
         path: _builtins.str = ...,
+        kept_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "path", b"path", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job_id", b"job_id", "kept_steps", b"kept_steps", "path", b"path", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

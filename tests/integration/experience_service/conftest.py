@@ -119,10 +119,14 @@ class Trainer:
         self._job_id = job_id
         self.incarnation = 0
 
-    async def begin(self, step: int) -> int:
-        experience = self._client.experience
+    async def grant(self) -> None:
         grant = ex.GrantIncarnationRequest(job_id=self._job_id)
-        self.incarnation = (await call(experience.GrantIncarnation, grant)).incarnation
+        reply = await call(self._client.experience.GrantIncarnation, grant)
+        self.incarnation = reply.incarnation
+
+    async def begin(self, step: int) -> int:
+        await self.grant()
+        experience = self._client.experience
         request = ex.RewindRequest(job_id=self._job_id, incarnation=self.incarnation, step=step)
         return (await call(experience.Rewind, request)).parent_version
 

@@ -88,14 +88,14 @@ def test_two_ranks_write_what_one_rank_reads(
 
     checkpoints = Checkpoints(tmp_path / "checkpoints", group=group, keep=2)
     parts = Parts(llama, group)
-    checkpoints.load(checkpoints.latest(most=5), parts.policy, parts.optimizer)
+    checkpoints.load(checkpoints.find(most=5).step, parts.policy, parts.optimizer)
     assert np.array_equal(parts.weights().numpy(), np.load(tmp_path / "weights.npy"))
     assert parts.optimizer.inner.state_dict()["state"]
 
 
 def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, group=group, keep=2)
-    assert checkpoints.latest(most=100) == 0
+    assert checkpoints.find(most=100).step == 0
     parts = Parts(llama, group)
     for step in (10, 20, 30):
         path = Path(checkpoints.save(step, parts.policy, parts.optimizer))
@@ -111,7 +111,7 @@ def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path)
     assert checkpoints.steps() == [20, 30]
     with pytest.raises(NotFoundError, match=r"no checkpoint of step 50; whole are \[20, 30\]"):
         checkpoints.load(50, parts.policy, parts.optimizer)
-    assert checkpoints.latest(most=29) == 20
+    assert checkpoints.find(most=29).step == 20
     checkpoints.discard_after(20)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000020.0"]
 

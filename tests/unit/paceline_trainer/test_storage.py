@@ -209,8 +209,8 @@ def test_a_storage_that_cannot_be_listed_does_not_look_empty(tmp_path: Path, gro
     fsspec.register_implementation("sealed", Sealed, clobber=True)
     for place in places:
         with pytest.raises(UnavailableError, match="checkpoints/ cannot be listed"):
-            Checkpoints(place, group=group, keep=2).latest(most=7)
-    assert Checkpoints(tmp_path / "new", group=group, keep=2).latest(most=7) == 0
+            Checkpoints(place, group=group, keep=2).find(most=7)
+    assert Checkpoints(tmp_path / "new", group=group, keep=2).find(most=7).step == 0
 
 
 def test_a_death_while_a_branch_is_discarded(parts: Parts) -> None:
@@ -250,7 +250,7 @@ def test_what_the_ledger_was_told_of_can_always_be_loaded(
         elif what == "die":
             crashed(lambda i=incarnation, s=step + 1: parts.save(s, i), number)
             incarnation += 1
-            step = parts.checkpoints(incarnation).latest(most=step)
+            step = parts.checkpoints(incarnation).find(most=step).step
             parts.checkpoints(incarnation).discard_after(step)
         else:
             incarnation += 1

@@ -1,0 +1,215 @@
+"""A trainer whose newest checkpoint is damaged, with the ledger that it goes back in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline.metrics import Metrics
+from paceline_trainer.checkpoint import Checkpoints
+from paceline_trainer.client import Ledger
+from paceline_trainer.distributed import Group
+from paceline_trainer.gauges import Gauges, Shape
+from paceline_trainer.learner import Learner
+from paceline_trainer.mismatch import mismatch_of
+from paceline_trainer.model import load_policy, shard
+from paceline_trainer.objectives.base import load_objective
+from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.place import Place
+from paceline_trainer.publish import Copier
+from paceline_trainer.trainer import Clock, Engine, Trainer
+
+if TYPE_CHECKING:
+    from conftest import Client, Lives
+
+SHARD = "__0_0.distcp"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+class Trainers:
+    """Starts of the trainer of one job, with real checkpoints of a tiny model."""
+
+    def __init__(self, client: Client, job_id: str, model: Path, folder: Path) -> None:
+        self._client = client
+        self._job_id = job_id
+        self._model = model
+        self._folder = folder
+        self._group = Group(Place())
+        self._compute = ThreadPoolExecutor(1)
+        self.metrics = Metrics()
+
+    def close(self) -> None:
+        self._compute.shutdown()
+        self._group.close()
+
+    def ledger(self, incarnation: int) -> Ledger:
+        return Ledger(
+            experience=self._client.experience,
+            roster=self._client.roster,
+            jobs=self._client.jobs,
+            job_id=self._job_id,
+            incarnation=incarnation,
+        )
+
+    def engine(self, incarnation: int) -> Engine:
+        spec = JobSpec.model_validate(
+            {
+                "name": "j",
+                "model": {"path": str(self._model)},
+                "tasks": {"environment": "arithmetic"},
+                "reward": [{"kind": "exact"}],
+                "stop": {"steps": 10},
+            }
+        )
+        policy = load_policy(str(self._model))
+        shard(policy, self._group, dtype="float32")
+        optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=10)
+        mismatch = mismatch_of(spec, policy, self._group)
+        learner = Learner(
+            policy=policy,
+            optimizer=optimizer,
+            objective=load_objective(spec.trainer.objective),
+            group=self._group,
+            budget=200,
+            mismatch=mismatch,
+        )
+        return Engine(
+            policy=policy,
+            optimizer=optimizer,
+            learner=learner,
+            checkpoints=Checkpoints(
+                self._folder, group=self._group, keep=2, incarnation=incarnation
+            ),
+            copier=Copier(policy, self._group, engine_dtype="float32", dtype="float32"),
+            mismatch=mismatch,
+            group=self._group,
+        )
+
+    def trainer(self, engine: Engine, incarnation: int) -> Trainer:
+        gauges = Gauges(
+            self.metrics, job_id=self._job_id, seconds=dict, shape=Shape(1, 1, 1), peak=None
+        )
+        return Trainer(
+            engine=engine,
+            ledger=self.ledger(incarnation),
+            publisher=None,
+            compute=self._compute,
+            spec=JobSpec.model_fields["trainer"].get_default(call_default_factory=True),
+            clock=Clock(),
+            gauges=gauges,
+        )
+
+    async def save(self, engine: Engine, step: int) -> None:
+        """A checkpoint whose weights say which step they are of, told to the ledger."""
+        trainer = self.trainer(engine, 1)
+        with torch.no_grad():
+            for parameter in engine.policy.parameters():
+                parameter.fill_(step)
+        trainer.step = step
+        await trainer.checkpoint()
+
+
+def marks(engine: Engine) -> set[float]:
+    full = (cast(DTensor, p).full_tensor() for p in engine.policy.parameters())
+    return {value for each in full for value in each.detach().unique().tolist()}
+
+
+def flip(path: Path) -> None:
+    """64 bytes are others, as many as before."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 64] = bytes(byte ^ 0x55 for byte in data[middle : middle + 64])
+    path.write_bytes(data)
+
+
+@pytest.fixture
+async def trained(
+    lives: Lives, store_url: str, tmp_path: Path, model: Path
+) -> AsyncIterator[tuple[Client, str, Any, Trainers]]:
+    """A job of five steps so far, with checkpoints of the second and the fourth."""
+    async with lives(store_url, tmp_path) as client:
+        experience = {"batch_groups": 2, "group_size": 2, "max_staleness": 9, "lease_s": 1.0}
+        job = await client.submit(stop={"steps": 6}, eval=None, experience=experience)
+        job_id = job.status.job_id
+        trainers = Trainers(client, job_id, model, tmp_path / "checkpoints")
+        by_hand = client.trainer(job_id)
+        await by_hand.begin(0)
+        engine = trainers.engine(1)
+        async with client.environment():
+            await by_hand.announce(0)
+            for step in range(5):
+                await by_hand.train(step)
+                if step in {1, 3}:
+                    await trainers.save(engine, step + 1)
+        yield client, job_id, by_hand, trainers
+        trainers.close()
+
+
+async def test_the_job_goes_on_from_the_checkpoint_before(
+    trained: tuple[Client, str, Any, Trainers], tmp_path: Path
+) -> None:
+    client, job_id, by_hand, trainers = trained
+    flip(tmp_path / "checkpoints" / "step-000004.1" / SHARD)
+    await by_hand.grant()
+    engine = trainers.engine(2)
+    trainer = trainers.trainer(engine, 2)
+    await trainer.resume()
+    assert (trainer.step, marks(engine)) == (2, {2.0})
+    status = (await client.get(job_id)).status
+    assert status.step == 2
+    assert "goes on from step 2: step-000004.1/__0_0.distcp is not as it was" in status.reason
+    told = trainers.metrics.registry.get_sample_value
+    assert told("paceline_damaged_checkpoints", {"job": job_id}) == 1
+    assert not (tmp_path / "checkpoints" / "step-000004.1").exists()
+    await client.audit(job_id)
+    async with client.environment():
+        await by_hand.announce(2)
+        assert [await by_hand.train(step) for step in (2, 3, 4, 5)] == ["", "", "", "finished"]
+        await by_hand.take(6)
+        await asyncio.wait_for(client.watch(job_id), 100.0)
+    assert (await client.get(job_id)).status.state == "succeeded"
+    await client.audit(job_id)
+
+
+async def test_a_job_without_a_sound_checkpoint_fails_with_file_and_cause(
+    trained: tuple[Client, str, Any, Trainers], tmp_path: Path
+) -> None:
+    client, job_id, by_hand, trainers = trained
+    flip(tmp_path / "checkpoints" / "step-000004.1" / SHARD)
+    (tmp_path / "checkpoints" / "step-000002.1" / "paceline.json").write_bytes(b'{"files": {"')
+    await by_hand.grant()
+    with pytest.raises(InvalidError) as caught:
+        await trainers.trainer(trainers.engine(2), 2).resume()
+    await trainers.ledger(2).fail(caught.value.message)
+    status = (await client.get(job_id)).status
+    assert status.state == "failed"
+    assert "no sound checkpoint is left (cannot rewind to step 0" in status.reason
+    assert "step-000004.1/__0_0.distcp is not as it was written" in status.reason
+    assert "step-000002.1/paceline.json is damaged: JSONDecodeError" in status.reason
+    assert (tmp_path / "checkpoints" / "step-000002.1" / SHARD).exists()
+    await client.audit(job_id)

@@ -1,0 +1,170 @@
+"""Checkpoints that were damaged after they were written."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import fsspec
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from paceline.config.job import OptimizerSpec
+from paceline_trainer.checkpoint import META, Checkpoints
+from paceline_trainer.distributed import Group
+from paceline_trainer.model import Policy, load_policy, shard
+from paceline_trainer.optimizer import Optimizer
+
+SHARD = "__0_0.distcp"
+
+
+class Files:
+    """The files of checkpoints, wherever they lie."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._fs, self._root = fsspec.url_to_fs(place)
+
+    def change(self, name: str, by: Callable[[bytes], bytes]) -> None:
+        path = f"{self._root}/{name}"
+        data = self._fs.cat_file(path)
+        assert by(data) != data
+        self._fs.pipe_file(path, by(data))
+
+    def delete(self, name: str) -> None:
+        self._fs.rm(f"{self._root}/{name}")
+
+
+def flip(data: bytes) -> bytes:
+    """64 bytes in the middle are others; as many as before."""
+    middle = len(data) // 2
+    changed = bytes(byte ^ 0x55 for byte in data[middle : middle + 64])
+    return data[:middle] + changed + data[middle + 64 :]
+
+
+def resize(data: bytes) -> bytes:
+    """Some of the sizes in `paceline.json` are others."""
+    content = json.loads(data)
+    content["files"] = {name: {"num_bytes": 1, "blake3": ""} for name in content["files"]}
+    return json.dumps(content).encode()
+
+
+DAMAGES: dict[str, tuple[Callable[[Files, str], None], str]] = {
+    "64 bytes of the weights": (
+        lambda files, folder: files.change(f"{folder}/{SHARD}", flip),
+        rf"{SHARD} is not as it was written: blake3 \w{{12}}… instead of \w{{12}}…",
+    ),
+    "a byte of the metadata": (
+        lambda files, folder: files.change(f"{folder}/.metadata", flip),
+        r"\.metadata is not as it was written",
+    ),
+    "the end of the weights": (
+        lambda files, folder: files.change(f"{folder}/{SHARD}", lambda data: data[:-100]),
+        rf"{SHARD} has \d+ bytes instead of \d+",
+    ),
+    "all of the weights": (
+        lambda files, folder: files.delete(f"{folder}/{SHARD}"),
+        rf"{SHARD} is missing",
+    ),
+    "the end of the list": (
+        lambda files, folder: files.change(f"{folder}/{META}", lambda data: data[:-20]),
+        rf"{META} is damaged: JSONDecodeError",
+    ),
+    "the text of the list": (
+        lambda files, folder: files.change(f"{folder}/{META}", lambda data: b"\xff" + data),
+        rf"{META} is damaged: UnicodeDecodeError",
+    ),
+    "the kind of the list": (
+        lambda files, folder: files.change(f"{folder}/{META}", lambda data: b'{"files": [1]}'),
+        rf"{META} is damaged: AttributeError",
+    ),
+    "the content of the list": (
+        lambda files, folder: files.change(f"{folder}/{META}", resize),
+        r"has \d+ bytes instead of 1",
+    ),
+}
+
+
+class Parts:
+    """A policy whose weights say which step they are of."""
+
+    def __init__(self, path: Path, group: Group) -> None:
+        self.policy: Policy = load_policy(str(path))
+        shard(self.policy, group, dtype="float32")
+        self.optimizer = Optimizer(self.policy, OptimizerSpec(), total_steps=10)
+
+    @torch.no_grad()
+    def mark(self, value: float) -> None:
+        for parameter in self.policy.parameters():
+            parameter.fill_(value)
+
+    def marks(self) -> set[float]:
+        full = (cast(DTensor, p).full_tensor() for p in self.policy.parameters())
+        return {value for each in full for value in each.detach().unique().tolist()}
+
+    def save(self, checkpoints: Checkpoints, *steps: int) -> None:
+        for step in steps:
+            self.mark(step)
+            checkpoints.save(step, self.policy, self.optimizer)
+
+    def load(self, checkpoints: Checkpoints, step: int) -> set[float]:
+        self.mark(-1.0)
+        checkpoints.load(step, self.policy, self.optimizer)
+        return self.marks()
+
+
+@pytest.fixture(scope="module")
+def parts(llama: Path, group: Group) -> Parts:
+    return Parts(llama, group)
+
+
+@pytest.fixture(params=["folder", "object store"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
+    return Files(str(tmp_path) if request.param == "folder" else f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_by_name(
+    parts: Parts, group: Group, files: Files, what: str
+) -> None:
+    checkpoints = Checkpoints(files.place, group=group, keep=2, incarnation=1)
+    parts.save(checkpoints, 10, 20)
+    assert (checkpoints.kept(10), checkpoints.kept(20)) == ([0, 10], [10, 20])
+    damage, says = DAMAGES[what]
+    damage(files, "step-000020.1")
+
+    after = Checkpoints(files.place, group=group, keep=2, incarnation=2)
+    found = after.find(most=25)
+    assert found.step == 10
+    (problem,) = found.damaged
+    assert problem.startswith("step-000020.1/")
+
+    assert re.search(says, problem), problem
+    after.discard_after(10)
+    assert parts.load(after, 10) == {10.0}
+    parts.save(after, 20)
+    again = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(most=25)
+    assert (again.step, again.damaged) == (20, ())
+
+    damage(files, "step-000010.1")
+    damage(files, "step-000020.2")
+    none = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(most=25)
+    assert none.step == 0
+    assert [text.partition("/")[0] for text in none.damaged] == ["step-000020.2", "step-000010.1"]
+
+
+def test_a_checkpoint_without_digests_is_loaded(parts: Parts, group: Group, tmp_path: Path) -> None:
+    """Written by a release that took none."""
+    checkpoints = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
+    parts.save(checkpoints, 10)
+    path = tmp_path / "step-000010.1" / META
+    content = json.loads(path.read_text())
+    content["files"] = {name: told["num_bytes"] for name, told in content["files"].items()}
+    path.write_text(json.dumps(content))
+    assert checkpoints.find(most=10).step == 10
+    assert parts.load(checkpoints, 10) == {10.0}
