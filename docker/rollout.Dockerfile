@@ -20,8 +20,8 @@ LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # SGLang pins what Paceline leaves open, so what Paceline needs beyond it goes into an environment above
-# SGLang's, which stays as it was tested. A second torch fails the build. The job file names SGLang's own
-# interpreter: `rollout.engine.python: /opt/sglang/bin/python`.
+# SGLang's, which stays as it was tested. A second torch fails the build. Pools name SGLang's own
+# interpreter in their settings: `engines.sglang.python: /opt/sglang/bin/python` (docs/engines.md).
 # hadolint ignore=DL3013,DL3042,SC2086
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python3 -m venv --without-pip --system-site-packages /opt/paceline \

@@ -46,6 +46,7 @@ class ControllerService(Service):
             beat=self._beat,
             child_grace_s=child_grace_s,
             weights_mbit_per_s=options.weights_mbit_per_s,
+            pools=options.pools,
         )
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
         ledger = RemoteLedger(

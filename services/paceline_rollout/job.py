@@ -45,11 +45,17 @@ async def fetch_files(
         await asyncio.to_thread(path.write_bytes, data)
 
 
-def build_engine(spec: JobSpec, *, folder: Path, job_id: str) -> Engine:
-    """The engine that the job names, with its options.
+def build_engine(
+    spec: JobSpec,
+    *,
+    folder: Path,
+    job_id: str,
+    engines: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Engine:
+    """The engine that the job names, with its options, and what the pool says of such engines.
 
     Raises:
-        ConfigError: it does not know one of the options.
+        ConfigError: it does not know one of the options, or takes no settings of a pool.
     """
     rollout, kind = spec.rollout, spec.rollout.engine.kind
     make: Any = plugins.find("engines", kind)
@@ -64,10 +70,15 @@ def build_engine(spec: JobSpec, *, folder: Path, job_id: str) -> Engine:
     }
     options = rollout.engine.options
     known = inspect.signature(make).parameters
+    if settings := (engines or {}).get(kind):
+        if "settings" not in known:
+            raise ConfigError(f"options.engines.{kind}: this engine takes no settings of a pool")
+        given["settings"] = settings
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    wrong = sorted(name for name in options if name in given or name not in known)
-    if wrong and not open_ended:
-        allowed = ", ".join(sorted(set(known) - set(given))) or "none"
+    ours = {*given, "settings"}
+    wrong = sorted(name for name in options if name in ours or not (open_ended or name in known))
+    if wrong:
+        allowed = ", ".join(sorted(set(known) - ours)) or "none"
         raise ConfigError(
             f"rollout.engine.{wrong[0]}: unknown option of {kind!r}; allowed: {allowed}"
         )

@@ -56,7 +56,7 @@ class RolloutService(Service):
         options = validate(RolloutOptions, settings.options)
         self._chassis = chassis
         self._settings = settings
-        self._pool = options.pool
+        self._pool, self._engines = options.pool, options.engines
         self._channel = rpc.connect_as(settings, settings.experience)
         self._roster: RosterAsyncStub = RosterStub(self._channel)
         self._weights = WeightServer(
@@ -85,7 +85,9 @@ class RolloutService(Service):
         folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
         await fetch_files(experience, artefacts, folder)
         self._max_running = spec.rollout.max_concurrent
-        self._engine: Engine = build_engine(spec, folder=folder, job_id=settings.job_id)
+        self._engine: Engine = build_engine(
+            spec, folder=folder, job_id=settings.job_id, engines=self._engines
+        )
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()
         self._hub = Hub(engine=self._engine, tracer=self._chassis.tracer)

@@ -43,11 +43,17 @@ async def options_of(name: str, request: Any) -> AsyncGenerator[tuple[str, dict[
         yield name, OPTIONS[name]
     elif name == "sglang":
         url = request.getfixturevalue("sglang_url")
-        yield "sglang", {"url": url, "shared_memory": True, "startup_timeout_s": 60}
+        yield (
+            "sglang",
+            {
+                "settings": {"url": url, "shared_memory": True},
+                "startup_timeout_s": 60,
+            },
+        )
     else:
         fake = FakeSglang(vocab_size=VOCAB, context=CONTEXT + 8, version=name.removeprefix("fake-"))
         url = await fake.start()
-        yield "sglang", {"url": url}
+        yield "sglang", {"settings": {"url": url}}
         await fake.stop()
 
 

@@ -22,6 +22,7 @@ from paceline.errors import InvalidError, PacelineError
 from paceline.testing.engines import Answers, ask, wait_for
 from paceline.testing.ports import free_port
 from paceline_rollout.engines.sglang.make import sglang
+from paceline_rollout.engines.sglang.options import SglangSettings
 from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
 
 VOCAB, CONTEXT = 32, 256
@@ -51,7 +52,9 @@ def opened(model: Any, model_dir: Path) -> Open:
     @asynccontextmanager
     async def make(**changes: Any) -> AsyncGenerator[Answers]:
         options: dict[str, Any] = {"tokenizer_dir": None, **changes}
+        mine = SglangSettings.model_fields.keys() & options.keys()
         engine = sglang(
+            settings={name: options.pop(name) for name in mine},
             model_dir=model_dir,
             dtype="float32",
             max_context=CONTEXT,
@@ -373,7 +376,8 @@ from paceline_rollout.engines.sglang.make import sglang
 async def main():
     engine = sglang(
         model_dir=Path(sys.argv[1]), dtype="float32", max_context=64, max_concurrent=4, threads=1,
-        tokenizer_dir=None, job_id="job", python=sys.executable, module="paceline.testing.sglang",
+        tokenizer_dir=None, job_id="job",
+        settings={"python": sys.executable, "module": "paceline.testing.sglang"},
     )
     await engine.start()
     assert "sglang" not in sys.modules

@@ -16,7 +16,10 @@ def test_the_demo_learns_on_two_servers(
 ) -> None:
     results = tmp_path / "run"
     job = ["run", "examples/arithmetic-sglang.yaml", "--set", f"model.path={demo_model}"]
-    job += ["--set", f"rollout.engine.python={sglang_python}"]
+    pools = tmp_path / "pools.yaml"
+    engines = {"sglang": {"python": sglang_python}}
+    pools.write_text(json.dumps({"pools": {"default": {"engines": engines}}}))
+    job += ["--pools", str(pools)]
     command = [sys.executable, "-m", "paceline.cli", *job, "--run-dir", str(results)]
     done = subprocess.run(
         [*command, "--port", "0", "--quiet"], cwd=ROOT, capture_output=True, text=True, timeout=900

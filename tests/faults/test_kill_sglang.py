@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(2400)]
 STEPS, EPISODES = 16, 16
 
 
-def sglang_job(python: str, make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]:
+def sglang_job(make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]:
     """Long answers, one batch at a time, nothing left over."""
-    engine = {"kind": "sglang", "python": python, "device": "cpu", "cache_tokens": 4096}
+    engine = {"kind": "sglang", "device": "cpu", "cache_tokens": 4096}
     job = make(
         name=name,
         eval=None,
@@ -85,7 +85,7 @@ def test_no_token_is_sampled_again(
     until(lambda: started(platform, "environment-0"), "no environment worker", 240)
     for number in range(3):
         before = [counter(platform, "environment-0", name) for name in tokens]
-        job = sglang_job(sglang_python, tiny_job, f"kill-sglang-{victim}-{number}")
+        job = sglang_job(tiny_job, f"kill-sglang-{victim}-{number}")
         summary = killed(victim, job, platform, until)
         after = [counter(platform, "environment-0", name) for name in tokens]
         received, resumed = (now - then for now, then in zip(after, before, strict=True))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.config.service import HeartbeatSettings, LogSettings, ServiceSettings
+from paceline.config.service import (
+    HeartbeatSettings,
+    LogSettings,
+    PoolOptions,
+    ServiceSettings,
+)
 from paceline.errors import InvalidError, PacelineError
 from paceline.files import write_settings
 from paceline.monitoring import targets_of
@@ -39,10 +44,12 @@ class ProcessRuntime:
         child_grace_s: float,
         stale_s: float = STALE_S,
         weights_mbit_per_s: float | None = None,
+        pools: Mapping[str, PoolOptions] | None = None,
         command: Command | None = None,
     ) -> None:
         self._settings = settings
         self._weights_mbit_per_s = weights_mbit_per_s
+        self._pools = pools or {}
         self._run_dir = settings.run_dir.resolve()
         self._ports = ports
         self._beat = beat.resolve()
@@ -134,6 +141,8 @@ class ProcessRuntime:
             options["incarnation"] = incarnation
         if wanted.kind is WorkerKind.ROLLOUT:
             options["pool"] = wanted.pool
+            if wanted.pool in self._pools:
+                options["engines"] = self._pools[wanted.pool].engines
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
             options["weights_mbit_per_s"] = self._weights_mbit_per_s

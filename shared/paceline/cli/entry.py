@@ -231,6 +231,12 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         help="redis:// or rediss:// URL (default: an embedded store in the run directory)",
     )
     command.add_argument(
+        "--pools",
+        type=Path,
+        metavar="FILE",
+        help="YAML: `pools` of rollout workers by name, with their engines (see docs/engines.md)",
+    )
+    command.add_argument(
         "--otlp",
         default="",
         metavar="URL",

@@ -12,6 +12,7 @@ import threading
 from argparse import Namespace
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from paceline import logs
 from paceline.cli.check import check, read_job
@@ -20,13 +21,13 @@ from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
 from paceline.client import Client
 from paceline.config import JobSpec, parse_job
-from paceline.config.load import validate
-from paceline.config.service import LogSettings, TracingSettings
+from paceline.config.load import load, validate
+from paceline.config.service import LogSettings, PoolsFile, TracingSettings
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
 from paceline.local import Local
 from paceline.rest import JobView
-from paceline.types import JobState
+from paceline.types import JobState, WorkerKind
 
 CANCEL_TIMEOUT_S = 20.0
 RESULTS = ("summary.json", "metrics.jsonl")
@@ -110,6 +111,7 @@ def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         http_port=arguments.port,
         store_url=arguments.store,
         tracing=_tracing(arguments),
+        options=_options(arguments),
     )
     local.start()
     try:
@@ -121,6 +123,13 @@ def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         print("stopping", file=sys.stderr, flush=True)
         local.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
+    if arguments.pools is None:
+        return {}
+    pools = load(PoolsFile, arguments.pools).model_dump(mode="json")["pools"]
+    return {WorkerKind.CONTROLLER: {"pools": pools}}
 
 
 def _tracing(arguments: Namespace) -> TracingSettings | None:

@@ -156,6 +156,14 @@ class PoolOptions(Closed):
     """Of each scaled job that may use the pool, whatever the others cost."""
     spot: bool = False
     """Its machines may be taken away at any time."""
+    engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """Process runtime: that option of the rollout workers that it starts in this pool."""
+
+
+class PoolsFile(Closed):
+    """What `paceline up --pools` reads."""
+
+    pools: dict[str, PoolOptions] = Field(min_length=1)
 
 
 class KubernetesOptions(Closed):
@@ -358,6 +366,9 @@ class RolloutOptions(WeightsOptions):
 
     pool: str = ""
     """In which it runs; the job's first one if empty."""
+    engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
+    """What the installation says of engines, by kind: interpreters, arguments, addresses. See
+    docs/engines.md; what a job says is in its `rollout.engine`."""
 
 
 class TrainerOptions(WeightsOptions):

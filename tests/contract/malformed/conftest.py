@@ -31,7 +31,8 @@ from paceline_rollout.service import RolloutService
 T = TypeVar("T")
 VOCAB, CONTEXT, ACTIVE = 32, 64, 3
 PATIENCE_S = 200.0
-# Kind of engine and its options. An engine that cannot decode text needs no tokenizer here.
+# Kind of engine, its options, and the `settings` of its pool. An engine that cannot decode text
+# needs no tokenizer here.
 CPU: dict[str, Any] = {"device": "cpu", "cache_tokens": 8192}
 ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "torch": ("torch", {}),
@@ -39,7 +40,10 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
         "simulated",
         {"vocab_size": VOCAB, "decode_tokens_per_s": 5000.0, "tick_s": 0.002},
     ),
-    "fake-sglang": ("sglang", {"python": sys.executable, "module": "paceline.testing.sglang"}),
+    "fake-sglang": (
+        "sglang",
+        {"settings": {"python": sys.executable, "module": "paceline.testing.sglang"}},
+    ),
     "sglang": ("sglang", CPU),
 }
 METHOD = "/paceline.v1.Rollout/Generate"
@@ -99,6 +103,8 @@ class Worker:
 
     async def _start(self, kind: str, options: dict[str, Any], folder: Path) -> None:
         model, files = make_model(folder / "source")
+        options = dict(options)
+        engines = {kind: options.pop("settings", {})}
         spec = {
             "name": "job",
             "model": {"path": "unused"},
@@ -122,6 +128,7 @@ class Worker:
             experience=self._central.address,
             job_id="job",
             run_dir=folder,
+            options={"engines": engines},
         )
         self.service = RolloutService(
             Chassis(settings=known, server=self._server, metrics=Metrics(), address=address)
@@ -243,7 +250,7 @@ def worker(
 ) -> Iterator[Worker]:
     kind, options = ENGINES[request.param]
     if request.param == "sglang":
-        options = {**options, "python": request.getfixturevalue("sglang_python")}
+        options = {**options, "settings": {"python": request.getfixturevalue("sglang_python")}}
     made = Worker(kind, options, tmp_path_factory.mktemp(kind))
     yield made
     made.close()

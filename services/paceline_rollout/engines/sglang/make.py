@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from paceline.errors import ConfigError
 from paceline_rollout.engines.sglang.connection import Connection
 from paceline_rollout.engines.sglang.engine import SglangEngine
 from paceline_rollout.engines.sglang.loading import Loading, folder_for
-from paceline_rollout.engines.sglang.options import SglangOptions
+from paceline_rollout.engines.sglang.options import SglangOptions, SglangSettings
 from paceline_rollout.engines.sglang.server import AttachedServer, Launch, LaunchedServer, Server
 
 
@@ -23,18 +24,21 @@ def sglang(
     threads: int,
     tokenizer_dir: Path | None,
     job_id: str,
+    settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SglangEngine:
-    """An engine whose server is launched, or attached to; `options` are `SglangOptions`.
+    """An engine whose server is launched, or attached to.
+
+    `options` are the job's `SglangOptions`, `settings` the pool's `SglangSettings`.
 
     Raises:
-        ConfigError: the job has no model files, or an option is wrong.
+        ConfigError: the job has no model files, or an option or setting is wrong.
     """
     if model_dir is None:
         raise ConfigError("rollout.engine: sglang needs a model folder")
-    chosen = validate(SglangOptions, options)
+    chosen, place = validate(SglangOptions, options), validate(SglangSettings, dict(settings or {}))
     launch = Launch(
-        python=chosen.python,
+        python=place.python,
         model_dir=model_dir,
         log_path=model_dir / "sglang.log",
         dtype=dtype,
@@ -47,13 +51,13 @@ def sglang(
         dp=chosen.dp,
         ep=chosen.ep,
         deterministic=chosen.deterministic,
-        module=chosen.module,
-        args=chosen.args,
-        environment=chosen.environment,
+        module=place.module,
+        args=(*_flags(chosen), *place.args),
+        environment=place.environment,
     )
     return SglangEngine(
         connection=Connection(
-            server=_server(chosen, launch), loading=_loading(chosen), job_id=job_id
+            server=_server(chosen, place, launch), loading=_loading(chosen, place), job_id=job_id
         ),
         model_dir=model_dir,
         tokenizer_dir=tokenizer_dir,
@@ -66,20 +70,29 @@ def sglang(
     )
 
 
-def _server(chosen: SglangOptions, launch: Launch) -> Server:
-    key, timeout_s = chosen.api_key.get_secret_value(), chosen.startup_timeout_s
-    if chosen.url:
-        return AttachedServer(chosen.url, api_key=key, timeout_s=timeout_s)
+def _flags(chosen: SglangOptions) -> list[str]:
+    flags = [] if chosen.kv_dtype == "auto" else [f"--kv-cache-dtype={chosen.kv_dtype}"]
+    if chosen.mem_fraction is not None:
+        flags.append(f"--mem-fraction-static={chosen.mem_fraction}")
+    if chosen.chunked_prefill is not None:
+        flags.append(f"--chunked-prefill-size={chosen.chunked_prefill}")
+    return flags
+
+
+def _server(chosen: SglangOptions, place: SglangSettings, launch: Launch) -> Server:
+    key, timeout_s = place.api_key.get_secret_value(), chosen.startup_timeout_s
+    if place.url:
+        return AttachedServer(place.url, api_key=key, timeout_s=timeout_s)
     return LaunchedServer(launch, api_key=key, timeout_s=timeout_s)
 
 
-def _loading(chosen: SglangOptions) -> Loading:
-    ours = not chosen.url
+def _loading(chosen: SglangOptions, place: SglangSettings) -> Loading:
+    ours = not place.url
     return Loading(
         way=chosen.load,
         ranks=chosen.tp,
-        shared_memory=ours if chosen.shared_memory is None else chosen.shared_memory,
-        folder=folder_for(chosen.folder, attached=not ours),
+        shared_memory=ours if place.shared_memory is None else place.shared_memory,
+        folder=folder_for(place.folder, attached=not ours),
         bucket_bytes=chosen.bucket_bytes,
         backend=chosen.backend or ("gloo" if chosen.device == "cpu" else "nccl"),
     )

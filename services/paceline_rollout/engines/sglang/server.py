@@ -269,7 +269,7 @@ class LaunchedServer:
         except OSError as error:
             text = "allowed: the interpreter of an environment with SGLang (make sglang-env)"
             raise ConfigError(
-                f"rollout.engine.python: {python}: {error.strerror}; {text}"
+                f"engines.sglang.python: {python}: {error.strerror}; {text}"
             ) from None
         found, _ = await asking.communicate()
         return parse_version(found.decode()) if asking.returncode == 0 else None
