@@ -85,9 +85,7 @@ class ExperienceService(Service):
             options=options,
             owner=self._settings.worker_id,
             quotas=self._quotas,
-            watermarks=lambda job_id: Watermarks(
-                self._settings.run_dir / "watermarks" / f"{job_id}.json"
-            ),
+            watermarks=self._watermarks,
             tracer=chassis.tracer,
             meter=self._meter,
             dry_run=dry_run,
@@ -130,6 +128,9 @@ class ExperienceService(Service):
             export=self._desk.export,
         )
         self._add_servicers(chassis)
+
+    def _watermarks(self, job_id: str) -> Watermarks:
+        return Watermarks(self._settings.run_dir / "watermarks" / f"{job_id}.json")
 
     async def start(self) -> None:
         """Open the ledgers of all live jobs."""

@@ -103,6 +103,7 @@ class Estimates:
     tokens: PerEvent = PerEvent()  # sampled for a group that can be trained
     points: Mapping[int, Point] = field(default_factory=dict[int, Point])
     spread_s: PerEvent = PerEvent()  # of a version, until most rollout workers have it
+    sampled: float = 0.0  # tokens so far, by warm workers
     generating: float = 1.0  # share of open episodes that are in a rollout worker
     idle: float = 0.0  # share of time that warm workers had nothing to do
 
@@ -110,6 +111,15 @@ class Estimates:
     def known(self) -> bool:
         """Enough to plan with."""
         return self.step_s.known and self.tokens.known and bool(self.points)
+
+    def tokens_at_least(self, open_groups: float) -> float:
+        """Sampled for a group: what groups have taken so far, those under way too.
+
+        The first that are made are the short ones, and all of a batch may be under way for long:
+        what has been sampled is shared out evenly.
+        """
+        groups = max(1.0, open_groups + self.tokens.events)
+        return max(self.tokens.value, self.sampled / groups)
 
     @property
     def wait_share(self) -> float:
@@ -153,6 +163,7 @@ def learn(
         tokens=old.tokens.add(job.tokens, job.groups, seconds, batches),
         spread_s=old.spread_s.add(job.spreading_s, job.published, seconds, steps),
         points=_learn_points(old.points, job, seconds=seconds, pools=pools, options=options),
+        sampled=old.sampled + sum(pool.tokens for pool in job.pools.values()),
         generating=_toward(old.generating, _generating(job), share),
         idle=_toward(old.idle, _idle(working), share),
     )

@@ -65,7 +65,7 @@ def target_of(
     """What the planner says, with its margin; as long as too little is known, a guess."""
     speed = believed.speed
     if not believed.known or speed is None:
-        return _guess(job, size=size)
+        return _guess(job, believed, size=size, options=options)
     spec = job.spec.experience
     overlap = overlap_steps(
         max_staleness=spec.max_staleness, publish_every=job.spec.trainer.publish_every
@@ -112,10 +112,37 @@ def _most_wait(overlap: int, options: ScalingOptions) -> float:
     return max(options.starved, options.margin) if overlap else options.sync_wait
 
 
-def _guess(job: JobSignals, *, size: float) -> Target:
-    """Before the first step: as many as it takes to run everything that is admitted at once."""
-    workers = job.wanted_episodes / job.spec.rollout.max_concurrent
-    return Target(max(size, workers), starves=True, plenty=False, why="before the first step")
+def _guess(job: JobSignals, believed: Estimates, *, size: float, options: ScalingOptions) -> Target:
+    """Before the first step: as many as it takes to run everything that is admitted at once.
+
+    And, as soon as it is seen how fast a worker is, as many as the planner says of a step of
+    `first_step_s` and of the tokens that groups have taken so far.
+    """
+    spec = job.spec.experience
+    admitted = max(size, job.wanted_episodes / job.spec.rollout.max_concurrent)
+    speed = believed.speed
+    if speed is None:
+        return Target(admitted, starves=True, plenty=False, why="before the first step")
+    overlap = overlap_steps(
+        max_staleness=spec.max_staleness, publish_every=job.spec.trainer.publish_every
+    )
+    tokens = believed.tokens_at_least(job.open_episodes / spec.group_size)
+    rate = needed_rate(
+        per_step=tokens * spec.batch_groups,
+        step_s=options.first_step_s,
+        overlap=overlap,
+        spread_s=0.0,
+        wait_share=options.sync_wait,
+    )
+    requests = _requests(job, believed, overlap)
+    workers = speed.workers(rate, requests=requests, most_each=job.spec.rollout.max_concurrent)
+    useful = max(1.0, requests / options.requests_each)
+    return Target(
+        workers=max(admitted, min(workers * (1 + options.margin), useful)),
+        starves=True,
+        plenty=False,
+        why=f"before the first step; a group has taken {tokens:.0f} tokens so far",
+    )
 
 
 def _requests(job: JobSignals, believed: Estimates, overlap: int) -> float:

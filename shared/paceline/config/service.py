@@ -238,6 +238,8 @@ class ScalingOptions(Closed):
     """Share of its time that a trainer may wait before rollout workers are added."""
     sync_wait: float = Field(default=0.5, gt=0, lt=1)
     """The same where sampling and training cannot overlap (`max_staleness: 0`)."""
+    first_step_s: float = Field(default=60.0, gt=0)
+    """Taken for a step of a trainer until it has trained one; rollout workers are ordered so."""
     requests_each: float = Field(default=4.0, gt=0)
     """A rollout worker with fewer requests at once is one too many."""
     up_s: float = Field(default=15.0, ge=0)

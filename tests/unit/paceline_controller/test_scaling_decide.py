@@ -98,7 +98,7 @@ def test_events_of_which_nothing_was_seen_are_not_planned_with(lacks: dict[str, 
     """Steps and groups are counted by the ledger; who made them may be new in the roster."""
     job = replace(at_two_batch_sizes(seen(need=5.0, ready={"spot": 1})), **lacks)
     found = settled(job, names({"spot": 1}), THREE)
-    assert found.targets["a-1"].why == "before the first step"
+    assert found.targets["a-1"].why.startswith("before the first step")
     assert sum(found.sizes.values()) >= 1
 
 
