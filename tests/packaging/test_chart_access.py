@@ -42,7 +42,9 @@ Render = Callable[..., list[Object]]
 
 
 def granted(objects: list[Object], role: str) -> dict[str, set[str]]:
-    (found,) = (o for o in objects if o["kind"] == "Role" and o["metadata"]["name"] == role)
+    roles = [o for o in objects if o["kind"] == "Role" and o["metadata"]["name"] == role]
+    # Those of the end take the names of what is to be deleted, and allow nothing.
+    (found,) = (one for one in roles if one["rules"])
     rights: dict[str, set[str]] = {}
     for rule in found["rules"]:
         assert set(rule) <= {"apiGroups", "resources", "verbs", "resourceNames"}

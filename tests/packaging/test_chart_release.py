@@ -1,6 +1,7 @@
 """Install, upgrade, roll back and uninstall with both helms, against an API server."""
 
 import base64
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Release:
         connection = config.new_client_from_config(self._kubeconfig)
         self.core: Any = client.CoreV1Api(connection)
         self.apps: Any = client.AppsV1Api(connection)
+        self.batch: Any = client.BatchV1Api(connection)
         self.extensions: Any = client.ApiextensionsV1Api(connection)
         self._dynamic = DynamicClient(connection)
 
@@ -54,6 +56,23 @@ class Release:
     def apply(self, values: dict[str, Any], verb: str = "upgrade") -> None:
         self._values.write_text(yaml.safe_dump(values))
         self.helm(verb, "rel", self._chart, "-f", str(self._values), "--no-hooks")
+
+    def uninstall(self) -> None:
+        """With the hooks of the end; of Jobs without pods it says that they are complete."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._complete, args=(over,), daemon=True)
+        thread.start()
+        self.helm("uninstall", "rel")
+        over.set()
+        thread.join(60)
+
+    def _complete(self, over: threading.Event) -> None:
+        complete = {"type": "Complete", "status": "True"}
+        while not over.wait(0.1):
+            for job in self.batch.list_namespaced_job(NAMESPACE).items:
+                if job.spec.completions == 0 and not job.status.conditions:
+                    status = {"status": {"conditions": [complete]}}
+                    self.batch.patch_namespaced_job_status(job.metadata.name, NAMESPACE, status)
 
     def secret(self, name: str) -> dict[str, str]:
         data = self.core.read_namespaced_secret(name, NAMESPACE).data
@@ -102,6 +121,22 @@ def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> Non
     assert release.secret("rel-paceline-store") == store
 
 
+@pytest.mark.parametrize("scaling", ["controller", "external"])
+def test_the_number_of_pods_stays_when_the_release_leaves_it_to_others(
+    release: Release, scaling: str
+) -> None:
+    def of(**values: Any) -> dict[str, Any]:
+        return PASSING | {"services": {"environment": values}}
+
+    release.apply(of(scaling="fixed", replicas=5), "install")
+    release.apply(of(scaling=scaling))
+    assert scaled(release) == 5
+    release.apply(of(scaling=scaling, graceSeconds=21))
+    assert scaled(release) == 5
+    release.apply(of(scaling="fixed", replicas=2))
+    assert scaled(release) == 2
+
+
 def scaled(release: Release) -> int:
     return release.replicas("rel-paceline-environment")
 
@@ -112,14 +147,14 @@ def test_uninstall_leaves_nothing(release: Release) -> None:
     release.core.create_namespaced_secret(NAMESPACE, issued)
     assert ("Deployment", "rel-paceline-gateway") in release.objects()
     assert release.definitions() == ["trainingjobs.paceline.dev"]
-    release.helm("uninstall", "rel")
+    release.uninstall()
     assert release.objects() == set()
     assert release.definitions() == []
 
 
 def test_uninstall_keeps_what_is_to_be_kept(release: Release) -> None:
     release.apply({}, "install")
-    release.helm("uninstall", "rel")
+    release.uninstall()
     assert release.objects() == {("PersistentVolumeClaim", "rel-paceline-data")}
     assert release.definitions() == ["trainingjobs.paceline.dev"]
     # And the same release takes it up again.

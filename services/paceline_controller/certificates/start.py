@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         help="one field, above the file: --set namespace=training",
     )
     chosen = parser.parse_args(arguments)
+    # The first process of a container is not ended by it otherwise.
+    signal.signal(signal.SIGTERM, _end)
     logs.setup(LogSettings())
     try:
         issue = load(Issue, chosen.file, overrides=chosen.set)
@@ -42,3 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     log.info("all certificates are in order", namespace=issue.namespace, written=written)
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    sys.exit(128 + number)

@@ -84,6 +84,15 @@ def trained_well(client: Client, job_id: str) -> dict[str, Any]:
     return job.status.summary
 
 
+def test_helm_test_runs_a_job(installation: "Installation") -> None:
+    said = installation.helm("test", installation.name, "--timeout", f"{PATIENCE_S:.0f}s")
+    assert "Phase:          Succeeded" in said
+    with installation.client() as client:
+        (job,) = [job for job in client.list().jobs if job.status.name == "smoke-test"]
+    assert (job.status.state, job.status.step) == ("succeeded", 2)
+    assert not installation.cluster.list("Pod", "app.kubernetes.io/component=test")
+
+
 def test_the_demo_learns_while_its_pods_die(installation: "Installation", demo_job: Job) -> None:
     cluster = installation.cluster
     with installation.client() as client:

@@ -137,6 +137,31 @@ def test_replicas_changed_by_others_are_set_right(
     assert event["regarding"]["kind"] in {"Job", "Deployment"}
 
 
+def test_a_release_may_set_what_the_controller_has_scaled(world: Any, until_true: Until) -> None:
+    """As Helm 4 does when `scaling: controller` becomes `fixed`: it applies, without force."""
+    world.start()
+    name = "rel-paceline-environment"
+    deployments = world.cluster.of("Deployment")
+    place = {"name": name, "namespace": "ml"}
+
+    def claims() -> bool:
+        found = deployments.get(**place).to_dict()["metadata"]["managedFields"]
+        return any("f:replicas" in each["fieldsV1"].get("f:spec", {}) for each in found)
+
+    # As a controller that kept its claim has left it.
+    change = {"spec": {"replicas": 4}}
+    media = "application/merge-patch+json"
+    deployments.patch(body=change, **place, content_type=media, field_manager="paceline-controller")
+    until_true(lambda: deployments.get(**place).spec.replicas == 1, "not set right")
+    until_true(lambda: not claims(), "the number has an owner")
+    metadata = {"name": name, "namespace": "ml"}
+    fixed = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    applied = deployments.server_side_apply(
+        body={**fixed, "spec": {"replicas": 3}}, **place, field_manager="helm"
+    )
+    assert applied.spec.replicas == 3
+
+
 def test_a_changed_template_replaces_rollouts_and_leaves_the_trainer(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:

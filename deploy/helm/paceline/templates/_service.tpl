@@ -8,9 +8,14 @@ apiVersion: apps/v1
 kind: Deployment
 metadata:
   {{- include "paceline.metadata" . | nindent 2 }}
+  {{- $replicas := include "paceline.replicas" . }}
+  {{- if $replicas }}
+  annotations:
+    paceline.dev/replicas: {{ ternary "fixed" "kept" (eq $workload.scaling "fixed") }}
+  {{- end }}
 spec:
-  {{- if eq $workload.scaling "fixed" }}
-  replicas: {{ $workload.replicas }}
+  {{- with $replicas }}
+  replicas: {{ . }}
   {{- end }}
   revisionHistoryLimit: 5
   {{- /* `type: Recreate` leaves the bounds of the chart's own values beside it. */}}
@@ -96,4 +101,19 @@ spec:
       paceline.dev/pool: {{ . }}
       {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+How many pods the release itself asks for; empty where others scale them. A number that a release
+has set once it cannot take away, for then it would be 1: it says what there is.
+*/}}
+{{- define "paceline.replicas" -}}
+{{- if eq .workload.scaling "fixed" -}}
+{{- .workload.replicas -}}
+{{- else -}}
+{{- $live := lookup "apps/v1" "Deployment" .root.Release.Namespace (printf "%s-%s" (include "paceline.fullname" .root) .component) | default dict -}}
+{{- if dig "metadata" "annotations" "paceline.dev/replicas" "" $live -}}
+{{- int $live.spec.replicas -}}
+{{- end -}}
+{{- end -}}
 {{- end }}

@@ -32,6 +32,7 @@ from paceline_controller.runtimes.kubernetes.manifests import (
     digest,
     owner_reference,
 )
+from paceline_controller.runtimes.kubernetes.ownership import released
 from paceline_controller.runtimes.kubernetes.patience import Patience
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
@@ -170,7 +171,10 @@ class KubernetesRuntime:
         if body is None:
             raise NotFoundError(f"kubernetes: there is no Deployment of {name}")
         changes = {"spec": {"replicas": replicas}}
-        self._learn(await self._connection.patch(DEPLOYMENTS, name_of(body), changes))
+        changed = await self._connection.patch(DEPLOYMENTS, name_of(body), changes)
+        self._learn(changed)
+        if pool:
+            await self._release(changed)
         job_id = "" if pool else names.wanted_of(body).job_id
         before = body["spec"].get("replicas", 1)
         if before != replicas:
@@ -219,6 +223,8 @@ class KubernetesRuntime:
             PacelineError: the cluster cannot be reached, or refused.
         """
         self._tell_of_pods()
+        for pool in self._inventory.pools().values():
+            await self._release(pool)
         for body in self._inventory.rollouts():
             if deleting(body):
                 continue
@@ -240,6 +246,21 @@ class KubernetesRuntime:
         around = self._surroundings()
         for body in build(wanted, template, incarnation=incarnation, around=around):
             self._learn(await self._connection.apply(body))
+
+    async def _release(self, pool: Object) -> None:
+        """Give up the number of replicas of a Deployment of the chart, once it is written.
+
+        Owned by nobody, helm may set it when the release no longer leaves it to us; with an owner
+        that would be a conflict.
+        """
+        if (managers := released(pool)) is None:
+            return
+        version = pool["metadata"]["resourceVersion"]
+        changes = {"metadata": {"managedFields": managers, "resourceVersion": version}}
+        try:
+            self._learn(await self._connection.patch(DEPLOYMENTS, name_of(pool), changes))
+        except ConflictError:  # somebody has changed it since: in the next round
+            return
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
         (changed,) = build(wanted, template, incarnation=0, around=self._surroundings())

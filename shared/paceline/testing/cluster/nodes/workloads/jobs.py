@@ -150,7 +150,7 @@ def _is_indexed(job: Object) -> bool:
 
 def _wanted(job: Object) -> int:
     spec = job["spec"]
-    return spec.get("completions") or (1 if _is_indexed(job) else spec.get("parallelism", 1))
+    return spec.get("completions", 1 if _is_indexed(job) else spec.get("parallelism", 1))
 
 
 def _index_of(pod: Object) -> str:
