@@ -70,7 +70,7 @@ class Release:
         complete = {"type": "Complete", "status": "True"}
         while not over.wait(0.1):
             for job in self.batch.list_namespaced_job(NAMESPACE).items:
-                if job.spec.completions == 0 and not job.status.conditions:
+                if job.spec.completions == 0 and not (job.status and job.status.conditions):
                     status = {"status": {"conditions": [complete]}}
                     self.batch.patch_namespaced_job_status(job.metadata.name, NAMESPACE, status)
 

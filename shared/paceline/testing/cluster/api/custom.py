@@ -15,6 +15,10 @@ from paceline.testing.cluster.api.schemas import META, Definitions, Node, Schema
 Object = dict[str, Any]
 
 
+TOO_DEAR = (
+    "exceeds budget by factor of more than 100x (try simplifying the rule, or adding maxItems, "
+    "maxProperties, and maxLength where arrays, maps, and strings are declared)"
+)
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 """Holds a definition until its objects are gone."""
 
@@ -160,12 +164,26 @@ def _check_node(node: Node, path: str) -> list[Object]:
             text = f"Invalid value: {json.dumps(rule['rule'])}: compilation failed: {error}"
             place = f"{path}.x-kubernetes-validations[{index}].rule"
             causes.append(cause("FieldValueInvalid", text, place))
+        for key, title in (("rule", "rule"), ("messageExpression", "messageExpression")):
+            if _unbounded(rule.get(key, "")):
+                text = f"Forbidden: estimated {title} cost {TOO_DEAR}"
+                place = f"{path}.x-kubernetes-validations[{index}].{key}"
+                causes.append(cause("FieldValueForbidden", text, place))
     for name, child in node.get("properties", {}).items():
         causes += _check_node(child, f"{path}.properties[{name}]")
     for name in ("items", "additionalProperties"):
         if isinstance(node.get(name), dict):
             causes += _check_node(node[name], f"{path}.{name}")
     return causes
+
+
+def _unbounded(expression: str) -> bool:
+    """Joins a text of which the server's estimate of costs knows no size.
+
+    Of its estimate (cel-go, `checker/cost.go`, with the limits of apiextensions' `validation.go`)
+    only this is here: the result of a conversion has no size, so what joins it costs without end.
+    """
+    return "string(" in expression and "+" in expression
 
 
 def check_rules(schema: Schema, new: Object, old: Object | None) -> list[Object]:
