@@ -119,7 +119,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
             incarnation=request.incarnation,
             step=request.step,
             batch_id=request.batch_id,
-            metrics=json.loads(request.metrics_json or "{}"),
+            metrics=_metrics(request.metrics_json),
         )
         return pb.CommitStepReply(step=step, stop=stop)
 
@@ -243,3 +243,15 @@ def _key_to(each: JobKey) -> pb.EpisodeKey:
     return pb.EpisodeKey(
         job_id=each.job_id, group_id=key.group_id, index=key.index, attempt=key.attempt
     )
+
+
+def _metrics(text: str) -> dict[str, Any]:
+    """What a trainer has measured; its numbers need not be finite.
+
+    Raises:
+        InvalidError: it is no object of JSON.
+    """
+    try:
+        return dict(json.loads(text or "{}"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidError(f"metrics_json: not an object of JSON: {error}") from None

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from paceline import types as t
+from paceline.errors import InvalidError
 from paceline.v1 import types_pb2 as pb
 
 
@@ -274,11 +275,19 @@ def worker_to(noun: t.Worker) -> pb.Worker:
     )
 
 
+def _worker_kind(name: str) -> t.WorkerKind:
+    try:
+        return t.WorkerKind(name)
+    except ValueError:
+        known = ", ".join(t.WorkerKind)
+        raise InvalidError(f"kind: {name!r} is no kind of worker; allowed: {known}") from None
+
+
 def worker_from(message: pb.Worker) -> t.Worker:
     """Worker from a message."""
     return t.Worker(
         worker_id=message.worker_id,
-        kind=t.WorkerKind(message.kind),
+        kind=_worker_kind(message.kind),
         endpoint=message.endpoint,
         site=message.site,
         job_id=message.job_id,

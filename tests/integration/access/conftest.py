@@ -33,6 +33,7 @@ class Site:
     url: str
     grpc: str
     app: Any
+    experience: str = ""
     tokens: dict[str, str] = field(default_factory=dict[str, str])
     ids: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -123,7 +124,13 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
     while not (tmp_path / "gateway.json").exists():
         await asyncio.sleep(0.01)
     told = json.loads((tmp_path / "gateway.json").read_text())
-    found = Site(run_dir=tmp_path, url=told["http"], grpc=told["grpc"], app=service.app)
+    found = Site(
+        run_dir=tmp_path,
+        url=told["http"],
+        grpc=told["grpc"],
+        app=service.app,
+        experience=chassis.address,
+    )
     await found.ready()
     yield found
     await door.stop()
