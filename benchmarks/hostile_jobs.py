@@ -36,7 +36,6 @@ from paceline.config import parse_job
 from paceline.config.service import ServiceSettings
 from paceline.files import write_settings
 from paceline.ports import PortSlots
-from paceline.types import WorkerKind
 from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 
 TOKEN = "pl_bootstrap_of_this_benchmark"
@@ -79,6 +78,7 @@ PLUGINS = [
 ]
 PATTERNS = ["(" * 900, "(a+)+$", r"(?i)[\U00000001-\U0010ffff]" * 60, "x{0,99999999999}", "(?P<a"]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), 1e308, 5e-324, -0.0, 1e999]
+TYPES: list[Any] = [None, True, False, 1, 1.5, "x", [], {}, [[]], "5"]
 WHOLE = [-1, 0, 2**31, 2**53, 2**63 - 1, 2**63, 10**30, 10**400, -(10**30)]
 
 
@@ -90,7 +90,7 @@ def _nested(chance: random.Random, _: Any) -> Any:
 
 
 CHANGES: dict[str, Change] = {
-    "type": lambda chance, _: chance.choice([None, True, False, 1, 1.5, "x", [], {}, [[]], "5"]),
+    "type": lambda chance, _: chance.choice(TYPES),
     "size": lambda chance, _: chance.choice(WHOLE),
     "long": lambda chance, _: "x" * chance.choice([64, 300, 5_000, 100_000]),
     "many": lambda chance, old: [old] * chance.choice([10, 1_000, 15_000]),
@@ -186,7 +186,7 @@ def running(folder: Path) -> Generator[Site]:
     store.start(60)
     common: dict[str, Any] = {"run_dir": folder, "grace_s": 3.0}
     where = f"127.0.0.1:{ports[0]}"
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "experience": {"port": ports[0], "store_url": f"unix://{folder / 's'}"},
         "gateway": {
             "port": ports[1],
@@ -198,7 +198,9 @@ def running(folder: Path) -> Generator[Site]:
     children: list[subprocess.Popen[bytes]] = []
     for name, fields in settings.items():
         path = folder / f"{name}.yaml"
-        made = ServiceSettings(kind=WorkerKind(name), worker_id=f"{name}-0", **(common | fields))
+        made = ServiceSettings.model_validate(
+            {"kind": name, "worker_id": f"{name}-0"} | common | fields
+        )
         write_settings(path, made)
         children.append(subprocess.Popen([sys.executable, "-m", f"paceline_{name}", str(path)]))
     url, headers = f"http://127.0.0.1:{ports[2]}", {"authorization": f"Bearer {TOKEN}"}
