@@ -31,10 +31,11 @@ LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
 COPY --from=build /opt/paceline /opt/paceline
 ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
     HOME=/tmp
 # A volume that is mounted here for the first time belongs to whom the folder belongs to.
 RUN install -d -o 10001 -g 10001 /var/lib/paceline
-WORKDIR /var/lib/paceline
+WORKDIR /opt/paceline
 USER 10001:10001
 # gRPC, metrics and health; the gateway's REST.
 EXPOSE 8400 8401 8300

@@ -30,8 +30,9 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && install -d -o 10001 -g 10001 /var/lib/paceline
 ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
+    PYTHONSAFEPATH=1 \
     HOME=/tmp
-WORKDIR /var/lib/paceline
+WORKDIR /opt/paceline
 USER 10001:10001
 # gRPC, metrics and health, weight streams, torchrun.
 EXPOSE 8400 8401 8402 8403

@@ -98,7 +98,7 @@ class Pool:
         return scores
 
     async def _start(self) -> Child:
-        command = (sys.executable, "-m", "paceline_reward.child", *self._import_from)
+        command = (sys.executable, "-P", "-m", "paceline_reward.child", *self._import_from)
         child = Child(await start_family(command))
         self._alive.add(child)
         return child

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.family import END_S, Family, start_family
 from paceline_tracking.secrets import without_secrets
 
-COMMAND = (sys.executable, "-m", "paceline_tracking.host")
+COMMAND = (sys.executable, "-P", "-m", "paceline_tracking.host")
 MOST_WORDS = 2000
 LINE_BYTES = 1 << 20
 

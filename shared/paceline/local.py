@@ -230,7 +230,7 @@ class Local:
             store.launch()
 
     def _launch(self, kind: WorkerKind, service: _Supervised) -> None:
-        command = [sys.executable, "-m", f"paceline_{kind}", str(service.path)]
+        command = [sys.executable, "-P", "-m", f"paceline_{kind}", str(service.path)]
         labels = {
             "http_port": str(self._http_port),
             "service": str(kind),

@@ -27,6 +27,8 @@ from paceline.monitoring import Targets
 log = Log("processes")
 
 ENVIRONMENT = {
+    # Nothing is imported from the folder that somebody works in, nor by what torchrun starts.
+    "PYTHONSAFEPATH": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",

@@ -172,7 +172,7 @@ class ProcessRuntime:
         """How a process is started: trainers by torchrun."""
         module = ["-m", f"paceline_{wanted.kind}", str(path)]
         if wanted.kind is not WorkerKind.TRAINER:
-            return [sys.executable, *module]
+            return [sys.executable, "-P", *module]
         port = self._ports.take(f"{wanted.name}:master")
         torchrun = [
             *("-m", "torch.distributed.run"),
@@ -180,4 +180,4 @@ class ProcessRuntime:
             *("--master-addr", "127.0.0.1", "--master-port", str(port)),
             *("--max-restarts", "0"),
         ]
-        return [sys.executable, *torchrun, *module]
+        return [sys.executable, "-P", *torchrun, *module]

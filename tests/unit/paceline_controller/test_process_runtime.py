@@ -128,7 +128,7 @@ def test_a_trainer_is_started_by_torchrun(tmp_path: Path) -> None:
     )
     wanted = Wanted("trainer-a-1", WorkerKind.TRAINER, job_id="a-1", world_size=2)
     command = list(made.command_of(wanted, Path("/run/s.yaml")))
-    assert command[1:5] == ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert command[1:6] == ["-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert command[-3:] == ["-m", "paceline_trainer", "/run/s.yaml"]
     assert "--max-restarts" in command
 

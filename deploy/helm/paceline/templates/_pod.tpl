@@ -60,6 +60,8 @@ spec:
     - name: paceline
       image: {{ include "paceline.image" . }}
       imagePullPolicy: {{ dig "image" "pullPolicy" $root.Values.image.pullPolicy $workload }}
+      # Part of the root file system, which is read-only.
+      workingDir: /
       command:
         {{- include "paceline.command" . | nindent 8 }}
       args:
@@ -123,6 +125,10 @@ topologySpreadConstraints:
 - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+{{- if not (hasKey $given "PYTHONSAFEPATH") }}
+# Else python imports what lies in the working directory.
+- {name: PYTHONSAFEPATH, value: "1"}
+{{- end }}
 {{- if not (hasKey $given "HOME") }}
 - {name: HOME, value: /tmp}
 {{- end }}

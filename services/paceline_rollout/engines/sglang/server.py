@@ -27,6 +27,7 @@ GUARD = Path(__file__).with_name("guard.py")
 POLL_S = 0.25
 PORT_TRIES = 3
 _ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # Room for the few tokens that SGLang keeps for itself beyond the longest context.
@@ -260,6 +261,7 @@ class LaunchedServer:
         try:
             asking = await asyncio.create_subprocess_exec(
                 str(python),
+                "-I",
                 "-c",
                 _VERSION_SCRIPT,
                 stdin=asyncio.subprocess.DEVNULL,
