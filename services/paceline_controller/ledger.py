@@ -41,7 +41,8 @@ class RemoteLedger:
 
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
-        found = [live for job in await self._list(LIVE) if (live := self._live(job)) is not None]
+        listed = [await self._live(job) for job in await self._list(LIVE)]
+        found = [live for live in listed if live is not None]
         self._specs = {job.job_id: job.spec for job in found}
         return found
 
@@ -72,6 +73,15 @@ class RemoteLedger:
         request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state, reason=reason)
         await call(self._experience.SetJobState, request, timeout_s=TIMEOUT_S)
 
+    async def _spec(self, job_id: str) -> JobSpec | None:
+        """What a list does not have; None: it is no job file that this version knows."""
+        request = jobs_pb2.GetJobRequest(job_id=job_id)
+        job = await call(self._jobs.GetJob, request, timeout_s=TIMEOUT_S)
+        try:
+            return parse_job(json.loads(job.spec_json))
+        except (ValueError, InvalidError):
+            return None
+
     async def _list(self, states: Sequence[str]) -> list[Job]:
         found: list[Job] = []
         token = ""
@@ -83,10 +93,10 @@ class RemoteLedger:
             if not token:
                 return found
 
-    def _live(self, job: Job) -> LiveJob | None:
+    async def _live(self, job: Job) -> LiveJob | None:
         """None: nobody can tell what it needs; its ledger ends it."""
         status = job.status
-        spec = self._specs.get(status.job_id) or _spec(job)
+        spec = self._specs.get(status.job_id) or await self._spec(status.job_id)
         if spec is None:
             return None
         return LiveJob(
@@ -100,14 +110,4 @@ class RemoteLedger:
 
 
 def _is_untracked(job: Job) -> bool:
-    ended = {told.name for told in job.status.tracking if told.state in {"done", "failed"}}
-    spec = _spec(job)
-    return spec is not None and any(each.label not in ended for each in spec.tracking)
-
-
-def _spec(job: Job) -> JobSpec | None:
-    """None: its record holds no job file that this version knows."""
-    try:
-        return parse_job(json.loads(job.spec))
-    except (ValueError, InvalidError):
-        return None
+    return any(told.state not in {"done", "failed"} for told in job.status.tracking)

@@ -185,11 +185,11 @@ class Desk:
         while True:
             changed = self._history.changed(job_id).event()
             job = await self._jobs.get(job_id)
-            rows = await self._history.rows(job, after=seen, limit=_ROWS)
+            rows = await self._page(job, after=seen, limit=_ROWS)
             seen += len(rows)
             ledger = self._ledgers.peek(job_id)
             yield Event(job.status, rows, await ledger.live() if ledger else {})
-            if job.status.state.terminal and len(rows) < _ROWS:
+            if job.status.state.terminal and seen >= await self._history.count(job):
                 return
             await wait(changed, _WATCH_S)
             await asyncio.sleep(_LEAST_S)  # many changes make one event
@@ -210,8 +210,13 @@ class Desk:
         """Rows of the history from `after` on, and where to go on; 0: no more at the moment."""
         size = max(1, min(page_size or 500, 5000))
         job = await self._jobs.get(job_id)
-        found = await self._history.rows(job, after=_place(after), limit=size + 1)
-        return found[:size], after + size if len(found) > size else 0
+        found = await self._page(job, after=_place(after), limit=size)
+        end = after + len(found)
+        return found, end if end < await self._history.count(job) else 0
+
+    async def _page(self, job: Job, *, after: int, limit: int) -> list[Row]:
+        max_bytes = self._quotas.settings.page_bytes
+        return await self._history.page(job, after=after, limit=limit, max_bytes=max_bytes)
 
 
 def read_spec(text: str) -> JobSpec:

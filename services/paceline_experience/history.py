@@ -14,6 +14,8 @@ from paceline.types import Job
 from paceline_experience.core import Signal
 from paceline_experience.store import Store, job_key
 
+_AT_ONCE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -57,6 +59,26 @@ class History:
             file.write(_line(row))
         self._changed[job.status.job_id].fire()
         return row
+
+    async def count(self, job: Job) -> int:
+        """How many rows there are."""
+        return await self._store.command("LLEN", self._key(job))
+
+    async def page(self, job: Job, *, after: int, limit: int, max_bytes: int) -> list[Row]:
+        """As `rows`, but no more after the row that makes it larger than `max_bytes`."""
+        found: list[Row] = []
+        num_bytes = 0
+        while len(found) < limit and num_bytes < max_bytes:
+            size = min(_AT_ONCE, limit - len(found))
+            some = await self.rows(job, after=after + len(found), limit=size)
+            for row in some:
+                found.append(row)
+                num_bytes += len(_line(row))
+                if num_bytes >= max_bytes:
+                    break
+            if len(some) < size:
+                break
+        return found
 
     async def rows(self, job: Job, *, after: int, limit: int) -> list[Row]:
         """At most `limit` rows (negative: all) from index `after` on."""

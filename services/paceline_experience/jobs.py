@@ -85,14 +85,17 @@ class JobStore:
         fields: dict[str, Value] = {
             "name": spec.name,
             "tenant": spec.tenant,
-            "spec": text,
             "artefacts": json.dumps(dict(artefacts)),
             "state": JobState.QUEUED,
             "created": repr(await self._store.now()),
         }
+        for tracker in spec.tracking:
+            waits = TrackerStatus(tracker.label, tracker.kind, "waiting")
+            fields[_TRACKING + tracker.label] = json.dumps(asdict(waits))
         flat = [part for item in fields.items() for part in item]
+        keys = [self._key(spec.tenant, job_id), self._key(spec.tenant, job_id, "spec")]
         # A crash between registration and this is mended by the caller's retry.
-        wrote = await self._store.run("job_write", [self._key(spec.tenant, job_id)], *flat)
+        wrote = await self._store.run("job_write", keys, text, *flat)
         if wrote:
             await self._list(job_id)
         job = await self.get(job_id)
@@ -122,7 +125,9 @@ class JobStore:
         (job,) = await self._read([job_id])
         if job is None:
             raise unknown_job(job_id)
-        return job
+        key = self._key(job.status.tenant, job_id, "spec")
+        spec: bytes | None = await self._store.command("GET", key)
+        return replace(job, spec=(spec or b"").decode("utf-8", "replace"))
 
     async def tenant_of(self, job_id: str) -> str:
         """Whose job it is.
@@ -143,11 +148,15 @@ class JobStore:
         page_size: int = 0,
         page_token: str = "",
     ) -> Page:
-        """Jobs of a tenant in some states, newest first."""
+        """Jobs of a tenant in some states, newest first, without specs.
+
+        A page ends early with the job that makes it larger than `limits.page_bytes`.
+        """
         wanted = {_state(name) for name in states}
         size = max(1, min(page_size or 100, 1000))
         only_live = bool(wanted) and not any(state.terminal for state in wanted)
         found: list[Job] = []
+        num_bytes = 0
         last = _position(page_token)
         while True:
             chunk = await self._chunk(_LIVE if only_live else _INDEX, last)
@@ -161,13 +170,14 @@ class JobStore:
                     await self._unlist(job_id)
                 elif not wanted or job.status.state in wanted:
                     found.append(job)
-                if len(found) == size:
+                    num_bytes += _size(job)
+                if len(found) == size or num_bytes >= self._limits.page_bytes:
                     return Page(found, last)
             if len(chunk) < _CHUNK:
                 return Page(found, "")
 
     async def live(self) -> list[Job]:
-        """All jobs that are not over."""
+        """All jobs that are not over, without specs."""
         states = [state for state in JobState if not state.terminal]
         jobs: list[Job] = []
         token = ""
@@ -296,7 +306,7 @@ class JobStore:
                 return reply.decode()
 
     async def _read(self, job_ids: Sequence[str]) -> list[Job | None]:
-        """Records in order; None where there is none."""
+        """Records in order, without specs; None where there is none."""
         await self._learn(job_ids)
         now = await self._store.now()
         with self._store.asked():
@@ -322,7 +332,7 @@ class JobStore:
                 state=JobState.FAILED,
                 reason=reason,
             )
-            return Job(status=status, spec=fields.get("spec", ""), artefacts={})
+            return Job(status=status, spec="", artefacts={})
 
     async def _read_of(self, tenant: str, job_ids: Sequence[str]) -> dict[str, Job | None]:
         """Records of a tenant's jobs (empty: of all); whose a job is costs no record of it."""
@@ -368,8 +378,8 @@ class JobStore:
         await self._store.command("ZREM", _LIVE, job_id)
 
     @staticmethod
-    def _key(tenant: str, job_id: str) -> str:
-        return job_key(tenant, job_id, "record")
+    def _key(tenant: str, job_id: str, name: str = "record") -> str:
+        return job_key(tenant, job_id, name)
 
 
 def _full(tenant: str, used: int, most: int) -> QuotaError:
@@ -408,7 +418,14 @@ def _job(job_id: str, fields: Mapping[str, str], now: float) -> Job:
         created_s=max(0.0, now - float(fields["created"])),
         running_s=max(0.0, end - float(fields["running"])) if "running" in fields else 0.0,
     )
-    return Job(status=status, spec=fields["spec"], artefacts=json.loads(fields["artefacts"]))
+    return Job(status=status, spec="", artefacts=json.loads(fields["artefacts"]))
+
+
+def _size(job: Job) -> int:
+    """Bytes of a job in a list, about."""
+    status = job.status
+    trackers = sum(len(each.detail) + len(each.url) + 64 for each in status.tracking)
+    return 1024 + len(status.reason) + len(str(status.summary)) + trackers
 
 
 def _trackers(fields: Mapping[str, str]) -> tuple[TrackerStatus, ...]:

@@ -67,7 +67,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             page_size=request.page_size,
             page_token=request.page_token,
         )
-        return pb.ListJobsReply(jobs=map(wire.job_to, page.jobs), next_page_token=page.token)
+        listed = [types_pb2.Job(status=wire.status_to(job.status)) for job in page.jobs]
+        return pb.ListJobsReply(jobs=listed, next_page_token=page.token)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
         """Ask a job to end."""

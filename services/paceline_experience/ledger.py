@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
-from paceline.errors import InvalidError, StateError
+from paceline.errors import StateError
 from paceline.interfaces import TaskSource
 from paceline.logs import Log
 from paceline.tracing import OFF, Tracer
@@ -30,15 +28,15 @@ from paceline_experience.groups import Groups
 from paceline_experience.keys import JobKeys
 from paceline_experience.leases import Demand, EpisodeKey, Leases
 from paceline_experience.meter import JobMeter
-from paceline_experience.payloads import PayloadStore, unpack
+from paceline_experience.payloads import PayloadStore
 from paceline_experience.quotas import JobLimits
+from paceline_experience.ring import page_of
 from paceline_experience.shares import BatchShare
 from paceline_experience.sources import make_sampler
 from paceline_experience.store import Store
 from paceline_experience.watermarks import Watermarks
 
 log = Log("ledger")
-_TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # a place in a ring
 __all__ = ["AuditReport", "BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger"]
 
 
@@ -418,20 +416,14 @@ class JobLedger:
     ) -> tuple[list[Trajectory], str]:
         """Trained (or measured, for purpose `eval`) trajectories that are kept, newest first."""
         keys = self._core.keys
-        ring = keys.eval_ring if purpose == "eval" else keys.ring
-        if page_token and not _TOKEN.fullmatch(page_token):
-            raise InvalidError(f"page_token: {page_token!r} was not given by this service")
-        most = f"({page_token}" if page_token else "+inf"
-        found: list[bytes] = await self._core.store.command(
-            "ZREVRANGEBYSCORE", ring, most, "-inf", "LIMIT", 0, page_size
+        return await page_of(
+            self._core.store,
+            self._payloads,
+            keys.eval_ring if purpose == "eval" else keys.ring,
+            page_size=page_size,
+            page_token=page_token,
+            page_bytes=self._core.limits.settings.page_bytes,
         )
-        names = [name.decode() for name in found]
-        blobs = await self._payloads.get(names)
-        items = [wire.trajectory_from(pb.Trajectory.FromString(unpack(b))) for b in blobs]
-        if len(names) < page_size:
-            return items, ""
-        last = await self._core.store.command("ZSCORE", ring, names[-1])
-        return items, repr(float(last))
 
 
 def _version(made: Mapping[str, Any]) -> PolicyVersion:

@@ -115,7 +115,7 @@ class Ledgers:
             if job_id in self.active:
                 continue
             try:
-                await self.activate(job)
+                await self.activate(await self._jobs.get(job.status.job_id))
             except FencedError as error:
                 self._incomplete = True
                 log.info("not ours", job=job_id, error=error)

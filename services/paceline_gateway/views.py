@@ -14,6 +14,7 @@ from paceline.rest import (
     JobEvent,
     JobPage,
     JobView,
+    ListedJob,
     MetricPage,
     MetricRow,
     TenantPage,
@@ -47,7 +48,7 @@ def _object(text: str) -> dict[str, Any]:
 
 def job_page(message: pb.ListJobsReply) -> JobPage:
     """A page of jobs."""
-    jobs = [job_view(job) for job in message.jobs]
+    jobs = [ListedJob(status=wire.status_from(job.status)) for job in message.jobs]
     return JobPage(jobs=jobs, next_page_token=message.next_page_token)
 
 

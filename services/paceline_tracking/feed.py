@@ -235,6 +235,6 @@ class Feed:
 def status_of(job: JobStatus, spec: TrackingSpec) -> TrackerStatus:
     """How far a tracker has come, as the ledger knows it."""
     for told in job.tracking:
-        if told.name == spec.label:
+        if told.name == spec.label and told.state != "waiting":
             return told
     return TrackerStatus(name=spec.label, kind=spec.kind, state="following")

@@ -40,7 +40,7 @@ class Ledger(Protocol):
     """What feeds ask of experience."""
 
     async def jobs(self, *, live: bool) -> list[Job]:
-        """All jobs, or those that are not over."""
+        """All jobs, or those that are not over, without specs."""
         ...
 
     async def job(self, job_id: str) -> Job:

@@ -84,7 +84,8 @@ class Feeds:
         """Begin to follow what is not followed yet."""
         for job in await self._ledger.jobs(live=live):
             if job.status.job_id not in self._seen:
-                await self._follow(job)
+                if job.status.tracking:  # what is listed has no spec
+                    await self._follow(await self._ledger.job(job.status.job_id))
                 self._seen.add(job.status.job_id)
 
     async def drain(self, *, within_s: float) -> None:
@@ -127,7 +128,8 @@ class Feeds:
         """Nothing was ever tracked of it, and it is too old to begin now."""
         status = job.status
         over_s = status.created_s - status.running_s  # at most: it may have waited before it ran
-        return status.state.terminal and not status.tracking and over_s > self._options.give_up_s
+        begun = any(told.state != "waiting" for told in status.tracking)
+        return status.state.terminal and not begun and over_s > self._options.give_up_s
 
     def _feed(self, job: Job, tracker: TrackingSpec) -> Feed:
         shared = self._run_dir / "tracking" / tracker.kind

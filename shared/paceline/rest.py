@@ -23,10 +23,16 @@ class JobView(BaseModel):
     """File name -> sha256."""
 
 
+class ListedJob(BaseModel):
+    """How a job stands; what was asked is with the job itself."""
+
+    status: JobStatus
+
+
 class JobPage(BaseModel):
     """Some jobs, newest first."""
 
-    jobs: list[JobView]
+    jobs: list[ListedJob]
     next_page_token: str = ""
     """Empty: there are no more."""
 

@@ -367,7 +367,7 @@ class TrackerStatus:
 
     name: str
     kind: str
-    state: str  # following | retrying | done | failed
+    state: str  # waiting | following | retrying | done | failed
     rows: int = 0  # rows of the job's history that it holds
     url: str = ""  # where to look; empty: not known
     detail: str = ""  # what is wrong

@@ -143,7 +143,10 @@ def _same_live_job(client: Client, spec: JobSpec) -> str:
     """A job that a killed `run` left behind: it goes on instead of starting again."""
     for job in all_jobs(client, LIVE):
         with contextlib.suppress(PacelineError):
-            if parse_job(job.spec) == spec and job.status.state is not JobState.CANCELLING:
+            status = job.status
+            if status.name != spec.name or status.state is JobState.CANCELLING:
+                continue
+            if parse_job(client.get(status.job_id).spec) == spec:
                 print(f"going on with {job.status.job_id}", file=sys.stderr)
                 return job.status.job_id
     return ""

@@ -20,7 +20,7 @@ from paceline.cli.progress import follow, partial_eval
 from paceline.client import Client
 from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, token_of
-from paceline.rest import JobView
+from paceline.rest import JobView, ListedJob
 from paceline.types import EXPLAINED, JobState
 
 DEFAULT_URL = "http://127.0.0.1:8300"
@@ -122,9 +122,9 @@ def client_of(arguments: Namespace) -> Client:
     return Client(url, token=token, ca=_authorities(arguments.ca))
 
 
-def all_jobs(client: Client, states: list[str]) -> list[JobView]:
+def all_jobs(client: Client, states: list[str]) -> list[ListedJob]:
     """All jobs in these states, over all pages; newest first."""
-    found: list[JobView] = []
+    found: list[ListedJob] = []
     token = ""
     while True:
         page = client.list(state=states, page_token=token, page_size=1000)

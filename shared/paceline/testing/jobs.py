@@ -18,7 +18,7 @@ from paceline.config import parse_job
 from paceline.errors import NotFoundError, StateError
 from paceline.metrics import Metrics
 from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
-from paceline.types import Job, JobState, JobStatus, Trajectory, check_job_step
+from paceline.types import Job, JobState, JobStatus, TrackerStatus, Trajectory, check_job_step
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline.weights.holdings import Holdings
@@ -57,8 +57,13 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         spec = parse_job(json.loads(request.spec_json))
         job_id = self._requests.setdefault(request.request_id, f"job-{len(self._requests)}")
         if job_id not in self.jobs:
+            trackers = [TrackerStatus(t.label, t.kind, "waiting") for t in spec.tracking]
             status = JobStatus(
-                job_id=job_id, name=spec.name, tenant=spec.tenant, state=JobState.QUEUED
+                job_id=job_id,
+                name=spec.name,
+                tenant=spec.tenant,
+                state=JobState.QUEUED,
+                tracking=tuple(trackers),
             )
             artefacts = dict.fromkeys(request.files, "0" * 64)
             self.jobs[job_id] = Job(status=status, spec=request.spec_json, artefacts=artefacts)
@@ -81,7 +86,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         start = int(request.page_token or 0)
         end = start + (request.page_size or 100)
         token = str(end) if end < len(found) else ""
-        page = [wire.job_to(job) for job in found[start:end]]
+        page = [wire.job_to(Job(status=job.status, spec="")) for job in found[start:end]]
         return pb.ListJobsReply(jobs=page, next_page_token=token)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:

@@ -126,7 +126,9 @@ class ListJobsReply(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     @_builtins.property
-    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Job]: ...
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Job]:
+        """Without `spec_json` and `artefacts`; fewer than `page_size` where those are large."""
+
     def __init__(
         self,
         *,

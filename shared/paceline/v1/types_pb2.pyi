@@ -693,7 +693,7 @@ class TrackerStatus(_message.Message):
     name: _builtins.str
     kind: _builtins.str
     state: _builtins.str
-    """following | retrying | done | failed"""
+    """waiting | following | retrying | done | failed"""
     rows: _builtins.int
     """rows of the job's history that it holds"""
     url: _builtins.str

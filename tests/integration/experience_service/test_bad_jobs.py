@@ -149,11 +149,13 @@ async def test_bad_records_fail_alone_when_the_service_starts(
     records = {name: job_key("default", job_id, "record") for name, job_id in bad.items()}
     no_sampler = spec | {"experience": spec["experience"] | {"sampler": {"kind": "gone"}}}
     raises = spec | tasks(deed="raise", path=str(spoil))
-    await store.command("HSET", records["no sampler"], "spec", json.dumps(no_sampler))
-    await store.command("HSET", records["raises"], "spec", json.dumps(raises))
-    await store.command("HSET", records["no spec"], "spec", "{")
+    specs = {name: key.removesuffix("record") + "spec" for name, key in records.items()}
+    await store.command("SET", specs["no sampler"], json.dumps(no_sampler))
+    await store.command("SET", specs["raises"], json.dumps(raises))
+    await store.command("SET", specs["no spec"], "{")
     await store.command("HSET", records["no state"], "state", "asleep")
-    await store.command("HSET", records["cancelling"], "state", "cancelling", "spec", "[]")
+    await store.command("HSET", records["cancelling"], "state", "cancelling")
+    await store.command("SET", specs["cancelling"], "[]")
     await store.command("HSET", JobKeys("default", bad["damaged"]).groups, "0", "{")
     spoil.touch()
     async with lives(store_url, tmp_path) as client:

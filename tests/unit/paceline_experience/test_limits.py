@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import LimitError, QuotaError
 from paceline.types import DropReason, JobState, Progress, Task, TrackerStatus
+from paceline_experience.history import History
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledger import EpisodeKey
 from paceline_experience.quotas import Quotas
@@ -247,3 +249,60 @@ def test_the_largest_of_each_size_is_remembered_with_what_holds_for_a_tenant() -
         largest.append(quotas.largest("a"))
         now[0] += 3600
     assert largest == [{"task_bytes": 15}, {"task_bytes": 15}, {}]
+
+
+async def test_lists_of_jobs_have_no_specs_and_end_by_bytes(store: Store, worlds: Worlds) -> None:
+    spec = worlds(store, tracking=[{"kind": "tensorboard"}]).spec
+    jobs = JobStore(store, limits=LimitSettings(page_bytes=64 << 10))
+    made = [await jobs.create(spec, artefacts={}) for _ in range(60)]
+    for job in made:
+        await jobs.cancel(job.status.job_id, reason="x" * 4096)
+    assert b"spec" not in await store.command(
+        "HKEYS", f"{{default/{made[0].status.job_id}}}:record"
+    )
+    seen: list[str] = []
+    token, pages = "", 0
+    while pages == 0 or token:
+        page = await jobs.list_page(page_size=1000, page_token=token)
+        assert {job.spec for job in page.jobs} == {""}
+        assert len(page.jobs) <= 16
+        seen += [job.status.job_id for job in page.jobs]
+        token, pages = page.token, pages + 1
+    assert seen == [job.status.job_id for job in reversed(made)]
+    assert (await jobs.get(seen[0])).spec == spec.model_dump_json()
+    [waits] = made[0].status.tracking
+    assert (waits.name, waits.state) == ("tensorboard", "waiting")
+
+
+async def test_pages_of_trajectories_end_by_bytes(store: Store, worlds: Worlds) -> None:
+    world = worlds(store, eval={"every": 2, "tasks": 4, "timeout_s": 50})
+    world.limits = LimitSettings(page_bytes=64 << 10)
+    ledger = await world.started()
+    leased = await ledger.lease(worker_id="w", train=0, evals=4)
+    long = [replace(world.made(a, 0), response_text=str(n) * 40_000) for n, a in enumerate(leased)]
+    await ledger.submit(long)
+    await ledger.sweep()
+    seen: list[str] = []
+    token, sizes = "", list[int]()
+    while not sizes or token:
+        page, token = await ledger.trajectories(purpose="eval", page_size=9, page_token=token)
+        sizes.append(len(page))
+        seen += [each.response_text[0] for each in page]
+    assert sizes[:2] == [2, 2]
+    assert seen == ["3", "2", "1", "0"]
+
+
+async def test_pages_of_rows_end_by_bytes(store: Store, worlds: Worlds, tmp_path: Path) -> None:
+    job = await JobStore(store).create(worlds(store).spec, artefacts={})
+    history = History(store, tmp_path)
+    await history.open(job)
+    for step in range(100):
+        await history.add(job, step=step, kind="train", values={"x": "y" * 1000})
+    assert len(await history.page(job, after=0, limit=500, max_bytes=70_000)) in range(66, 71)
+    assert [r.step for r in await history.page(job, after=97, limit=9, max_bytes=9000)] == [
+        97,
+        98,
+        99,
+    ]
+    assert len(await history.page(job, after=0, limit=5, max_bytes=1 << 20)) == 5
+    assert await history.count(job) == 100

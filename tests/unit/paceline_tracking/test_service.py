@@ -43,6 +43,8 @@ class Jobs:
     told: dict[str, TrackerStatus] = field(default_factory=dict[str, TrackerStatus])
 
     def add(self, job_id: str, state: JobState = JobState.SUCCEEDED, **changes: Any) -> None:
+        waiting = TrackerStatus("tensorboard", "tensorboard", "waiting")
+        changes.setdefault("tracking", (waiting,))
         self.found[job_id] = JobStatus(job_id, job_id, "t", state, **changes)
 
     def states(self) -> list[str]:
@@ -53,11 +55,11 @@ class Jobs:
         if self.away:
             raise UnavailableError("away")
         wanted = [each for each in self.found.values() if not (live and each.state.terminal)]
-        specs = {"foreign": {"name": "a", "unheard": 1}}
-        return [Job(status, json.dumps(specs.get(status.name, SPEC))) for status in wanted]
+        return [Job(status, "") for status in wanted]
 
     async def job(self, job_id: str) -> Job:
-        return Job(self.found[job_id], json.dumps(SPEC))
+        specs = {"foreign": {"name": "a", "unheard": 1}}
+        return Job(self.found[job_id], json.dumps(specs.get(job_id, SPEC)))
 
     async def rows(self, job_id: str, *, after: int) -> Sequence[Row]:
         last = min(after + ROWS, self.rows_each)
