@@ -165,8 +165,12 @@ class Book:
         self._list(group)
 
     def age(self, version: int) -> int:
-        """The step from which tokens of a version count their age."""
-        return self.ages.get(version, 0)
+        """The step from which tokens of a version count their age.
+
+        One that is newer than all that is known, because the store has lost it, is no older than
+        the newest.
+        """
+        return self.ages.get(min(version, self.version), 0)
 
     def staleness(self, group: Group, step: int) -> int:
         """Age of a group's oldest token if it is trained at `step`."""

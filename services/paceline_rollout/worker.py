@@ -121,7 +121,8 @@ class Follower:
                     found = route_from(route)
                     self._routed.setdefault(found.version.version, self._tracer.now())
                     self.newest = found.version
-                    self._receiver.route(found)
+                    if not self._receiver.route(found) and self.active.version >= 0:
+                        await self._changed(False)
             except DeadlineError:
                 continue
             except PacelineError as error:

@@ -10,6 +10,7 @@ from paceline.config.service import TlsSettings
 from paceline.errors import PacelineError
 from paceline.logs import Log
 from paceline.metrics import Metrics
+from paceline.types import PolicyVersion
 from paceline.weights.pace import Pace
 from paceline.weights.route import Route, TransferProgress, TransferReport
 from paceline.weights.server import WeightServer
@@ -61,14 +62,23 @@ class Receiver:
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
 
-    def route(self, route: Route) -> None:
-        """Go by this route from here on; one to an older version than another was is ignored."""
+    def route(self, route: Route) -> bool:
+        """Go by this route from here on; one to an older version than another was is ignored.
+
+        False: what is held under its number is another publication; it is dropped and fetched anew.
+        """
         if self._route is not None and route.version.version < self._route.version.version:
-            return
+            return True
         self._route = route
+        held = self._server.held(self._job_id, route.version.version)
+        if held is not None and held.complete and not _is_of(held, route.version):
+            log.error("held another publication", job=self._job_id, version=held.header.version)
+            self.again(route.version.version)
+            return False
         if self._transfer is not None and self._transfer.version == route.version.version:
             self._transfer.reroute(route)
         self._news.set()
+        return True
 
     @property
     def wanted(self) -> int:
@@ -174,3 +184,13 @@ class Receiver:
         if transfer.staging is not None:
             transfer.staging.abandon()
         self._server.drop(self._job_id, transfer.version)
+
+
+def _is_of(held: Staging, version: PolicyVersion) -> bool:
+    """Whether a snapshot is the publication; its digest is known when all of it was staged."""
+    header = held.header
+    if header.step != version.step or version.digest not in {"", held.root}:
+        return False
+    return 0 in {header.incarnation, version.incarnation} or (
+        header.incarnation == version.incarnation
+    )

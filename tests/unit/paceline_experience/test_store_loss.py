@@ -259,6 +259,21 @@ async def test_a_ledger_that_remembers_more_than_the_store_goes_on_from_the_stor
         await found.world.clean(ledger)
 
 
+async def test_what_is_sampled_by_a_version_that_the_store_has_lost_is_as_old_as_the_newest(
+    worlds: Worlds, store: Store
+) -> None:
+    """Else all of it would be dropped as stale, and nothing be admitted, until the next version."""
+    world = worlds(store, experience={"max_staleness": 0})
+    ledger = await world.started()
+    for step in range(3):
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+    ledger.serve([9])
+    await world.filled(ledger, version=9)
+    await world.trained(ledger, 3)
+    await world.clean(ledger)
+
+
 async def test_nothing_is_written_on_a_state_that_the_caller_does_not_know(
     worlds: Worlds, store: Store
 ) -> None:

@@ -356,6 +356,27 @@ async def test_a_version_is_fetched_again() -> None:
         await until(lambda: worker.versions == [1, 1])
 
 
+async def test_another_publication_of_the_same_number_takes_the_place_of_the_one_held() -> None:
+    """A number is used twice where both the store and what stands beside it were lost."""
+    worker = Worker("worker")
+    async with working(worker) as (trainer, endpoint):
+        seed(trainer, 1)
+        worker.follow(1, endpoint)
+        await until(lambda: worker.versions == [1])
+        trainer.drop("job", 1)
+        staging = trainer.stage(replace(make_header(1), step=2), key=KEY)
+        fill(staging, 0, NUM_CHUNKS)
+        staging.finish()
+        announced = PolicyVersion(version=1, step=2, incarnation=1)
+        route = Route(announced, (Source(endpoint),), key=KEY)
+        assert not worker.receiver.route(route)
+        await until(lambda: worker.versions == [1, 1])
+        assert worker.receiver.route(
+            replace(route, version=replace(announced, digest=staging.root))
+        )
+        assert not worker.receiver.route(replace(route, version=replace(announced, digest="other")))
+
+
 async def test_a_route_to_another_source_is_taken_at_once() -> None:
     worker = Worker("worker")
     other = WeightServer(host="127.0.0.1")
