@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -23,6 +24,7 @@ from paceline.types import Assignment, Progress, VerifierStatus
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger import BatchShare, EpisodeKey
 from paceline_experience.store import Store
+from paceline_experience.watermarks import Watermarks
 
 if TYPE_CHECKING:
     from conftest import Worlds
@@ -31,6 +33,17 @@ T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it
 B, S = 2, 1
 WORKERS = st.sampled_from(["w1", "w2"])
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the store held, and what was true then."""
+
+    content: dict[bytes, bytes]
+    step: int
+    durable: int
+    fixed: dict[int, set[tuple[str, int]]]
+    lineage: dict[int, set[tuple[str, int]]]
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -42,7 +55,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.store = Store(Redis(unix_socket_path=socket))
         self.run(self.store.command("FLUSHALL"))
         self.world = worlds(self.store, experience={"payload_bytes": 1 << 30})
+        marks = Watermarks()  # on another disk than the store's
+        self.world.watermarks = lambda: marks
         self.ledger = self.run(self.world.started())
+        self.moments: list[Moment] = []
+        self.granted, self.published = {1}, {0}
         self.incarnation, self.step, self.durable, self.version = 1, 0, 0, 0
         self.known: list[Lease] = []
         self.taken: BatchShare | None = None
@@ -184,7 +201,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 incarnation=self.incarnation, step=self.step, parent=self.version, num_bytes=1
             )
         )
-        assert made.version in (self.version, self.version + 1)
+        assert made.version == self.version or made.version > max(self.published)
         self.version = made.version
 
     @rule(data=st.data())
@@ -205,6 +222,40 @@ class LedgerMachine(RuleBasedStateMachine):
         self.lineage = {k: v for k, v in self.lineage.items() if k < step}
         self.step, self.taken = step, None
 
+    @precondition(lambda self: len(self.moments) > 1)
+    @rule(data=st.data(), ledger_too=st.booleans())
+    def store_goes_back(self, data: st.DataObject, ledger_too: bool) -> None:
+        """It loses what was written last; the trainer starts again, and perhaps the ledger."""
+        moment = data.draw(st.sampled_from(self.moments[:-1]))
+        self.run(self._put_back(moment.content))
+        self.step, self.durable, self.taken = moment.step, moment.durable, None
+        self.fixed, self.lineage = dict(moment.fixed), dict(moment.lineage)
+        if ledger_too:
+            self.ledger = self.run(self.world.opened())
+        self.run(self.ledger.sweep())
+        self.incarnation = self.run(self.ledger.grant_incarnation())
+        assert self.incarnation not in self.granted
+        self.run(self.ledger.rewind(incarnation=self.incarnation, step=self.durable))
+        self.lineage = {k: v for k, v in self.lineage.items() if k < self.durable}
+        self.step = self.durable
+        made = self.run(
+            self.ledger.announce(
+                incarnation=self.incarnation, step=self.step, parent=-1, num_bytes=1
+            )
+        )
+        assert made.version > max(self.published)
+        self.version = made.version
+        self.moments.clear()
+
+    async def _content(self) -> dict[bytes, bytes]:
+        names: list[bytes] = await self.store.command("KEYS", "*")
+        return {name: await self.store.command("DUMP", name) for name in names}
+
+    async def _put_back(self, content: dict[bytes, bytes]) -> None:
+        await self.store.command("FLUSHALL")
+        for name, data in content.items():
+            await self.store.command("RESTORE", name, 0, data)
+
     @rule()
     def crash_of_ledger(self) -> None:
         self.ledger = self.run(self.world.opened())
@@ -214,6 +265,11 @@ class LedgerMachine(RuleBasedStateMachine):
         report = self.run(self.ledger.audit())
         assert report.ok, report.problems
         assert not self.world.hooks.ends
+        self.granted.add(self.incarnation)
+        self.published.add(self.version)
+        content = self.run(self._content())
+        now = Moment(content, self.step, self.durable, dict(self.fixed), dict(self.lineage))
+        self.moments = [*self.moments[-4:], now]
 
 
 @pytest.mark.timeout(1800)
