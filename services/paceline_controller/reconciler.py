@@ -332,14 +332,16 @@ class Reconciler:
         if slot.fruitless < self._options.give_up_after:
             return
         name, lives, words = slot.wanted.name, slot.fruitless, slot.words
-        slot.fruitless = 0
         if slot.wanted.kind is WorkerKind.TRACKING:
+            slot.fruitless = 0
             log.error("trackers get nothing", process=name, lives=lives, words=words)
             return  # no job waits for it
         if job_id := slot.wanted.job_id:
             reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
-            await self._give_up(job_id, name, reason)
+            if await self._give_up(job_id, name, reason):
+                slot.fruitless = 0
             return
+        slot.fruitless = 0
         # What a shared pool says last may quote any tenant's job: only the operator reads it.
         log.error("a shared pool does not run", process=name, lives=lives, words=words)
         reason = f"the shared pool {name} does not run: it failed {lives} times; see its log"
@@ -347,15 +349,18 @@ class Reconciler:
             if job.state is not JobState.QUEUED:  # the pool may be back when its turn comes
                 await self._give_up(job.job_id, name, reason)
 
-    async def _give_up(self, job_id: str, name: str, reason: str) -> None:
+    async def _give_up(self, job_id: str, name: str, reason: str) -> bool:
         log.error("gives up", job=job_id, process=name)
-        await self._set_state(job_id, JobState.FAILED, reason=reason)
+        return await self._set_state(job_id, JobState.FAILED, reason=reason)
 
-    async def _set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+    async def _set_state(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
+        """Whether it is done."""
         try:
             await self._ledger.set_state(job_id, state, reason=reason)
         except PacelineError as error:
             log.warning("cannot move the job on", job=job_id, state=state, error=error)
+            return False
+        return True
 
     async def _start(self, slot: Slot) -> None:
         wanted, incarnation = slot.wanted, 0

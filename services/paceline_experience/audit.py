@@ -37,6 +37,7 @@ async def audit(core: Core, payloads: PayloadStore) -> AuditReport:
             keys.counts, keys.groups, keys.batches, keys.meta
         )
         kept = await payloads.sizes()
+        listed = await core.listed()
     numbers = Counter({k.decode(): int(v) for k, v in counts.items()})
     records = {k.decode(): json.loads(v) for k, v in groups.items()}
     fixed = {int(k): json.loads(v) for k, v in batches.items()}
@@ -47,6 +48,7 @@ async def audit(core: Core, payloads: PayloadStore) -> AuditReport:
         *_groups(numbers, records),
         *_batches(fixed, records, step),
         *_payloads(records, kept),
+        *(f"trajectory {name} is listed, but its payload is gone" for name in listed - kept.keys()),
     ]
     return AuditReport(
         job_id=core.job_id,

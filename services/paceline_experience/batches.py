@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline import plugins
@@ -15,11 +16,15 @@ from paceline_experience import shares
 from paceline_experience.book import Book, Group
 from paceline_experience.core import Core
 from paceline_experience.groups import Groups
+from paceline_experience.history import row_text
 from paceline_experience.payloads import PayloadStore
 from paceline_experience.shares import Batch, BatchShare
+from paceline_experience.trajectories import exported_of
 
 _POLL_S = 1.0
 _YIELD_EVERY = 64
+# The values of a step's row, of its batch's statistics and the counters after it.
+Describe = Callable[[Mapping[str, Any], Counter[str]], dict[str, Any]]
 
 
 class Batches:
@@ -167,28 +172,33 @@ class Batches:
         )
 
     async def commit(
-        self, *, incarnation: int, step: int, batch_id: str
+        self, *, incarnation: int, step: int, batch_id: str, describe: Describe
     ) -> tuple[int, dict[str, Any] | None]:
-        """The step is trained: the ledger's step, and the batch's statistics.
+        """The step is trained: the ledger's step, and the values of its row in the history.
 
-        None instead of statistics if it was committed before or the job was cancelled.
+        The row is kept together with the step: there is never one without the other. None
+        instead of values if the step was committed before or the job is about to end.
         """
         async with self._core.transaction() as book:
             fence(book, incarnation)
-            if book.stop == "cancelled":
+            if book.closed:
                 return book.step, None
             batch = book.batches.get(step, {})
-            names = [book.groups[n] for n in batch.get("groups", ()) if n in book.groups]
-            ring = [p for g in names for p in g.payloads()]
+            groups = [book.groups[n] for n in batch.get("groups", ()) if n in book.groups]
+            ring = [p for g in groups for p in g.payloads()]
+            tally = _tally(batch)
+            values = describe(batch.get("stats", {}), _trained(book.counts, groups, tally))
+            row = row_text(step=step + 1, kind="train", values=values)
+            self._core.has_new_rows = True
             answer = await self._core.change(
-                "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(_tally(batch))
+                "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(tally), row
             )
             if answer["again"]:
                 return book.step, None
             batch["committed"] = batch["counted"] = 1
         self._core.work.fire()
         self._core.ready.fire()
-        return book.step, batch["stats"]
+        return book.step, values
 
     async def checkpointed(
         self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
@@ -221,8 +231,14 @@ class Batches:
         await self.trim(self._core.spec.experience.keep_trajectories)
 
     async def trim(self, keep: int) -> None:
-        """Inside a transaction: of durable trajectories keep only the newest ones."""
+        """Inside a transaction: of durable trajectories keep only the newest ones.
+
+        And those that are not exported yet, while at least half of `payload_bytes` is free.
+        """
         store, ring = self._core.store, self._core.keys.ring
+        if self._groups.payload_bytes <= self._core.spec.experience.payload_bytes / 2:
+            exported = exported_of(self._core.book).offset
+            keep = max(keep, await store.command("ZCOUNT", ring, f"({exported}", "+inf"))
         names: list[bytes] = await store.command("ZRANGE", ring, 0, -keep - 1)
         live = self._core.book.groups
         gone = [n for n in (b.decode() for b in names) if n.rsplit("/", 2)[0] not in live]
@@ -234,6 +250,8 @@ class Batches:
         """Back to a checkpoint: the ledger's step and the newest version."""
         async with self._core.transaction() as book:
             fence(book, incarnation)
+            if book.closed:
+                raise StateError("the job is about to end: nothing is trained again")
             fed = await self._fed_at(step)
             await self._core.change("rewind", incarnation, step)
             if fed:
@@ -264,9 +282,22 @@ def fence(book: Book, incarnation: int) -> None:
 
 
 def _tally(batch: dict[str, Any]) -> dict[str, int]:
+    """What a batch adds to the counters, once, however often its step is trained."""
+    if batch.get("counted"):
+        return {}
     stats = batch.get("stats", {})
     found = {f"stale:{age}": int(n) for age, n in stats.get("staleness", {}).items()}
     return {**found, "trained_tokens": int(stats.get("batch_tokens", 0))}
+
+
+def _trained(
+    counts: Counter[str], groups: Sequence[Group], tally: Mapping[str, int]
+) -> Counter[str]:
+    """The counters as they are once these groups are trained."""
+    after = Counter(counts)
+    episodes = sum(len(group.states) for group in groups)
+    after.update({**tally, "taken": -episodes, "trained": episodes})
+    return after
 
 
 async def _wait(event: asyncio.Event) -> None:

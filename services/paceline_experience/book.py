@@ -133,6 +133,11 @@ class Book:
         return self.meta.get("stop", "")
 
     @property
+    def closed(self) -> bool:
+        """What is trained by now is all that ever will be."""
+        return self.stop == "cancelled" or bool(self.meta.get("closed"))
+
+    @property
     def version(self) -> int:
         """The newest publication; -1: none."""
         return self.number("version", -1)

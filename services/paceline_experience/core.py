@@ -28,8 +28,8 @@ log = Log("core")
 class Hooks(Protocol):
     """What the ledger tells its surroundings."""
 
-    async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
-        """A row for the history of the job; kind `train` or `eval`."""
+    async def recorded(self) -> None:
+        """The history of the job may have new rows. May be told when it has none."""
         ...
 
     async def finished(self, *, state: str, reason: str) -> None:
@@ -131,6 +131,7 @@ class Core:
         self.ready = Signal()  # a batch may be taken
         self._lock = asyncio.Lock()
         self._stale = True
+        self.has_new_rows = True  # in the history, that the hooks have not been told of
         self._is_back = False  # the store has gone back, and not all that follows is done
         self._went_back: Callable[[], Awaitable[None]] | None = None
 
@@ -177,6 +178,14 @@ class Core:
             incarnation=self.book.number("incarnation"),
         )
         return head["answer"]
+
+    async def listed(self) -> set[str]:
+        """Payloads of trajectories that were trained or measured and can be asked for."""
+        names = set[str]()
+        for ring in (self.keys.ring, self.keys.eval_ring):
+            found: list[bytes] = await self.store.command("ZRANGE", ring, 0, -1)
+            names.update(name.decode() for name in found)
+        return names
 
     def lease_end(self) -> float:
         """When a lease that is granted or renewed at this moment runs out."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, UnavailableError
 from paceline.files import write_json
 from paceline.logs import Log
 from paceline.types import EXPLAINED, Job, JobState, JobStatus, TrackerStatus, check_job_step
@@ -20,6 +21,7 @@ from paceline_experience.export import Exporter
 from paceline_experience.history import History, Row, summarise
 from paceline_experience.hooks import start
 from paceline_experience.jobs import JobStore
+from paceline_experience.ledger import JobLedger
 from paceline_experience.ledgers import Ledgers
 from paceline_experience.quotas import Quotas
 from paceline_experience.roster import wait
@@ -31,6 +33,7 @@ _ROWS = 1000
 _MAX_ROWS = 2**53 - 1
 _WATCH_S = 1.0
 _LEAST_S = 0.1
+_FILES_S = 60.0  # how long the end of a job waits for a disk that takes no files
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,18 @@ class Desk:
         tracker: Tracker,
         quotas: Quotas,
         dry_run: DryRun,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quotas = quotas
         self._dry_run = dry_run
+        self._clock = clock
         self._jobs = jobs
         self._artefacts = artefacts
         self._history = history
         self._ledgers = ledgers
         self._tracker = tracker
         self._exporters: dict[str, Exporter] = {}
+        self._unwritten: dict[str, float] = {}  # since when the files of ending jobs are refused
 
     async def submit(self, spec: JobSpec, *, request_id: str, files: Mapping[str, bytes]) -> Job:
         """A new job, or the one that the same request made before.
@@ -115,29 +121,42 @@ class Desk:
     async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
         """Move a job on; the same state again changes nothing, but why a job waits.
 
+        A job that is to fail does, even if this call does not come to its end.
+
         Raises:
             TransitionError: the table of job states does not allow it.
+            UnavailableError: its end is put off; ask again.
         """
         now = (await self._jobs.get(job_id)).status.state
-        if now is state and state in EXPLAINED:
-            await self._jobs.step(job_id, state, reason=reason)
-            self._history.changed(job_id).fire()
-        elif now is not state:
+        if now is not state:
             check_job_step(now, state)
-            if state.terminal:
-                ledger = await self._ledgers.find(job_id)
-                if ledger is not None:
-                    await ledger.stop("cancelled")
-                await self.conclude(job_id, state, reason)
-            else:
-                await self._jobs.step(job_id, state, reason=reason)
-            self._history.changed(job_id).fire()
+        if state.terminal:
+            await self._bring_to_end(job_id, state, reason)
+        elif now is not state or state in EXPLAINED:
+            await self._jobs.step(job_id, state, reason=reason)
+        self._history.changed(job_id).fire()
         return await self._jobs.get(job_id)
 
+    async def _bring_to_end(self, job_id: str, state: JobState, reason: str) -> None:
+        if not (await self._jobs.get(job_id)).status.state.terminal:
+            ledger = await self._ledgers.find(job_id)
+            if ledger is not None and state is JobState.FAILED:
+                await ledger.fail(reason)
+            elif ledger is not None:
+                await ledger.stop("cancelled")
+        await self.conclude(job_id, state, reason)
+
     async def conclude(self, job_id: str, state: JobState, reason: str) -> None:
-        """The job is over: write what is left of it, then say so."""
+        """The job is over: write what is left of it, then say so.
+
+        May be told again after an error or a crash, at any point.
+
+        Raises:
+            UnavailableError: what is left of it cannot be written yet.
+        """
         job = await self._jobs.get(job_id)
         if job.status.state.terminal:
+            self._retire(job_id)
             return
         if state is JobState.SUCCEEDED:
             if job.status.state is JobState.CANCELLING:
@@ -147,27 +166,61 @@ class Desk:
         if ledger is None:
             await self._end(job_id, state, reason)
             return
+        await ledger.record()
         report = await ledger.audit()
         rows = await self._history.rows(job, after=0, limit=-1)
         summary = summarise(job, await ledger.live(), rows, state=state, audit_ok=report.ok)
-        await self.export(job_id, name="final")
-        self._history.write_summary(job, summary)
+        summary |= await self._write_results(job, summary, ledger)
         await self._end(job_id, state, reason, summary=json.dumps(summary))
         log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
+
+    async def _write_results(
+        self, job: Job, summary: dict[str, Any], ledger: JobLedger
+    ) -> dict[str, Any]:
+        """The last files of a job; what there is to say about them.
+
+        A disk that takes none is waited for, but not for ever: the store keeps what they would
+        say, and the job has to end.
+        """
+        job_id = job.status.job_id
+        told: dict[str, Any] = {}
+        try:
+            await self.export(job_id, name="final")
+        except OSError as error:
+            self._check_patience(job_id, error)
+            told["not_written"] = str(error)
+        told["trajectories_missing"] = ledger.trajectories.exported.num_missing
+        try:
+            self._history.write_summary(job, summary | told)
+        except OSError as error:
+            self._check_patience(job_id, error)
+            told["not_written"] = str(error)
+        return told
+
+    def _check_patience(self, job_id: str, error: OSError) -> None:
+        since = self._unwritten.setdefault(job_id, self._clock())
+        if self._clock() - since < _FILES_S:
+            text = f"the results of {job_id} cannot be written: {error}"
+            raise UnavailableError(text) from None
+        log.error("ends without all of its files", job=job_id, error=error)
 
     async def _end(self, job_id: str, state: JobState, reason: str, **fields: str) -> None:
         """Say that a job is over, unless it has ended over its own ledger."""
         if not (await self._jobs.get(job_id)).status.state.terminal:
             await self._jobs.step(job_id, state, reason=reason, **fields)
+        self._retire(job_id)
+
+    def _retire(self, job_id: str) -> None:
         self._ledgers.retire(job_id)
         self._tracker.forget(job_id)
         self._exporters.pop(job_id, None)
+        self._unwritten.pop(job_id, None)
         self._history.changed(job_id).fire()
 
-    async def export(self, job_id: str, *, name: str) -> None:
+    async def export(self, job_id: str, *, name: str, before_step: int | None = None) -> None:
         """Write the trajectories that were trained since the last export, unless it is over.
 
-        And what each policy version in them was.
+        Of steps below `before_step`. And what each policy version in them was.
         """
         ledger = await self._ledgers.get(job_id)
         if job_id not in self._ledgers.active:
@@ -177,7 +230,8 @@ class Desk:
         if job_id not in self._exporters:
             folder = self._history.folder(job_id) / "trajectories"
             self._exporters[job_id] = Exporter(folder)
-        await self._exporters[job_id].export(ledger, name=name)
+        await self._exporters[job_id].export(ledger, name=name, before_step=before_step)
+        await ledger.trim()
 
     async def watch(self, job_id: str, *, after: int) -> AsyncIterator[Event]:
         """The state now, then every change and at least one event a second, until the end."""

@@ -110,19 +110,31 @@ class Ending:
 
     async def _finish(self, state: str, reason: str) -> None:
         async with self._core.transaction() as book:
+            await self._core.note(closed=1)
             await self._drop_untrained(book, DropReason.SURPLUS, taken=True)
         await self._batches.release()
         await self._hooks.finished(state=state, reason=reason)
         async with self._core.transaction():
             await self._core.note(done=1)
 
+    async def fail(self, reason: str) -> None:
+        """Drop everything untrained; `advance` says that the job has failed until that is heard."""
+        async with self._core.transaction() as book:
+            await self._begin_to_fail(reason)
+            await self._drop_untrained(book, DropReason.CANCELLED, taken=True)
+        self._core.ready.fire()
+        self._core.work.fire()
+
     async def _fail(self, reason: str) -> None:
         async with self._core.transaction() as book:
             if book.stop:
                 return
-            await self._core.note(stop="cancelled", stop_reason="failed", problem=reason)
+            await self._begin_to_fail(reason)
         self._core.ready.fire()
         await self._finish("failed", reason)
+
+    async def _begin_to_fail(self, reason: str) -> None:
+        await self._core.note(stop="cancelled", stop_reason="failed", problem=reason, done="")
 
     def _out_of_patience(self, book: Book) -> bool:
         spec = self._core.spec.eval
@@ -177,4 +189,4 @@ class Ending:
                 del book.batches[step]
         if taken and book.meta.get("eval"):
             rest = json.dumps([*book.evals] or [""])
-            await self._core.change("evals", "close", json.dumps({"eval_due": ""}), rest)
+            await self._core.change("evals", "close", json.dumps({"eval_due": ""}), rest, "")

@@ -9,8 +9,9 @@ from typing import Any
 from paceline.interfaces import TaskSource
 from paceline.logs import Log
 from paceline_experience.book import Facts, Group
-from paceline_experience.core import Core, Hooks
+from paceline_experience.core import Core
 from paceline_experience.groups import Groups
+from paceline_experience.history import row_text
 
 MIN_MEASURED = 0.9
 """Share of an eval's tasks below which its result is told, and counts for nothing."""
@@ -25,12 +26,9 @@ class Evals:
     for the next.
     """
 
-    def __init__(
-        self, *, core: Core, groups: Groups, eval_tasks: TaskSource | None, hooks: Hooks
-    ) -> None:
+    def __init__(self, *, core: Core, groups: Groups, eval_tasks: TaskSource | None) -> None:
         self._core = core
         self._groups = groups
-        self._hooks = hooks
         self._spec = core.spec.eval
         self._window = core.limits.settings.eval_window
         self._size = 0
@@ -127,18 +125,15 @@ class Evals:
     async def sweep(self) -> None:
         """Go on with the run, or close it when its tasks or its time are over; open a due one."""
         async with self._core.transaction() as book:
-            result = await self._advance()
+            await self._advance()
             due = bool(book.meta.get("eval_due")) and not self.run
-        if result is not None:
-            step = int(result.pop("step"))
-            await self._hooks.metric(step=step, kind="eval", values=result)
         if due:
             await self.start()
 
-    async def _advance(self) -> dict[str, Any] | None:
+    async def _advance(self) -> None:
         run, now = self.run, self._core.clock.now()
         if not run:
-            return None
+            return
         groups = self._there()
         if not run["leased"] and (len(groups) < run["admitted"] or any(map(_is_begun, groups))):
             # The time runs from the first lease: workers may still be starting.
@@ -147,9 +142,9 @@ class Evals:
             await self._core.note(eval=json.dumps(run))
         waits = run["admitted"] < run["total"] or any(g.states != "m" for g in groups)
         if now >= run["deadline"] or not waits:
-            return await self._close(run, groups)
-        await self._continue(run, groups)
-        return None
+            await self._close(run, groups)
+        else:
+            await self._continue(run, groups)
 
     async def _continue(self, run: dict[str, Any], groups: Sequence[Group]) -> None:
         """Fill the window again, unless it is nearly full or everything has come in."""
@@ -162,7 +157,8 @@ class Evals:
         await self._admit("next", run, room=room, measured=measured)
         self._core.work.fire()
 
-    async def _close(self, run: dict[str, Any], groups: Sequence[Group]) -> dict[str, Any]:
+    async def _close(self, run: dict[str, Any], groups: Sequence[Group]) -> None:
+        """Keep the result and its row in the history together."""
         measured = [g for g in groups if g.states == "m"]
         sums = _added(run["sums"], _facts(measured))
         result = _result(run, sums, self._core.clock.now())
@@ -177,8 +173,10 @@ class Evals:
             log.warning("an eval measured too little to count", job=self._core.job_id, **last)
         await self._keep(run, measured)
         gone = json.dumps([g.group_id for g in groups] or [""])
-        await self._core.change("evals", "close", json.dumps(fields), gone)
-        return result
+        values = {name: value for name, value in result.items() if name != "step"}
+        row = row_text(step=int(run["step"]), kind="eval", values=values)
+        self._core.has_new_rows = True
+        await self._core.change("evals", "close", json.dumps(fields), gone, row)
 
     async def _keep(self, run: dict[str, Any], measured: Sequence[Group]) -> None:
         """Put measured trajectories into the ring of the console; the oldest leave it."""

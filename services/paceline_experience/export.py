@@ -4,56 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from paceline.types import Trajectory
 from paceline_experience.ledger import JobLedger
+from paceline_experience.trajectories import Export
 
 _PAGE = 100
 
 
 class Exporter:
-    """Writes what has been trained since the last export, as far as the ledger keeps it."""
+    """Writes each trained trajectory once, as far as the ledger keeps it.
+
+    How far it has come is kept with the job: whoever goes on with it, writes none twice. Files
+    appear whole.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._newest: tuple[str, int] | None = None
         self._writing = asyncio.Lock()
 
-    async def export(self, ledger: JobLedger, *, name: str) -> int:
-        """Write `<name>.jsonl`, oldest first; how many. One at a time, so that none comes twice."""
+    async def export(self, ledger: JobLedger, *, name: str, before_step: int | None = None) -> int:
+        """Write what was trained since, in steps below `before_step`, as `<name>.jsonl`.
+
+        In the order of training. How many there were; one call at a time.
+
+        Raises:
+            OSError: the file cannot be written; the next call begins with it.
+        """
         async with self._writing:
-            return await self._export(ledger, name)
+            await self._recover(ledger)
+            export = await ledger.trajectories.begin(name, before_step=before_step)
+            if export is None:
+                return 0
+            num_written, num_missing = await self._write(ledger, export)
+            await ledger.trajectories.end(export, num_missing=num_missing)
+            return num_written
 
-    async def _export(self, ledger: JobLedger, name: str) -> int:
-        found: list[Trajectory] = []
-        token, more = "", True
-        while more:
-            page, token = await ledger.trajectories(
-                purpose="train", page_size=_PAGE, page_token=token
-            )
-            num_new = _before(page, self._newest)
-            found += page[:num_new]
-            more = bool(token) and num_new == len(page)
-        if found:
-            self._newest = (found[0].episode_id, found[0].attempt)
-            path = self._folder / f"{name}.jsonl"
-            await asyncio.to_thread(_write, path, found[::-1])
-        return len(found)
+    async def _recover(self, ledger: JobLedger) -> None:
+        """An export that was broken off has ended if its file is there: files appear whole."""
+        export = await ledger.trajectories.begun()
+        if export is None or not self._path(export).exists():
+            return
+        num_lines = await asyncio.to_thread(_count, self._path(export))
+        num_kept = await ledger.trajectories.count(export.after, export.until)
+        await ledger.trajectories.end(export, num_missing=max(0, num_kept - num_lines))
+
+    async def _write(self, ledger: JobLedger, export: Export) -> tuple[int, int]:
+        """How many are in the file, and how many could not be read."""
+        path = self._path(export)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        await asyncio.to_thread(_begin, draft)
+        offset, num_written, num_missing = export.after, 0, 0
+        while offset < export.until:
+            page = await ledger.trajectories.between(offset, export.until, page_size=_PAGE)
+            await asyncio.to_thread(_append, draft, page.found)
+            offset = page.offset
+            num_written, num_missing = num_written + len(page.found), num_missing + page.num_missing
+        await asyncio.to_thread(_end, draft, path)
+        return num_written, num_missing
+
+    def _path(self, export: Export) -> Path:
+        return self._folder / f"{export.name}.jsonl"
 
 
-def _before(page: list[Trajectory], newest: tuple[str, int] | None) -> int:
-    names = [(t.episode_id, t.attempt) for t in page]
-    return names.index(newest) if newest in names else len(page)
+def _begin(draft: Path) -> None:
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text("")
 
 
-def _write(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+def _append(draft: Path, trajectories: Iterable[Trajectory]) -> None:
+    with draft.open("a") as file:
         for each in trajectories:
             file.write(json.dumps(each, default=_fields) + "\n")
+
+
+def _end(draft: Path, path: Path) -> None:
+    # A crash of the machine must not leave the name without the content.
+    with draft.open("a") as file:
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _count(path: Path) -> int:
+    with path.open() as file:
+        return sum(1 for _ in file)
 
 
 def _fields(noun: Any) -> dict[str, Any]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.files import write_json
+from paceline.logs import Log
 from paceline.types import Job
 from paceline_experience.core import Signal
 from paceline_experience.store import Store, job_key
 
 _AT_ONCE = 64
+log = Log("history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class History:
         self._store = store
         self._run_dir = run_dir
         self._changed: defaultdict[str, Signal] = defaultdict(Signal)
+        self._written: dict[str, int] = {}  # rows of each file; missing: it is written anew
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def changed(self, job_id: str) -> Signal:
         """Wakes whoever watches the job."""
@@ -43,22 +48,36 @@ class History:
         """Where the files of a job are."""
         return self._run_dir / "jobs" / job_id
 
-    async def open(self, job: Job) -> None:
-        """Write `metrics.jsonl` as the store has it: a crash may have come between the two."""
+    async def follow(self, job: Job) -> list[Row]:
+        """Add to `metrics.jsonl` what the ledger has put into the store since; these rows.
+
+        The file is written anew the first time, for a crash may have come between the two, and
+        after an error, which costs the job nothing.
+        """
+        job_id = job.status.job_id
+        async with self._writing[job_id]:
+            known = self._written.get(job_id, 0)
+            rows = await self.rows(job, after=known, limit=-1)
+            try:
+                self._append(job, rows, anew=known == 0)
+                self._written[job_id] = known + len(rows)
+            except OSError as error:
+                self._written.pop(job_id, None)
+                log.warning("metrics.jsonl not written", job=job_id, error=error)
+        if rows:
+            self._changed[job_id].fire()
+        return rows
+
+    def forget(self, job_id: str) -> None:
+        """The job is over, or another replica's."""
+        self._written.pop(job_id, None)
+        self._writing.pop(job_id, None)
+
+    def _append(self, job: Job, rows: Sequence[Row], *, anew: bool) -> None:
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = await self.rows(job, after=0, limit=-1)
-        path.write_text("".join(map(_line, rows)))
-
-    async def add(self, job: Job, *, step: int, kind: str, values: dict[str, Any]) -> Row:
-        """Keep a row."""
-        key = self._key(job)
-        text = json.dumps({"step": step, "kind": kind, "values": values})
-        row = Row(await self._store.command("RPUSH", key, text) - 1, step, kind, values)
-        with self._path(job).open("a") as file:
-            file.write(_line(row))
-        self._changed[job.status.job_id].fire()
-        return row
+        with path.open("w" if anew else "a") as file:
+            file.writelines(map(_line, rows))
 
     async def count(self, job: Job) -> int:
         """How many rows there are."""
@@ -96,6 +115,11 @@ class History:
     @staticmethod
     def _key(job: Job) -> str:
         return job_key(job.status.tenant, job.status.job_id, "metrics")
+
+
+def row_text(*, step: int, kind: str, values: Mapping[str, Any]) -> str:
+    """A row as the ledger's scripts put it into the store."""
+    return json.dumps({"step": step, "kind": kind, "values": values})
 
 
 def _line(row: Row) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from paceline.types import Job, JobState
-from paceline_experience.history import History
+from paceline_experience.history import History, Row
 from paceline_experience.jobs import JobStore
 
 Conclude = Callable[[str, JobState, str], Awaitable[None]]
@@ -20,13 +19,17 @@ class JobHooks:
         self._jobs = jobs
         self._history = history
         self._conclude = conclude
+        self._measured: Row | None = None  # that the status does not show yet
 
-    async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
-        """A row for the history; a complete eval also shows in the job's status."""
-        if kind == "eval" and values.get("complete"):
-            reward = repr(float(values["reward"]))
-            await self._jobs.note(self._job.status.job_id, eval_reward=reward, eval_step=step)
-        await self._history.add(self._job, step=step, kind=kind, values=values)
+    async def recorded(self) -> None:
+        """Follow the history; the newest complete eval also shows in the job's status."""
+        for row in await self._history.follow(self._job):
+            if row.kind == "eval" and row.values.get("complete"):
+                self._measured = row
+        if self._measured is not None:
+            reward, step = float(self._measured.values["reward"]), self._measured.step
+            await self._jobs.note(self._job.status.job_id, eval_reward=repr(reward), eval_step=step)
+            self._measured = None
 
     async def finished(self, *, state: str, reason: str) -> None:
         """The job is over."""
@@ -40,13 +43,14 @@ class JobHooks:
 
     async def went_back(self) -> None:
         """The store has lost rows: the file beside it shows what the store has."""
-        await self._history.open(self._job)
+        self._history.forget(self._job.status.job_id)
+        await self._history.follow(self._job)
 
 
 async def start(jobs: JobStore, job_id: str) -> None:
-    """Bring a job that has not run yet to `running`."""
+    """Bring a job that does not run to `running`."""
     job = await jobs.get(job_id)
     if job.status.state is JobState.QUEUED:
         job = await jobs.step(job_id, JobState.STARTING)
-    if job.status.state is JobState.STARTING:
+    if job.status.state in {JobState.STARTING, JobState.PAUSED}:
         await jobs.step(job_id, JobState.RUNNING)

@@ -108,7 +108,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """A page of trajectories, newest first."""
         await self._check(request.job_id, context)
         ledger = await self._ledgers.get(request.job_id)
-        found, token = await ledger.trajectories(
+        found, token = await ledger.trajectories.page(
             purpose=request.purpose or "train",
             page_size=max(1, min(request.page_size or 20, 200)),
             page_token=request.page_token,

@@ -13,6 +13,7 @@ _SCRIPT_KEYS = (
     "progress",  # hash: open episode -> what it has so far
     "samplers",  # hash: step -> state of the task feed
     "ring",  # sorted set: trained trajectories, newest last
+    "metrics",  # list: rows of the history (JSON)
     "epoch",  # a random number, drawn by each owner of the job
 )
 
@@ -31,6 +32,7 @@ class JobKeys:
             self.progress,
             self.samplers,
             self.ring,
+            self.metrics,
             self.epoch,
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")

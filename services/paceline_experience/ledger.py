@@ -30,10 +30,10 @@ from paceline_experience.leases import Demand, EpisodeKey, Leases
 from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import PayloadStore
 from paceline_experience.quotas import JobLimits
-from paceline_experience.ring import page_of
 from paceline_experience.shares import BatchShare
 from paceline_experience.sources import make_sampler
 from paceline_experience.store import Store
+from paceline_experience.trajectories import Trajectories
 from paceline_experience.watermarks import Watermarks
 
 log = Log("ledger")
@@ -82,7 +82,8 @@ class JobLedger:
         self._hooks = hooks
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
         self._batches = Batches(core=core, groups=groups, payloads=payloads)
-        self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks, hooks=hooks)
+        self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
+        self.trajectories = Trajectories(core=core, payloads=payloads)
         self._ending = Ending(
             core=core,
             groups=groups,
@@ -101,8 +102,8 @@ class JobLedger:
 
     async def _begin(self) -> None:
         """Inside a transaction: bring to order what a crash left."""
-        rings = await self._rings()
-        await self._groups.open(rings.__contains__)
+        listed = await self._core.listed()
+        await self._groups.open(listed.__contains__)
         await self._groups.settle(list(self._core.book.open))
         granted = self._core.watermarks.highest("incarnation")
         if granted > self._core.book.number("incarnation"):  # the store has lost the grant
@@ -114,12 +115,15 @@ class JobLedger:
         await self._begin()
         await self._hooks.went_back()
 
-    async def _rings(self) -> set[str]:
-        keys, names = self._core.keys, set[str]()
-        for ring in (keys.ring, keys.eval_ring):
-            found: list[bytes] = await self._core.store.command("ZRANGE", ring, 0, -1)
-            names.update(name.decode() for name in found)
-        return names
+    async def record(self) -> None:
+        """Tell the hooks of new rows in the history, until they have heard of them."""
+        if self._core.has_new_rows:
+            self._core.has_new_rows = False
+            try:
+                await self._hooks.recorded()
+            except BaseException:
+                self._core.has_new_rows = True
+                raise
 
     # environment workers
 
@@ -230,14 +234,18 @@ class JobLedger:
         self, *, incarnation: int, step: int, batch_id: str, metrics: dict[str, Any]
     ) -> tuple[int, str]:
         """The step is trained; the ledger's step, and why no further batch will come."""
-        done, stats = await self._batches.commit(
-            incarnation=incarnation, step=step, batch_id=batch_id
-        )
-        if stats is not None:
+        reported = self._reported(metrics)
+
+        def describe(stats: Mapping[str, Any], counts: Counter[str]) -> dict[str, Any]:
             version = self._core.book.version
-            values = {**self._reported(metrics), **stats, "version": version, **self._totals()}
+            return {**reported, **stats, "version": version, **self._totals(counts)}
+
+        done, values = await self._batches.commit(
+            incarnation=incarnation, step=step, batch_id=batch_id, describe=describe
+        )
+        if values is not None:
             self._core.meter.row("train", values)
-            await self._hooks.metric(step=step + 1, kind="train", values=values)
+        await self.record()
         await self._ending.check()
         await self._ending.told(self._core.book.stop)
         return done, self._core.book.stop
@@ -255,6 +263,11 @@ class JobLedger:
     ) -> None:
         """The checkpoint of `step` is durable; those of the steps `kept` can be gone back to."""
         await self._batches.checkpointed(incarnation=incarnation, step=step, path=path, kept=kept)
+
+    async def trim(self) -> None:
+        """Let go of trajectories that need not be kept any more."""
+        async with self._core.transaction():
+            await self._batches.trim(self._core.spec.experience.keep_trajectories)
 
     async def announce(
         self,
@@ -328,6 +341,10 @@ class JobLedger:
         """`cancelled` drops what is untrained, `paused` only stops admission, empty resumes."""
         await self._ending.stop(reason)
 
+    async def fail(self, reason: str) -> None:
+        """Drop what is untrained; sweeps bring the job to its end, however often that takes."""
+        await self._ending.fail(reason)
+
     async def sweep(self) -> None:
         """Look after expired leases, stragglers, evals and the end; call it every `sweep_s`."""
         await self._core.clock.sync()
@@ -335,6 +352,7 @@ class JobLedger:
         await self._leases.expire()
         await self._leases.release_stragglers(self._batches.waiting_s)
         await self._evals.sweep()
+        await self.record()
         await self._ending.check()
         await self._ending.advance()
         wants = self._leases.demand()
@@ -361,6 +379,11 @@ class JobLedger:
         """Whether no further batch will come."""
         return bool(self._core.book.stop)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will be trained any more."""
+        return self._core.book.closed
+
     def awaited(self) -> str:
         """Which service a trainer waits for that has asked for a batch; empty: none has."""
         if not self._batches.waiting:
@@ -379,7 +402,7 @@ class JobLedger:
         reward = book.meta.get("eval_reward")
         last = book.batches.get(book.step - 1, {}).get("stats", {})
         return {
-            **self._totals(),
+            **self._totals(book.counts),
             "step": book.step,
             "version": book.version,
             "stop": book.stop,
@@ -398,8 +421,7 @@ class JobLedger:
             "eval_reward_start": float(book.meta["eval_start"]) if reward else None,
         }
 
-    def _totals(self) -> dict[str, Any]:
-        counts = self._core.book.counts
+    def _totals(self, counts: Counter[str]) -> dict[str, Any]:
         ages = {k.removeprefix("stale:"): n for k, n in counts.items() if k.startswith("stale:")}
         return {
             "counts": by_state(counts),
@@ -410,20 +432,6 @@ class JobLedger:
             "staleness_histogram": ages,
             "trainer_wait_total_s": self._batches.waited_s,
         }
-
-    async def trajectories(
-        self, *, purpose: str, page_size: int, page_token: str
-    ) -> tuple[list[Trajectory], str]:
-        """Trained (or measured, for purpose `eval`) trajectories that are kept, newest first."""
-        keys = self._core.keys
-        return await page_of(
-            self._core.store,
-            self._payloads,
-            keys.eval_ring if purpose == "eval" else keys.ring,
-            page_size=page_size,
-            page_token=page_token,
-            page_bytes=self._core.limits.settings.page_bytes,
-        )
 
 
 def _version(made: Mapping[str, Any]) -> PolicyVersion:

@@ -27,7 +27,7 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline.types import Job, JobState
-from paceline_experience.core import Hooks, Signal
+from paceline_experience.core import Clock, Hooks, Signal
 from paceline_experience.dry_run import DryRun, UntriedError
 from paceline_experience.history import History
 from paceline_experience.jobs import JobStore
@@ -85,6 +85,7 @@ class Ledgers:
         tracer: Tracer = OFF,
         meter: Callable[[str], JobMeter] | None = None,
         dry_run: DryRun | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._dry_run = dry_run
         self._meter = meter or partial(JobMeter, Metrics())
@@ -100,6 +101,7 @@ class Ledgers:
         self._quotas = quotas or Quotas(LimitSettings())
         self._watermarks = watermarks
         self._tracer = tracer
+        self._clock = clock
         self._incomplete = False  # a live job is not active here
         self._past: OrderedDict[str, Entry] = OrderedDict()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -283,7 +285,7 @@ class Ledgers:
         if sources is None and self._dry_run is not None:
             await self._dry_run.check(parse_spec(job))
         entry = await self._open(job, sources, epoch=epoch)
-        await self._history.open(job)
+        await entry.ledger.record()
         await self._opened(job, entry.ledger)
         entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
         return entry
@@ -304,6 +306,7 @@ class Ledgers:
             hooks=self._hooks(job),
             options=self._options,
             limits=JobLimits(tenant, self._quotas),
+            clock=self._clock,
             epoch=epoch,
             watermarks=await asyncio.to_thread(self._watermarks, job_id),
             tracer=self._tracer,
@@ -324,8 +327,8 @@ class Ledgers:
         while len(self._past) > _PAST:
             self._past.popitem(last=False)
 
-    @staticmethod
-    def _stop(entry: Entry) -> asyncio.Task[None] | None:
+    def _stop(self, entry: Entry) -> asyncio.Task[None] | None:
+        self._history.forget(entry.job.status.job_id)
         entry.ledger.close()
         if entry.pump is not None:
             entry.pump.cancel()

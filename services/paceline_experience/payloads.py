@@ -36,6 +36,10 @@ class PayloadStore(Protocol):
         """Their contents in order; raises `IntegrityError` if one is gone."""
         ...
 
+    async def find(self, names: Sequence[str]) -> list[bytes | None]:
+        """Their contents in order; None where one is gone."""
+        ...
+
     async def drop(self, names: Sequence[str]) -> None:
         """Let go of these; unknown names are ignored."""
         ...
@@ -59,15 +63,17 @@ class RedisPayloads:
             await self._store.command("HSET", self._key, *flat)
 
     async def get(self, names: Sequence[str]) -> list[bytes]:
-        """One HMGET."""
-        if not names:
-            return []
-        found: list[bytes | None] = await self._store.command("HMGET", self._key, *names)
+        """As `find`, but whole."""
+        found = await self.find(names)
         whole = [data for data in found if data is not None]
         if len(whole) < len(names):
             lost = [name for name, data in zip(names, found, strict=True) if data is None]
             raise IntegrityError(f"{len(lost)} payloads are gone from the store, first {lost[0]}")
         return whole
+
+    async def find(self, names: Sequence[str]) -> list[bytes | None]:
+        """One HMGET."""
+        return await self._store.command("HMGET", self._key, *names) if names else []
 
     async def drop(self, names: Sequence[str]) -> None:
         """HDEL by pages."""

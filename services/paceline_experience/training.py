@@ -36,8 +36,10 @@ class Announced:
 class Export(Protocol):
     """Writes what a job has trained since the last export."""
 
-    def __call__(self, job_id: str, *, name: str) -> Coroutine[Any, Any, None]:
-        """To the file of this name."""
+    def __call__(
+        self, job_id: str, *, name: str, before_step: int | None = None
+    ) -> Coroutine[Any, Any, None]:
+        """To the file of this name, in steps below `before_step`."""
         ...
 
 
@@ -64,7 +66,10 @@ class Training:
         state = (await self._jobs.get(job_id)).status.state
         if state.terminal or state is JobState.CANCELLING:
             raise StateError(f"job {job_id} is {state}: no trainer may start")
-        number = await (await self._ledgers.get(job_id)).grant_incarnation()
+        ledger = await self._ledgers.get(job_id)
+        if ledger.closed:
+            raise StateError(f"job {job_id} is about to end: no trainer may start")
+        number = await ledger.grant_incarnation()
         await self._jobs.note(job_id, incarnation=number)
         return number
 
@@ -179,6 +184,6 @@ class Training:
 
     async def _export_beside(self, job_id: str, step: int) -> None:
         try:
-            await self._export(job_id, name=f"step-{step:06d}")
+            await self._export(job_id, name=f"step-{step:06d}", before_step=step)
         except (PacelineError, OSError) as error:
             log.warning("trajectories not written", job=job_id, step=step, error=error)

@@ -1,4 +1,5 @@
--- ARGV: incarnation, step, batch id, most recent ring entries to write: [name, name, ...], tallies {name: by}
+-- ARGV: incarnation, step, batch id, ring entries to write: [name, name, ...], tallies {name: by},
+-- row of the history (JSON)
 fence(tonumber(ARGV[1]))
 local step, now = tonumber(ARGV[2]), number('step')
 local text = redis.call('HGET', BATCHES, ARGV[2])
@@ -15,10 +16,11 @@ for _, gid in ipairs(batch.groups) do move_all(record(gid), 'n') end
 set('step', step + 1)
 if batch.counted ~= 1 then
   for name, by in pairs(cjson.decode(ARGV[5])) do bump(name, by) end
-  for place, name in ipairs(cjson.decode(ARGV[4])) do
-    redis.call('ZADD', RING, step * 1048576 + place, name)
-  end
 end
+for place, name in ipairs(cjson.decode(ARGV[4])) do
+  redis.call('ZADD', RING, step * 1048576 + place, name)
+end
+redis.call('RPUSH', METRICS, ARGV[6])
 batch.committed, batch.counted = 1, 1
 redis.call('HSET', BATCHES, ARGV[2], cjson.encode(batch))
 redis.call('HSET', SAMPLERS, step + 1, get('feed', ''))

@@ -1,7 +1,7 @@
 -- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
-local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING, EPOCH = unpack(KEYS)
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, PROGRESS, SAMPLERS, RING, METRICS, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed = {}, {}, {}, {}, {}, {}
 
 -- Reasons that lie with the task or the episode: another attempt would end the same way.
@@ -101,6 +101,16 @@ local function forget(rec)
   removed[rec.id] = true
 end
 
+-- The batch of a step is not trained: its episodes leave the histogram of what was.
+local function unfix(step)
+  if unfixed[step] then return end
+  unfixed[step] = true
+  local text = redis.call('HGET', BATCHES, step)
+  local batch = text and cjson.decode(text) or {}
+  if batch.counted ~= 1 then return end
+  for age, episodes in pairs(batch.stats.staleness or {}) do bump('stale:' .. age, -episodes) end
+end
+
 -- Drops the whole group; episode `only`, if given, for a reason of its own.
 local function drop(rec, reason, only, only_reason)
   local kind = rec.e and 'eval:drop:' or 'drop:'
@@ -116,7 +126,7 @@ local function drop(rec, reason, only, only_reason)
       bump('groups:ended', 1)
     end
     if UNUSABLE[reason] then bump('groups:invalid', 1) end
-    if rec.b then unfixed[rec.b] = true end
+    if rec.b then unfix(rec.b) end
   end
   forget(rec)
 end

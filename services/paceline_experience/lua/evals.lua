@@ -1,5 +1,6 @@
 -- Opens, continues or closes the eval run. Its tasks come in by windows; what is measured leaves with them.
--- ARGV: `open` | `next`, run JSON, [[gid, seq, position]], [gid measured] | `close`, result {field: value}, [gid]
+-- ARGV: `open` | `next`, run JSON, [[gid, seq, position]], [gid measured]
+-- | `close`, result {field: value}, [gid], row of the history (JSON; empty: none)
 local function leave(gids, missing)
   for _, gid in ipairs(gids) do
     local rec = record(gid)
@@ -11,6 +12,7 @@ if ARGV[1] == 'close' then
   leave(cjson.decode(ARGV[3]), true)
   set('eval', '')
   for field, value in pairs(cjson.decode(ARGV[2])) do set(field, value) end
+  if ARGV[4] ~= '' then redis.call('RPUSH', METRICS, ARGV[4]) end
 else
   local is_open = get('eval', '') ~= ''
   if is_open and ARGV[1] == 'open' then fail('STATE', 'an eval run is open') end

@@ -12,6 +12,8 @@ for k = step, now - 1 do
   batch.committed = 0
   redis.call('HSET', BATCHES, k, cjson.encode(batch))
 end
+-- What is trained again is listed again; what is dropped instead must not be listed.
+redis.call('ZREMRANGEBYSCORE', RING, step * 1048576, '+inf')
 local all = redis.call('HGETALL', VERSIONS)
 for n = 1, #all, 2 do
   local version = cjson.decode(all[n + 1])
@@ -22,5 +24,6 @@ for n = 1, #all, 2 do
 end
 set('step', step)
 if number('checkpoint_step') > step then set('checkpoint_step', step) end
-if get('stop', '') == 'finished' and get('stop_reason', '') == 'steps' then set('stop', '') end
+local reason = get('stop_reason', '')
+if get('stop', '') == 'finished' and (reason == 'steps' or reason == 'tasks') then set('stop', '') end
 return finish(0)

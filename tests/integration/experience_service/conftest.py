@@ -441,6 +441,19 @@ def killable(tmp_path: Path) -> Iterator[tuple[Killable, str]]:
 
 
 @pytest.fixture
+def killables() -> type[Killable]:
+    """Makes one for a store, a run directory and a port."""
+    return Killable
+
+
+@pytest.fixture
+def one_store() -> Iterator[str]:
+    """The URL of an empty store of its own."""
+    with tempfile.TemporaryDirectory(prefix="pl") as folder, one_server(Path(folder)) as url:
+        yield url
+
+
+@pytest.fixture
 async def client(store_url: str, tmp_path: Path) -> AsyncIterator[Client]:
     async with serving(store_url, tmp_path) as found:
         yield found

@@ -168,6 +168,18 @@ async def test_a_kill_is_the_reason_before_what_other_ranks_say(world: World) ->
     assert "progress: ended by SIGKILL; RuntimeError: conn" in world.ledger.reasons["a-1"]
 
 
+async def test_a_job_whose_end_was_not_heard_fails_at_the_next_death(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    lives = 0
+    while world.state is JobState.RUNNING and lives < 10:
+        await world.passes()
+        if "rollout-a-1-0" in world.alive():
+            lives += 1
+            world.runtime.die("rollout-a-1-0")
+            world.ledger.away = lives == OPTIONS.give_up_after
+    assert (world.state, lives) == (JobState.FAILED, OPTIONS.give_up_after + 1)
+
+
 async def test_a_trainer_that_gets_on_is_restarted_for_ever(world: World) -> None:
     world.submit(JobState.RUNNING)
     for step in range(1, 60):

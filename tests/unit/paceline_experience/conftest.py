@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from paceline.errors import StoreError
 from paceline.interfaces import TaskSource
 from paceline.types import (
     Assignment,
+    Job,
+    JobStatus,
     Purpose,
     Sampling,
     Score,
@@ -29,11 +32,21 @@ from paceline.types import (
     VerifierStatus,
     VersionRun,
 )
+from paceline.weights.route import Source as Seed
+from paceline_experience.artefacts import Artefacts
+from paceline_experience.desk import Desk
+from paceline_experience.history import History, Row
+from paceline_experience.hooks import JobHooks
+from paceline_experience.jobs import JobStore
 from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import BatchShare, JobLedger
+from paceline_experience.ledgers import Ledgers, sweep
 from paceline_experience.payloads import RedisPayloads
 from paceline_experience.quotas import JobLimits, Quotas
+from paceline_experience.roster import Roster
+from paceline_experience.routes import Tracker
 from paceline_experience.store import Store
+from paceline_experience.training import Training
 from paceline_experience.watermarks import Watermarks
 
 
@@ -68,6 +81,7 @@ class Numbers:
 
 @dataclass(slots=True)
 class RecordingHooks:
+    store: Store
     rows: list[tuple[int, str, dict[str, Any]]] = field(
         default_factory=list[tuple[int, str, dict[str, Any]]]
     )
@@ -76,8 +90,10 @@ class RecordingHooks:
     losses: int = 0
     deaf: bool = False
 
-    async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
-        self.rows.append((step, kind, values))
+    async def recorded(self) -> None:
+        kept = await self.store.command("LRANGE", JobKeys("default", "j1").metrics, 0, -1)
+        rows = map(json.loads, kept)
+        self.rows = [(row["step"], row["kind"], row["values"]) for row in rows]
 
     async def finished(self, *, state: str, reason: str) -> None:
         if self.deaf:
@@ -236,6 +252,186 @@ class World:
         return {**report.counts, **report.dropped}
 
 
+class Site:
+    """One job with all of the service that moves it on, in one life after the other."""
+
+    def __init__(self, store: Store, run_dir: Path, clock: FakeClock) -> None:
+        self.store = store
+        self.run_dir = run_dir
+        self.clock = clock
+        self.job_id = ""
+        self.incarnation = 0
+        self._begin_life()
+
+    def _begin_life(self) -> None:
+        store = self.store
+        self.jobs = JobStore(store)
+        self.history = History(store, self.run_dir)
+        tracker = Tracker(Roster(lease_s=1000))
+        self.ledgers = Ledgers(
+            store=store,
+            jobs=self.jobs,
+            history=self.history,
+            hooks=self._hooks,
+            opened=self._opened,
+            options=ExperienceOptions(member_lease_s=1000),
+            owner="experience-0",
+            clock=self.clock,
+            watermarks=lambda job_id: Watermarks(self.history.folder(job_id) / "watermarks.json"),
+        )
+        self.desk = Desk(
+            jobs=self.jobs,
+            artefacts=Artefacts(store),
+            history=self.history,
+            ledgers=self.ledgers,
+            tracker=tracker,
+            quotas=Quotas(LimitSettings()),
+            clock=self.clock.now,
+        )
+        self.training = Training(
+            jobs=self.jobs, ledgers=self.ledgers, tracker=tracker, export=self.desk.export
+        )
+
+    def _hooks(self, job: Job) -> JobHooks:
+        return JobHooks(job=job, jobs=self.jobs, history=self.history, conclude=self.desk.conclude)
+
+    async def _opened(self, job: Job, ledger: JobLedger) -> None:
+        del job, ledger
+
+    @property
+    def folder(self) -> Path:
+        """Where the job's trajectories are written."""
+        return self.history.folder(self.job_id) / "trajectories"
+
+    async def submit(self, **changes: Any) -> None:
+        """A small job."""
+        job = await self.desk.submit(make_spec(**changes), request_id="r", files={})
+        self.job_id = job.status.job_id
+
+    async def die(self) -> None:
+        """The next life begins with what the store and the disk have."""
+        await self.ledgers.close()
+        self._begin_life()
+        await self.ledgers.open_all()
+
+    async def status(self) -> JobStatus:
+        return (await self.jobs.get(self.job_id)).status
+
+    async def ledger(self) -> JobLedger:
+        return await self.ledgers.get(self.job_id)
+
+    async def step(self) -> int:
+        return int((await (await self.ledger()).live())["step"])
+
+    async def sweep(self) -> None:
+        """As the service does: what goes wrong is met again in the next."""
+        for entry in list(self.ledgers.active.values()):
+            await sweep(entry)
+
+    async def begin(self, step: int) -> None:
+        """A trainer starts from the checkpoint of a step."""
+        self.incarnation = await self.training.grant_incarnation(self.job_id)
+        await self.training.rewind(self.job_id, incarnation=self.incarnation, step=step)
+        await self.announce(step)
+
+    async def announce(self, step: int) -> None:
+        await self.training.announce(
+            self.job_id,
+            incarnation=self.incarnation,
+            step=step,
+            parent=-1,
+            num_bytes=8,
+            seed=Seed("http://t"),
+        )
+
+    async def play(self, *, evals: int = 100) -> None:
+        """Whatever may be leased is done at once, with the newest version."""
+        ledger = await self.ledger()
+        version = (await ledger.live())["version"]
+        leased = await ledger.lease(worker_id="w", train=100, evals=evals)
+        done = [
+            made(a, place, reward=float(index % 2), version=max(version, a.pinned_version))
+            for a in leased
+            for place, index in enumerate(a.indices)
+        ]
+        await ledger.submit(done)
+
+    async def take(self, step: int) -> BatchShare:
+        return await self.training.take(
+            self.job_id, incarnation=self.incarnation, step=step, rank=0, world=1
+        )
+
+    async def commit(self, step: int, batch_id: str) -> str:
+        """Train a step; why there will be no further one."""
+        _, stop = await self.training.commit(
+            self.job_id,
+            incarnation=self.incarnation,
+            step=step,
+            batch_id=batch_id,
+            metrics={"loss": 0.5},
+        )
+        return stop
+
+    async def train(self) -> str:
+        """One step, from its episodes to its publication; why there will be no further one."""
+        step = await self.step()
+        if not (await self.ledger()).stopping:
+            await self.play()
+        share = await self.take(step)
+        if share.stop:
+            return share.stop
+        stop = await self.commit(step, share.batch_id)
+        await self.announce(step + 1)
+        return stop
+
+    async def checkpoint(self, step: int) -> None:
+        """And the export that follows it, to its end."""
+        await self.training.checkpointed(
+            self.job_id, incarnation=self.incarnation, step=step, path="p"
+        )
+        await self.training.close()
+
+    def exported(self) -> list[tuple[str, int]]:
+        """Episodes in all files."""
+        paths = sorted(self.folder.glob("*.jsonl"))
+        lines = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
+        return [(line["group_id"], line["index"]) for line in lines]
+
+    async def listed(self) -> list[tuple[str, int]]:
+        """Trained episodes that can be asked for."""
+        found, token, more = list[tuple[str, int]](), "", True
+        while more:
+            ledger = await self.ledger()
+            page, token = await ledger.trajectories.page(
+                purpose="train", page_size=50, page_token=token
+            )
+            found += [(t.group_id, t.index) for t in page]
+            more = bool(token)
+        return found
+
+    async def rows(self) -> list[Row]:
+        """Of the history; the file says the same."""
+        rows = await self.history.rows(await self.jobs.get(self.job_id), after=0, limit=-1)
+        path = self.history.folder(self.job_id) / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        told = [(line["index"], line["step"], line["kind"]) for line in lines]
+        assert told == [(row.index, row.step, row.kind) for row in rows]
+        return rows
+
+
+Sites = Callable[..., Site]
+
+
+@pytest.fixture
+def sites() -> Sites:
+    """Builds a site on a store and a run directory."""
+
+    def build(store: Store, run_dir: Path) -> Site:
+        return Site(store, run_dir, FakeClock())
+
+    return build
+
+
 Worlds = Callable[..., World]
 
 
@@ -263,6 +459,6 @@ def worlds() -> Worlds:
 
     def build(store: Store, *, num_tasks: int = 1000, **changes: Any) -> World:
         spec = make_spec(**changes)
-        return World(store, spec, FakeClock(), RecordingHooks(), num_tasks=num_tasks)
+        return World(store, spec, FakeClock(), RecordingHooks(store), num_tasks=num_tasks)
 
     return build

@@ -6,8 +6,9 @@ import pytest
 
 from paceline.config import JobSpec
 from paceline.types import Job
-from paceline_experience.history import History, Row, summarise
+from paceline_experience.history import History, Row, row_text, summarise
 from paceline_experience.jobs import JobStore
+from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store
 
 
@@ -22,6 +23,12 @@ async def job(store: Store) -> Job:
     return await JobStore(store).create(JobSpec.model_validate(fields), artefacts={})
 
 
+async def add(store: Store, job: Job, *, step: int, kind: str, values: dict[str, Any]) -> None:
+    """As the ledger's scripts do."""
+    key = JobKeys(job.status.tenant, job.status.job_id).metrics
+    await store.command("RPUSH", key, row_text(step=step, kind=kind, values=values))
+
+
 def lines(history: History, job: Job) -> list[dict[str, Any]]:
     path = history.folder(job.status.job_id) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
@@ -31,10 +38,12 @@ async def test_rows_are_in_the_store_and_in_the_file(
     store: Store, job: Job, tmp_path: Path
 ) -> None:
     history = History(store, tmp_path)
-    await history.open(job)
+    await history.follow(job)
     changed = history.changed(job.status.job_id).event()
-    await history.add(job, step=1, kind="train", values={"loss": 0.5})
-    await history.add(job, step=1, kind="eval", values={"reward": 0.25})
+    await add(store, job, step=1, kind="train", values={"loss": 0.5})
+    await add(store, job, step=1, kind="eval", values={"reward": 0.25})
+    assert [row.index for row in await history.follow(job)] == [0, 1]
+    assert await history.follow(job) == []
     assert changed.is_set()
     rows = await history.rows(job, after=0, limit=10)
     assert [(r.index, r.step, r.kind) for r in rows] == [(0, 1, "train"), (1, 1, "eval")]
@@ -46,9 +55,9 @@ async def test_rows_are_in_the_store_and_in_the_file(
 
 async def test_rows_come_in_pages(store: Store, job: Job, tmp_path: Path) -> None:
     history = History(store, tmp_path)
-    await history.open(job)
+    await history.follow(job)
     for step in range(5):
-        await history.add(job, step=step, kind="train", values={})
+        await add(store, job, step=step, kind="train", values={})
     assert [r.step for r in await history.rows(job, after=1, limit=2)] == [1, 2]
     assert [r.step for r in await history.rows(job, after=3, limit=-1)] == [3, 4]
     assert await history.rows(job, after=5, limit=2) == []
@@ -56,13 +65,14 @@ async def test_rows_come_in_pages(store: Store, job: Job, tmp_path: Path) -> Non
 
 async def test_a_torn_file_is_mended_from_the_store(store: Store, job: Job, tmp_path: Path) -> None:
     history = History(store, tmp_path)
-    await history.open(job)
+    await history.follow(job)
     for step in range(3):
-        await history.add(job, step=step, kind="train", values={"x": step})
+        await add(store, job, step=step, kind="train", values={"x": step})
+    await history.follow(job)
     whole = lines(history, job)
     path = history.folder(job.status.job_id) / "metrics.jsonl"
     path.write_text(path.read_text()[:-9])
-    await History(store, tmp_path).open(job)
+    await History(store, tmp_path).follow(job)
     assert lines(history, job) == whole
 
 

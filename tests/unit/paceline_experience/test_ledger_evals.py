@@ -43,7 +43,7 @@ async def test_version_0_is_measured_outside_the_identity(store: Store, worlds: 
     assert row["reward"] == pytest.approx(2 / 3)
     assert await ledger.hold() == -1
     assert (await world.clean(ledger))["admitted"] == 0
-    page, _ = await ledger.trajectories(purpose="eval", page_size=9, page_token="")
+    page, _ = await ledger.trajectories.page(purpose="eval", page_size=9, page_token="")
     assert len(page) == 3
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.errors import FencedError, InvalidError, StateError
 from paceline.v1 import experience_pb2 as pb
+from paceline_experience.export import Exporter
 
 if TYPE_CHECKING:
     from conftest import Worlds
@@ -216,23 +218,41 @@ async def test_rewind_below_what_is_durable_is_refused(store: Store, worlds: Wor
         await ledger.checkpointed(incarnation=1, step=2, path="c")
 
 
-async def test_checkpoints_free_payloads_but_the_newest(store: Store, worlds: Worlds) -> None:
+async def test_checkpoints_free_payloads_but_the_newest(
+    store: Store, worlds: Worlds, tmp_path: Path
+) -> None:
     world = worlds(store, experience={"keep_trajectories": 3})
     ledger = await world.started()
     await world.filled(ledger)
     for step in range(2):
         await world.trained(ledger, step)
     await ledger.checkpointed(incarnation=1, step=2, path="c")
+    assert await store.command("HLEN", "{default/j1}:payloads") == 8  # until they are exported
+    assert await Exporter(tmp_path).export(ledger, name="step-2") == 8
+    await ledger.trim()
     assert await store.command("HLEN", "{default/j1}:payloads") == 3
     size = (await ledger.live())["payload_bytes"]
-    page, token = await ledger.trajectories(purpose="train", page_size=2, page_token="")
-    rest, end = await ledger.trajectories(purpose="train", page_size=2, page_token=token)
+    page, token = await ledger.trajectories.page(purpose="train", page_size=2, page_token="")
+    rest, end = await ledger.trajectories.page(purpose="train", page_size=2, page_token=token)
     with pytest.raises(InvalidError, match="page_token: 'x' was not given by this service"):
-        await ledger.trajectories(purpose="train", page_size=2, page_token="x")
+        await ledger.trajectories.page(purpose="train", page_size=2, page_token="x")
     assert ([t.episode_id for t in page + rest], end) == (["j1.3/1", "j1.3/0", "j1.2/1"], "")
     reopened = await world.opened()
     assert (await reopened.live())["payload_bytes"] == size
     await world.clean(reopened)
+
+
+async def test_payloads_that_are_not_exported_do_not_fill_the_ledger(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, experience={"keep_trajectories": 3, "payload_bytes": 1600})
+    ledger = await world.started()
+    for step in range(2):
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+    assert (await ledger.live())["payload_bytes"] > 800
+    await ledger.checkpointed(incarnation=1, step=2, path="c")
+    assert await store.command("ZCARD", "{default/j1}:ring") == 3
 
 
 async def test_zero_variance_groups_are_refilled(store: Store, worlds: Worlds) -> None:

@@ -13,8 +13,9 @@ from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
 from paceline.errors import LimitError, QuotaError
 from paceline.types import DropReason, JobState, Progress, Task, TrackerStatus
-from paceline_experience.history import History
+from paceline_experience.history import History, row_text
 from paceline_experience.jobs import JobStore
+from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import EpisodeKey
 from paceline_experience.quotas import Quotas
 
@@ -182,7 +183,7 @@ async def test_a_large_evaluation_comes_in_by_windows(store: Store, worlds: Worl
     assert sorted(seen) == sorted(f"t{n}" for n in range(100))
     [(_, row)] = world.hooks.of("eval")
     assert (row["measured"], row["dropped"], row["tokens"]) == (100, 0, 300)
-    page, _ = await ledger.trajectories(purpose="eval", page_size=200, page_token="")
+    page, _ = await ledger.trajectories.page(purpose="eval", page_size=200, page_token="")
     assert len(page) == 100
     assert (await world.clean(ledger))["admitted"] == 0
 
@@ -285,7 +286,7 @@ async def test_pages_of_trajectories_end_by_bytes(store: Store, worlds: Worlds) 
     seen: list[str] = []
     token, sizes = "", list[int]()
     while not sizes or token:
-        page, token = await ledger.trajectories(purpose="eval", page_size=9, page_token=token)
+        page, token = await ledger.trajectories.page(purpose="eval", page_size=9, page_token=token)
         sizes.append(len(page))
         seen += [each.response_text[0] for each in page]
     assert sizes[:2] == [2, 2]
@@ -295,9 +296,10 @@ async def test_pages_of_trajectories_end_by_bytes(store: Store, worlds: Worlds) 
 async def test_pages_of_rows_end_by_bytes(store: Store, worlds: Worlds, tmp_path: Path) -> None:
     job = await JobStore(store).create(worlds(store).spec, artefacts={})
     history = History(store, tmp_path)
-    await history.open(job)
+    key = JobKeys("default", job.status.job_id).metrics
     for step in range(100):
-        await history.add(job, step=step, kind="train", values={"x": "y" * 1000})
+        row = row_text(step=step, kind="train", values={"x": "y" * 1000})
+        await store.command("RPUSH", key, row)
     assert len(await history.page(job, after=0, limit=500, max_bytes=70_000)) in range(66, 71)
     assert [r.step for r in await history.page(job, after=97, limit=9, max_bytes=9000)] == [
         97,
