@@ -49,7 +49,10 @@ B, G = 32, 8
 class Silent:
     """Hooks that do nothing."""
 
-    async def metric(self, *, step: int, kind: str, values: dict[str, Any]) -> None:
+    async def recorded(self) -> None:
+        """Ignored."""
+
+    async def went_back(self) -> None:
         """Ignored."""
 
     async def finished(self, *, state: str, reason: str) -> None:

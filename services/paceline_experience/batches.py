@@ -189,7 +189,7 @@ class Batches:
             tally = _tally(batch)
             values = describe(batch.get("stats", {}), _trained(book.counts, groups, tally))
             row = row_text(step=step + 1, kind="train", values=values)
-            self._core.has_new_rows = True
+            self._core.rows_written += 1
             answer = await self._core.change(
                 "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(tally), row
             )

@@ -131,7 +131,7 @@ class Core:
         self.ready = Signal()  # a batch may be taken
         self._lock = asyncio.Lock()
         self._stale = True
-        self.has_new_rows = True  # in the history, that the hooks have not been told of
+        self.rows_written = 0  # into the history, as far as it is known
         self._is_back = False  # the store has gone back, and not all that follows is done
         self._went_back: Callable[[], Awaitable[None]] | None = None
 

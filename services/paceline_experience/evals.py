@@ -175,7 +175,7 @@ class Evals:
         gone = json.dumps([g.group_id for g in groups] or [""])
         values = {name: value for name, value in result.items() if name != "step"}
         row = row_text(step=int(run["step"]), kind="eval", values=values)
-        self._core.has_new_rows = True
+        self._core.rows_written += 1
         await self._core.change("evals", "close", json.dumps(fields), gone, row)
 
     async def _keep(self, run: dict[str, Any], measured: Sequence[Group]) -> None:

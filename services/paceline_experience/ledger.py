@@ -79,7 +79,7 @@ class JobLedger:
         over = options.compress_over_bytes
         groups = Groups(core=core, payloads=payloads, compress_over_bytes=over)
         self._core, self._groups, self._payloads = core, groups, payloads
-        self._hooks = hooks
+        self._hooks, self._rows_told = hooks, -1
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
         self._batches = Batches(core=core, groups=groups, payloads=payloads)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
@@ -117,13 +117,10 @@ class JobLedger:
 
     async def record(self) -> None:
         """Tell the hooks of new rows in the history, until they have heard of them."""
-        if self._core.has_new_rows:
-            self._core.has_new_rows = False
-            try:
-                await self._hooks.recorded()
-            except BaseException:
-                self._core.has_new_rows = True
-                raise
+        written = self._core.rows_written
+        if written != self._rows_told:
+            await self._hooks.recorded()
+            self._rows_told = written
 
     # environment workers
 

@@ -335,14 +335,8 @@ class Site:
         await self.announce(step)
 
     async def announce(self, step: int) -> None:
-        await self.training.announce(
-            self.job_id,
-            incarnation=self.incarnation,
-            step=step,
-            parent=-1,
-            num_bytes=8,
-            seed=Seed("http://t"),
-        )
+        told = {"incarnation": self.incarnation, "step": step, "parent": -1, "num_bytes": 8}
+        await self.training.announce(self.job_id, **told, seed=Seed("http://t"))
 
     async def play(self, *, evals: int = 100) -> None:
         """Whatever may be leased is done at once, with the newest version."""
@@ -357,18 +351,14 @@ class Site:
         await ledger.submit(done)
 
     async def take(self, step: int) -> BatchShare:
-        return await self.training.take(
-            self.job_id, incarnation=self.incarnation, step=step, rank=0, world=1
-        )
+        told = {"incarnation": self.incarnation, "step": step}
+        return await self.training.take(self.job_id, **told, rank=0, world=1)
 
     async def commit(self, step: int, batch_id: str) -> str:
         """Train a step; why there will be no further one."""
+        told = {"incarnation": self.incarnation, "step": step}
         _, stop = await self.training.commit(
-            self.job_id,
-            incarnation=self.incarnation,
-            step=step,
-            batch_id=batch_id,
-            metrics={"loss": 0.5},
+            self.job_id, **told, batch_id=batch_id, metrics={"loss": 0.5}
         )
         return stop
 
@@ -386,9 +376,8 @@ class Site:
 
     async def checkpoint(self, step: int) -> None:
         """And the export that follows it, to its end."""
-        await self.training.checkpointed(
-            self.job_id, incarnation=self.incarnation, step=step, path="p"
-        )
+        told = {"incarnation": self.incarnation, "step": step}
+        await self.training.checkpointed(self.job_id, **told, path="p")
         await self.training.close()
 
     def exported(self) -> list[tuple[str, int]]:
@@ -399,15 +388,12 @@ class Site:
 
     async def listed(self) -> list[tuple[str, int]]:
         """Trained episodes that can be asked for."""
-        found, token, more = list[tuple[str, int]](), "", True
-        while more:
-            ledger = await self.ledger()
-            page, token = await ledger.trajectories.page(
-                purpose="train", page_size=50, page_token=token
-            )
-            found += [(t.group_id, t.index) for t in page]
-            more = bool(token)
-        return found
+        listing = (await self.ledger()).trajectories
+        found, token = await listing.page(purpose="train", page_size=50, page_token="")
+        while token:
+            page, token = await listing.page(purpose="train", page_size=50, page_token=token)
+            found += page
+        return [(t.group_id, t.index) for t in found]
 
     async def rows(self) -> list[Row]:
         """Of the history; the file says the same."""
@@ -424,7 +410,7 @@ Sites = Callable[..., Site]
 
 @pytest.fixture
 def sites() -> Sites:
-    """Builds a site on a store and a run directory."""
+    """Builds a site."""
 
     def build(store: Store, run_dir: Path) -> Site:
         return Site(store, run_dir, FakeClock())
