@@ -335,8 +335,8 @@ class Site:
         await self.announce(step)
 
     async def announce(self, step: int) -> None:
-        told = {"incarnation": self.incarnation, "step": step, "parent": -1, "num_bytes": 8}
-        await self.training.announce(self.job_id, **told, seed=Seed("http://t"))
+        told: dict[str, Any] = {"incarnation": self.incarnation, "step": step, "parent": -1}
+        await self.training.announce(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
 
     async def play(self, *, evals: int = 100) -> None:
         """Whatever may be leased is done at once, with the newest version."""
