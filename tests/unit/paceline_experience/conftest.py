@@ -376,7 +376,7 @@ class Site:
 
     async def checkpoint(self, step: int) -> None:
         """And the export that follows it, to its end."""
-        told = {"incarnation": self.incarnation, "step": step}
+        told: dict[str, Any] = {"incarnation": self.incarnation, "step": step}
         await self.training.checkpointed(self.job_id, **told, path="p")
         await self.training.close()
 
