@@ -20,7 +20,7 @@ from paceline_experience.core import Core
 from paceline_experience.payloads import PayloadStore, unpack
 
 _TOKEN = re.compile(r"[0-9]{1,19}(\.[0-9]{1,19})?(e\+[0-9]{1,3})?")  # an offset
-_AT_ONCE = 64
+_AT_ONCE = 8
 _STEP = 1 << 20  # offsets of one step, as `commit.lua` gives them
 log = Log("trajectories")
 
