@@ -41,6 +41,7 @@ class Publications(Training):
         num_bytes: int,
         seed: Source,
         digest: str = "",
+        number: int = -1,
     ) -> Announced:
         """A version has the number of its step; part 0 comes first."""
         version = PolicyVersion(

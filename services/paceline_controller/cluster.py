@@ -231,6 +231,11 @@ class LedgerOfTerm:
         self._check("grant_incarnation", job_id)
         return await self._ledger.grant_incarnation(job_id)
 
+    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
+        """A trainer's life has ended badly; raises `FencedError` if another leads."""
+        self._check("report_failure", job_id)
+        return await self._ledger.report_failure(job_id, reason)
+
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
         """Move a job on; raises `FencedError` if another leads."""
         self._check("set_state", job_id)

@@ -8,15 +8,9 @@ from torch import Tensor
 
 from paceline.config.base import Plugin
 from paceline.errors import ConfigError, InvalidError
-from paceline_trainer.objectives.base import (
-    ClipOptions,
-    Scale,
-    TokenBatch,
-    aggregate,
-    clipped,
-    load_objective,
-)
-from paceline_trainer.objectives.grpo import GrpoOptions, grpo
+from paceline_trainer.objectives.base import Scale, TokenBatch, aggregate, clipped, load_objective
+from paceline_trainer.objectives.grpo import grpo
+from paceline_trainer.objectives.options import ClipOptions, GrpoOptions
 from paceline_trainer.objectives.tis import weights
 
 

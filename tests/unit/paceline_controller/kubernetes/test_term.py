@@ -30,9 +30,12 @@ async def test_who_leads_no_more_changes_nothing_in_the_ledger() -> None:
     events = Events(cast(Any, None), identity="c-0", regarding=lambda _: None)
     term = LedgerOfTerm(ledger, events, may_write=lambda: leads)
     assert await term.grant_incarnation("a-1") == 1
+    assert await term.report_failure("a-1", "out of memory") == (1, "out of memory")
     leads = False
     with pytest.raises(FencedError, match="grant_incarnation a-1: another controller leads"):
         await term.grant_incarnation("a-1")
+    with pytest.raises(FencedError, match="report_failure a-1: another controller leads"):
+        await term.report_failure("a-1", "out of memory")
     with pytest.raises(FencedError, match="set_state a-1: another controller leads"):
         await term.set_state("a-1", JobState.FAILED, reason="hangs")
     assert ledger.incarnations == {"a-1": 1}
