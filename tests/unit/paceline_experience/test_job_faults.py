@@ -115,6 +115,7 @@ async def test_exports_go_on_where_the_last_life_was(site: Site) -> None:
     await site.desk.set_state(site.job_id, JobState.CANCELLED, reason="")
     found = site.exported()
     assert len(found) == len(set(found)) == 24
+    assert len(await site.listed()) == 4
     assert sorted(p.stem for p in site.folder.glob("*")) == [f"step-00000{n}" for n in (2, 4, 6)]
 
 

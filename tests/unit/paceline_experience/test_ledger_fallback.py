@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.errors import StateError
+from paceline_experience.export import Exporter
 from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import JobLedger
 from paceline_experience.store import Store
@@ -29,7 +31,9 @@ async def payloads(store: Store, world: World) -> int:
     return int(await store.command("HLEN", JobKeys("default", world.job_id).payloads))
 
 
-async def test_batches_stay_until_no_checkpoint_needs_them(store: Store, worlds: Worlds) -> None:
+async def test_batches_stay_until_no_checkpoint_needs_them(
+    store: Store, worlds: Worlds, tmp_path: Path
+) -> None:
     world = worlds(store, experience={"keep_trajectories": 1})
     ledger = await world.started()
     batches = await trained(world, ledger, 0, 1, 2, 3, 4)
@@ -48,6 +52,7 @@ async def test_batches_stay_until_no_checkpoint_needs_them(store: Store, worlds:
         assert set(again.samples) == batches[step]
         await ledger.commit(incarnation=number, step=step, batch_id=again.batch_id, metrics={})
     await world.clean(ledger)
+    await Exporter(tmp_path).export(ledger, name="step-4")
     before = await payloads(store, world)
     await ledger.checkpointed(incarnation=number, step=4, path="p")
     assert await payloads(store, world) < before
@@ -75,13 +80,14 @@ async def test_a_full_budget_costs_the_fallback_and_not_the_job(
 
 @pytest.mark.parametrize("cancelled", [True, False])
 async def test_nothing_is_kept_for_a_job_that_is_over(
-    store: Store, worlds: Worlds, *, cancelled: bool
+    store: Store, worlds: Worlds, tmp_path: Path, *, cancelled: bool
 ) -> None:
     world = worlds(store, stop={"steps": 2}, experience={"keep_trajectories": 1})
     ledger = await world.started()
     await trained(world, ledger, 0, 1)
     await ledger.checkpointed(incarnation=1, step=2, path="p", kept=[0, 2])
     assert await payloads(store, world) == 8
+    await Exporter(tmp_path).export(ledger, name="step-2")
     if cancelled:
         await ledger.stop("cancelled")
     else:

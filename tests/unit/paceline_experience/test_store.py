@@ -196,6 +196,6 @@ async def test_a_full_store_says_that_it_is_out_of_memory(store: Store) -> None:
         with pytest.raises(StoreError, match="OOM: the store is full: command not allowed"):
             await store.command("SET", "a", "b")
         with pytest.raises(StoreError, match="OOM: the store is full: command not allowed"):
-            await store.run("job_write", ["a"], "b", "c")
+            await store.run("job_write", ["a", "b"], "spec", "field", "value")
     finally:
         await store.command("CONFIG", "SET", "maxmemory", "0")
