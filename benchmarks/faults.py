@@ -43,9 +43,9 @@ PROFILES = {
     ),
     "full": Profile(
         rounds=9,
-        faults_per_job=30,
-        steps=300,
-        wall_s=240.0,
+        faults_per_job=25,
+        steps=250,
+        wall_s=150.0,
         budget_s=4 * 3600.0,
         patience_s=90.0,
         end_s=300.0,

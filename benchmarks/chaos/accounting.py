@@ -69,7 +69,7 @@ class Books:
     published: list[Published] = field(default_factory=list[Published])
     acknowledged: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # by task
-    scored: set[str] = field(default_factory=set[str])  # names of training episodes
+    scored: dict[str, str] = field(default_factory=dict[str, str])  # task by training episode
     batches: list[Event] = field(default_factory=list[Event])
     counts: dict[str, int] = field(default_factory=dict[str, int])  # as the audit says
     problems: tuple[str, ...] = ()
@@ -85,9 +85,20 @@ def check(books: Books) -> list[Breach]:
     if not books.ended:
         return [Breach("stuck_jobs", 1, f"{books.job_id} is {books.state} at step {books.step}")]
     rules = (_state, _export, _trained, _accounted, _twice, _rewards, _evals, _rows, _versions)
-    found = [breach for rule in rules for breach in rule(books)]
+    found = _once([breach for rule in rules for breach in rule(books)])
     found += [Breach("audit_problems", 1, f"{books.job_id}: {text}") for text in books.problems]
     return found
+
+
+def _once(found: list[Breach]) -> list[Breach]:
+    """Several rules may miss the same episode: what the worst of them misses is lost."""
+    lost = [breach for breach in found if breach.column == "lost"]
+    others = [breach for breach in found if breach.column != "lost"]
+    if not lost:
+        return others
+    text = "; ".join(dict.fromkeys(breach.text for breach in lost))
+    at = max(breach.at for breach in lost)
+    return [Breach("lost", max(breach.count for breach in lost), text, at), *others]
 
 
 def fingerprint(logprobs: Sequence[float]) -> str:
@@ -128,29 +139,34 @@ def _trained(books: Books) -> Iterator[Breach]:
     """What the trainer was given is what the export says was trained."""
     if books.state != "succeeded":
         return  # the ledger has gone back, and what was trained since counts for nothing
-    found = [fingerprint(logprobs_of(line)) for line in distinct(books.exported).values()]
-    exported, given, at = Counter(found), Counter[str](), dict[str, float]()
     trained = lineage(books)
-    for step in range(books.step):
-        if step not in trained:
-            yield Breach("lost", books.per_step, f"{books.job_id}: no trainer had step {step}")
-            continue
-        given.update(trained[step]["prints"])
-        at |= dict.fromkeys(trained[step]["prints"], float(trained[step]["at"]))
-    for name, count in (given - exported).items():
-        column = "trained_twice" if exported[name] else "lost"
-        yield Breach(
-            column, count, f"{books.job_id}: {name} in batches more than exported", at[name]
-        )
-    never = sum((exported - given).values())
-    if never:
+    if absent := [step for step in range(books.step) if step not in trained]:
+        count = len(absent) * books.per_step
+        yield Breach("lost", count, f"{books.job_id}: no trainer had steps {absent}")
+    steps = {name: step for step, batch in trained.items() for name in batch["prints"]}
+    given = Counter(name for batch in trained.values() for name in batch["prints"])
+    lines = distinct(books.exported).values()
+    exported = Counter(fingerprint(logprobs_of(line)) for line in lines)
+    more = given - exported
+    for column, known in (("lost", False), ("trained_twice", True)):
+        names = {name: count for name, count in more.items() if bool(exported[name]) is known}
+        where = sorted({steps[name] for name in names})
+        if where:
+            text = f"{books.job_id}: batches of steps {where} have more than is exported"
+            at = max(float(trained[step]["at"]) for step in where)
+            yield Breach(column, sum(names.values()), text, at)
+    if never := sum((exported - given).values()):
         yield Breach("lost", never, f"{books.job_id}: exported as trained, and in no batch")
 
 
 def _accounted(books: Books) -> Iterator[Breach]:
     """What was scored is trained or dropped, and nothing is under way after the end."""
-    kept = {f"{group}/{index}" for group, index in distinct(books.exported)}
-    unknown = len(books.scored - kept) - books.counts.get("dropped", 0)
+    exported = distinct(books.exported)
+    kept = {f"{group}/{index}" for group, index in exported}
+    if books.forgetful:  # a group whose admission was lost comes again under another name
+        tasks = {line["task_id"] for line in exported.values()}
+        kept |= {name for name, task in books.scored.items() if task in tasks}
+    unknown = len(books.scored.keys() - kept) - books.counts.get("dropped", 0)
     if unknown > 0:
         yield Breach("lost", unknown, f"{books.job_id}: scored, and neither trained nor dropped")
     over = ("durable", "trained", "dropped")

@@ -31,7 +31,7 @@ def _run(result: dict[str, Any]) -> str:
     return (
         f"Profile `{result['profile']}`, seed {result['seed']}, {result['seconds'] / 60:.0f} "
         f"minutes, {result['total']['injected']} faults in {len(result['jobs'])} jobs"
-        f"{f', {left} more left out for lack of time' if left else ''}. "
+        f"{f', {left} more left out' if left else ''}. "
         f"{machine['cores']} cores, shared with other work: load averages {load} before and "
         f"{later} after."
     )
@@ -73,4 +73,6 @@ def _found(result: dict[str, Any]) -> str:
         for each in result["findings"]
     ]
     lines += [f"* no sign in time: {text}" for text in result["no_sign_in_time"]]
-    return "\n".join(["Found:", "", *lines]) if lines else "Nothing was found."
+    found = "\n".join(["Found:", "", *lines]) if lines else "Nothing was found."
+    notes = "".join(f"\n* {text}" for text in result.get("notes", ()))
+    return f"{found}\n\nNotes by hand:\n{notes}" if notes else found

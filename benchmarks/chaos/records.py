@@ -61,7 +61,7 @@ def from_journals(books: Books, events: Sequence[Event], *, since: float) -> Non
         elif kind == "batch" and event["job"] == books.job_id:
             books.batches.append(event)
         elif kind == "scored" and event["at"] >= since and _is_training(event["name"], books):
-            books.scored.add(event["name"])
+            books.scored[event["name"]] = event["task"]
     books.answers = dict(answers)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
-from chaos.view import Key, Sign, View
+from chaos.view import Attempt, Key, Sign, View
 
 from paceline.client import Client
 from paceline.errors import PacelineError
@@ -59,10 +59,11 @@ def all_answered(view: View, since: float, *, pause_s: float) -> Sign | None:
 
     Which of them the rollout worker had is not known outside, so all of them are waited for.
     """
+    view.look()  # one that has closed a moment before waits no more
     waiting = {
         place
         for place, each in view.attempts.items()
-        if not each.held_out and (not each.turn_over or since - each.since > pause_s)
+        if not each.held_out and _waits(each, since, pause_s)
     }
     if not waiting:
         return None
@@ -77,6 +78,10 @@ def all_answered(view: View, since: float, *, pause_s: float) -> Sign | None:
         return None if left else max(answered, default=None)
 
     return sign
+
+
+def _waits(attempt: Attempt, at: float, pause_s: float) -> bool:
+    return attempt.since <= (at - pause_s if attempt.turn_over else at)
 
 
 def new_episode(view: View, since: float, pid: Callable[[], int], old: int) -> Sign:

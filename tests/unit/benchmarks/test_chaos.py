@@ -79,9 +79,10 @@ def clean() -> Records:
         )
         made.journal.append({"event": "answered", "at": 1.0, "task": task, "words": words})
         name = f"{JOB}.{group}/{index}"
-        made.journal.append({"event": "scored", "at": 1.0, "name": name})
+        made.journal.append({"event": "scored", "at": 1.0, "name": name, "task": task})
     made.journal += [made.batch(step) for step in range(STEPS)]
-    made.journal.append({"event": "scored", "at": 1.0, "name": f"{JOB}.99/0"})  # dropped
+    dropped = {"event": "scored", "at": 1.0, "name": f"{JOB}.99/0", "task": "task-99"}
+    made.journal.append(dropped)
     for step in range(1, STEPS + 1):
         made.rows.append({"index": step, "step": step, "kind": "train"})
         version = {"version": step, "step": step, "digest": f"{step}" * 8}
@@ -126,7 +127,8 @@ def train_a_task_twice(records: Records) -> None:
 
 
 def lose_a_score(records: Records) -> None:
-    records.journal.append({"event": "scored", "at": 1.0, "name": f"{JOB}.98/1"})
+    score = {"event": "scored", "at": 1.0, "name": f"{JOB}.98/1", "task": "task-98"}
+    records.journal.append(score)
 
 
 def leave_one_open(records: Records) -> None:
@@ -220,6 +222,15 @@ def test_a_breach_is_found(spoil: Callable[[Records], None], column: str, tmp_pa
     records = clean()
     spoil(records)
     assert {breach.column for breach in check(records.read(tmp_path))} == {column}
+
+
+def test_what_the_store_forgot_and_made_again_is_not_lost(tmp_path: Path) -> None:
+    records = clean()
+    forgotten = {"event": "scored", "at": 1.0, "name": f"{JOB}.3.1/0", "task": "task-3"}
+    records.journal.append(forgotten)
+    books = records.read(tmp_path)
+    assert [breach.column for breach in check(books)] == ["lost"]
+    assert check(replace(books, forgetful=True)) == []
 
 
 def test_what_the_audit_says_counts(tmp_path: Path) -> None:
