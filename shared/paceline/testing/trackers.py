@@ -145,3 +145,15 @@ class Lines:
         if ailment == "noise":
             print("{}\n" * 100_000)
         return ailment
+
+
+def leaky(run: TrackedRun) -> Lines:
+    """A tracker whose address holds everything that it should not."""
+    tracker = Lines(run, trouble="", tells=True)
+    tracker.url = "https://me:correct-horse@host/run?token=battery-staple"
+    return tracker
+
+
+def refusing(run: TrackedRun) -> Lines:
+    """A tracker that tells what it was given."""
+    raise ConnectionError(f"key {os.environ['SOME_API_KEY']}")

@@ -22,7 +22,7 @@ from paceline_tracking.child import Child
 from paceline_tracking.feed import Feed
 from paceline_tracking.ledger import Row
 
-KIND = "paceline.testing.trackers:lines"
+KIND = "lines"
 
 
 @dataclass

@@ -41,7 +41,7 @@ async def test_a_job_is_handed_over_to_its_end(bench: Any) -> None:
     assert bench.history.told[-1] == feed.status
     summary = json.loads((bench.folder / "run" / "summary.json").read_text())
     assert summary == {"state": "succeeded", "steps": 11}
-    assert 'paceline_tracking_rows_total{tracker="paceline.testing' in bench.exposed()
+    assert 'paceline_tracking_rows_total{tracker="lines"' in bench.exposed()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.interfaces import TrackedRun
-from paceline.testing.trackers import Lines, tracked_run
+from paceline.testing.trackers import tracked_run
 from paceline_tracking.host import MOST_ERROR_CHARS, Host
 from paceline_tracking.messages import run_to
 from paceline_tracking.secrets import without_secrets
@@ -33,16 +31,9 @@ def test_addresses_and_values_of_variables_are_hidden(text: str, shown: str) -> 
     assert without_secrets(text, {"SOME_API_KEY": "correct-horse"}) == shown
 
 
-def leaky(run: TrackedRun) -> Lines:
-    """A tracker whose address holds everything that it should not."""
-    tracker = Lines(run, trouble="", tells=True)
-    tracker.url = "https://me:correct-horse@host/run?token=battery-staple"
-    return tracker
-
-
 def test_the_address_of_a_run_shows_no_secret(tmp_path: Path) -> None:
     host = Host()
-    opened = {"kind": f"{__name__}:leaky", "options": {}, "run": run_to(tracked_run(tmp_path))}
+    opened = {"kind": "leaky", "options": {}, "run": run_to(tracked_run(tmp_path))}
     requests: list[dict[str, Any]] = [
         {"open": opened},
         {"write": []},
@@ -87,10 +78,5 @@ def test_a_message_is_cut_after_its_secrets_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", "k" * MOST_ERROR_CHARS * 2)
-    opened = {"kind": f"{__name__}:refusing", "options": {}, "run": run_to(tracked_run(tmp_path))}
+    opened = {"kind": "refusing", "options": {}, "run": run_to(tracked_run(tmp_path))}
     assert Host().serve({"open": opened}) == {"error": "ConnectionError: key ***"}
-
-
-def refusing(run: TrackedRun) -> Lines:
-    """A tracker that tells what it was given."""
-    raise ConnectionError(f"key {os.environ['SOME_API_KEY']}")
