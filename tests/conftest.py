@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 from paceline.client import Client
 from paceline.files import read_json, token_of
 from paceline.testing.prometheus import MISSING, Prometheus, installed
+
+if TYPE_CHECKING:
+    from paceline_trainer.distributed import Group
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -228,3 +231,14 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
     yield start
     for server in started:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator["Group"]:
+    """The ranks of a trainer of one; a process can have only one such group."""
+    from paceline_trainer.distributed import Group
+    from paceline_trainer.place import Place
+
+    made = Group(Place())
+    yield made
+    made.close()

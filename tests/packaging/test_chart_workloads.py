@@ -145,7 +145,7 @@ def test_probes_and_grace(feature: str, render: Render, pods: Any) -> None:
     settings = {
         name: yaml.safe_load(one["data"]["settings.yaml"])
         for name, one in named(objects, "ConfigMap").items()
-        if "settings.yaml" in one["data"]
+        if "settings.yaml" in one.get("data", {})
     }
     for name, template in pods(objects).items():
         container = container_of(template)

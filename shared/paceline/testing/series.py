@@ -71,6 +71,7 @@ SAYS: dict[str, dict[str, Choices]] = {
         **WEIGHTS,
         "wait": {"on": ("experience", "environment")},
         "phase_seconds": {"phase": ("waiting", "stepping", "checkpointing", "publishing", "other")},
+        "damaged_checkpoints": {},
         "rank_tokens": {},
         "fed_tokens": {},
         "mfu": {},

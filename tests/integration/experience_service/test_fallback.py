@@ -25,7 +25,6 @@ from paceline_trainer.mismatch import mismatch_of
 from paceline_trainer.model import load_policy, shard
 from paceline_trainer.objectives.base import load_objective
 from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.place import Place
 from paceline_trainer.publish import Copier
 from paceline_trainer.trainer import Clock, Engine, Trainer
 
@@ -54,18 +53,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Trainers:
     """Starts of the trainer of one job, with real checkpoints of a tiny model."""
 
-    def __init__(self, client: Client, job_id: str, model: Path, folder: Path) -> None:
+    def __init__(
+        self, client: Client, job_id: str, *, model: Path, folder: Path, group: Group
+    ) -> None:
         self._client = client
         self._job_id = job_id
         self._model = model
         self._folder = folder
-        self._group = Group(Place())
+        self._group = group
         self._compute = ThreadPoolExecutor(1)
         self.metrics = Metrics()
 
     def close(self) -> None:
         self._compute.shutdown()
-        self._group.close()
 
     def ledger(self, incarnation: int) -> Ledger:
         return Ledger(
@@ -149,14 +149,16 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 async def trained(
-    lives: Lives, store_url: str, tmp_path: Path, model: Path
+    lives: Lives, store_url: str, tmp_path: Path, model: Path, group: Group
 ) -> AsyncIterator[tuple[Client, str, Any, Trainers]]:
     """A job of five steps so far, with checkpoints of the second and the fourth."""
     async with lives(store_url, tmp_path) as client:
         experience = {"batch_groups": 2, "group_size": 2, "max_staleness": 9, "lease_s": 1.0}
         job = await client.submit(stop={"steps": 6}, eval=None, experience=experience)
         job_id = job.status.job_id
-        trainers = Trainers(client, job_id, model, tmp_path / "checkpoints")
+        trainers = Trainers(
+            client, job_id, model=model, folder=tmp_path / "checkpoints", group=group
+        )
         by_hand = client.trainer(job_id)
         await by_hand.begin(0)
         engine = trainers.engine(1)

@@ -41,8 +41,14 @@ class Experience(ExperienceServicer, JobsServicer):
         self.asked.append(list(request.states))
         page = int(request.page_token or 1)
         status = types_pb2.JobStatus(job_id=f"a-{page}", state="running", step=page)
-        job = types_pb2.Job(status=status, spec_json=json.dumps(SPEC))
+        job = types_pb2.Job(status=status)
         return jobs_pb2.ListJobsReply(jobs=[job], next_page_token="2" if page == 1 else "")
+
+    async def GetJob(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: jobs_pb2.GetJobRequest, context: object
+    ) -> types_pb2.Job:
+        status = types_pb2.JobStatus(job_id=request.job_id, state="running")
+        return types_pb2.Job(status=status, spec_json=json.dumps(SPEC))
 
     async def GrantIncarnation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: experience_pb2.GrantIncarnationRequest, context: object

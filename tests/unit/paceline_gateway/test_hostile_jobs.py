@@ -32,7 +32,7 @@ def changes() -> dict[str, dict[str, Any]]:
         ),
         "not a regular expression: takes too long": {
             "reward": [
-                {"kind": "regex", "name": str(n), "pattern": f"{WIDE}{n}"} for n in range(99)
+                {"kind": "regex", "name": str(n), "pattern": f"{WIDE}{n}"} for n in range(32)
             ]
         },
         "not a regular expression: has 2001 characters": _pattern("x" * 2_001),
@@ -42,7 +42,7 @@ def changes() -> dict[str, dict[str, Any]]:
         "reward.0.weight: Input should be a valid number (got false)": {
             "reward": [{"kind": "exact", "weight": False}]
         },
-        "two parts are named 'exact'": {"reward": ["exact"] * 15_000},
+        "two parts are named 'exact'": {"reward": ["exact"] * 32},
         "and 980 more": {str(number): 1 for number in range(1_000)},
         "at most 64 levels": {"tasks": json.loads("[" * 70 + "]" * 70)},
         "at most 20000 are allowed": {"tasks": {"options": {"a": [0] * 20_000}}},

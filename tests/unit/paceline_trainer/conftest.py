@@ -4,7 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ from paceline.v1.experience_pb2_grpc import (
 )
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
-from paceline_trainer.distributed import Group
-from paceline_trainer.place import Place
 
 VOCAB = 32
 WORKER = Path(__file__).with_name("ranks.py")
@@ -36,13 +34,6 @@ MakeSamples = Callable[..., list[pb.TrainSample]]
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def group() -> Iterator[Group]:
-    made = Group(Place())
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")
