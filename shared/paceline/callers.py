@@ -32,7 +32,7 @@ ALL: Final = frozenset(Kind)
 _HEALTH: Mapping[str, Callers] = {"Check": ALL, "Watch": ALL}
 _JOBS: Mapping[str, Callers] = {
     "SubmitJob": {Kind.GATEWAY},
-    "GetJob": {Kind.GATEWAY, Kind.ENVIRONMENT, Kind.ROLLOUT, Kind.TRAINER, Kind.TRACKING},
+    "GetJob": ALL - {Kind.EXPERIENCE, Kind.REWARD},
     "ListJobs": {Kind.GATEWAY, Kind.CONTROLLER, Kind.TRACKING},
     "CancelJob": {Kind.GATEWAY},
     "WatchJob": {Kind.GATEWAY, Kind.TRACKING},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from paceline.config.quota import Quota
 from paceline.errors import StateError
 from paceline.metric_names import NAMES
 from paceline.testing.dashboards import (
@@ -70,6 +71,7 @@ def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
         },
     )
     with platform.client() as client:
+        client.set_quota("default", Quota(jobs=100, rollout_workers=100, episodes=10_000))
         job_id = client.submit(spec).status.job_id
         yield job_id
         with contextlib.suppress(StateError):  # the last test has ended it

@@ -88,6 +88,17 @@ def test_the_table_knows_what_each_service_serves(server: WorkerKind) -> None:
     assert served <= set(CALLERS[server])
 
 
+@pytest.mark.parametrize("kind", WorkerKind)
+def test_a_service_may_call_what_it_calls(kind: WorkerKind) -> None:
+    sources = (ROOT / "services" / f"paceline_{kind}").rglob("*.py")
+    code = "\n".join(path.read_text() for path in sources)
+    rows = CALLERS[WorkerKind.EXPERIENCE]
+    called = set(re.findall(r"\bself\._([a-z]+)\.([A-Z]\w+)\b", code))
+    known = [(s.title(), m) for s, m in called if m in rows.get(s.title(), {})]
+    assert known or kind in {WorkerKind.EXPERIENCE, WorkerKind.REWARD}
+    assert [(s, m) for s, m in known if kind not in (rows[s][m] or ())] == []
+
+
 @pytest.mark.parametrize("server", WorkerKind)
 def test_what_has_no_row_is_for_nobody(server: WorkerKind) -> None:
     for method in ("/paceline.v1.Jobs/Newest", "/other.Jobs/GetJob", "/paceline.v1.Health/Check"):
