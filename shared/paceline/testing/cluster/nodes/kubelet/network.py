@@ -43,7 +43,8 @@ class Network:
     async def join(self, name: str) -> str:
         """Make the pod's namespace; returns its address."""
         address = self._free.pop(0)
-        port = f"v{int(ipaddress.ip_address(address)) & 0xFFFF:x}"
+        # Not a name that `ip` reads as a word of its own, such as `vf`.
+        port = f"pod{int(ipaddress.ip_address(address)) & 0xFFFF}"
         await _run(
             f"ip netns add {name}",
             f"ip link add {port} netns {_HUB} type veth peer name eth0 netns {name}",
