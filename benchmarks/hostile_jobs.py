@@ -46,9 +46,9 @@ FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS", "DEADLINE_EXCEEDED"
 Change = Callable[[random.Random, Any], Any]
 
 
-def jobs(model: Path) -> list[dict[str, Any]]:
-    """Valid ones with every field written out."""
-    common = {"model": {"path": str(model)}, "tasks": {"environment": "arithmetic"}}
+def jobs(model: Path, **sections: Any) -> list[dict[str, Any]]:
+    """Valid ones with every field written out; keyword arguments replace whole sections."""
+    common = {"model": {"path": str(model)}, "tasks": {"environment": "arithmetic"}} | sections
     answer = {"kind": "regex", "pattern": r"(?i)answer: (?P<answer>\d+)"}
     given: list[dict[str, Any]] = [
         {"name": "plain", "reward": ["exact"]},
@@ -61,7 +61,7 @@ def jobs(model: Path) -> list[dict[str, Any]]:
             "tracking": ["tensorboard"],
         },
     ]
-    return [json.loads(parse_job(common | each).model_dump_json()) for each in given]
+    return [json.loads(parse_job(each | common).model_dump_json()) for each in given]
 
 
 LETTERS = ["\0", "\ud800", "\u202e", "\u0661", "\u2028", "\U0001f600", "\x1b[2J", "e\u0301" * 40]

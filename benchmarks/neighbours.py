@@ -1,0 +1,269 @@
+"""A tenant's jobs beside those of another tenant, who sends broken job files or honest ones.
+
+The neighbour may run one job at a time. In some rounds its jobs are mutants of valid ones that
+submit has accepted (see hostile_jobs.py), in the others the valid ones. In each round the victim's
+job trains the same number of steps; compared is how long it takes, from submit to end.
+
+    .venv/bin/python benchmarks/neighbours.py --json benchmarks/results/neighbours.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from hostile_jobs import jobs, mutant
+
+from paceline.client import Client
+from paceline.config.quota import Quota
+from paceline.errors import InvalidError, PacelineError, PermissionDeniedError, QuotaError
+from paceline.files import read_json
+from paceline.local import Local
+from paceline.rest import JobView
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
+LOOK_S = 0.25
+END_S = 120.0
+# One runs, one waits.
+QUOTA = Quota(jobs=1, submitted=2, rollout_workers=2)
+SECTIONS: dict[str, Any] = {
+    "sampling": {"max_tokens": 4, "max_context": 16, "truncated": "score"},
+    "experience": {"batch_groups": 8, "group_size": 8, "max_staleness": 4},
+    "eval": {"every": 1000, "tasks": 8, "options": {"split": "heldout"}, "temperature": 0},
+}
+Specs = Iterator[dict[str, Any]]
+
+
+@dataclass
+class Round:
+    """One job of the victim, and what the neighbour did meanwhile."""
+
+    neighbour: str
+    seconds: float = 0.0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list[str])
+    ends: Counter[str] = field(default_factory=Counter[str])
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    stuck: list[str] = field(default_factory=list[str])
+
+
+class Neighbour:
+    """Has two jobs submitted at any time, and gives each at most `most_s` once it has begun."""
+
+    def __init__(self, client: Client, *, most_s: float) -> None:
+        self._client = client
+        self._most_s = most_s
+        self._begun: dict[str, float] = {}  # live jobs: when they began, 0 while they are queued
+
+    def run(self, specs: Specs, into: Round, until: Callable[[], bool]) -> None:
+        """One job after another; all are over at the end."""
+        while not until():
+            self._look(into)
+            if len(self._begun) < 2:
+                self._submit(next(specs), into)
+            else:
+                time.sleep(LOOK_S)
+        for job_id in self._begun:
+            self._client.cancel(job_id)
+        deadline = time.monotonic() + END_S
+        while self._begun and time.monotonic() < deadline:
+            self._look(into)
+            time.sleep(LOOK_S)
+        into.stuck += self._begun
+        self._begun.clear()
+
+    def _submit(self, spec: dict[str, Any], into: Round) -> None:
+        try:
+            self._begun[self._client.submit(spec).status.job_id] = 0.0
+        except QuotaError:
+            time.sleep(LOOK_S)  # the last one is over, but not yet counted so
+        except (InvalidError, PermissionDeniedError):
+            into.refused += 1
+        except PacelineError as error:
+            into.faults.append(f"{type(error).__name__}: {error}"[:300])
+
+    def _look(self, into: Round) -> None:
+        for job_id in list(self._begun):
+            job = self._client.get(job_id)
+            self._note(job, into)
+
+    def _note(self, job: JobView, into: Round) -> None:
+        status = job.status
+        began, now = self._begun[status.job_id], time.monotonic()
+        if status.state.terminal:
+            del self._begun[status.job_id]
+            if began or status.state != "cancelled":
+                into.ends[status.state] += 1
+                into.reasons[status.reason[:120]] += 1
+        elif status.state != "queued" and not began:
+            self._begun[status.job_id] = now
+        elif began and now - began > self._most_s and status.state != "cancelling":
+            self._client.cancel(status.job_id)
+
+
+class Processes:
+    """Which processes of the shared services have been seen."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / "processes"
+        self._seen: dict[str, set[int]] = {}
+
+    def look(self) -> None:
+        """Note those that run now."""
+        for path in self._folder.glob("*.json"):
+            pid = int((read_json(path) or {}).get("pid") or 0)
+            if pid and psutil.pid_exists(pid):
+                self._seen.setdefault(path.stem, set()).add(pid)
+
+    def restarts(self) -> dict[str, int]:
+        """How often each of them began anew."""
+        found = {n: len(p) - 1 for n, p in self._seen.items() if n.startswith(SHARED)}
+        return {name: count for name, count in found.items() if count}
+
+
+def mutants(chance: random.Random, valid: list[dict[str, Any]]) -> Specs:
+    """Without end; the same for the same seed. Only what JSON can say is sent."""
+    while True:
+        _, made = mutant(chance, valid)
+        try:
+            json.dumps(made, allow_nan=False).encode()
+        except ValueError:
+            continue
+        yield made
+
+
+def honest(valid: list[dict[str, Any]]) -> Specs:
+    """The valid ones in turn."""
+    while True:
+        yield from valid
+
+
+def compare(arguments: argparse.Namespace, local: Local) -> dict[str, Any]:
+    """Rounds until enough mutants have run."""
+    with Client(local.url, token=local.token, timeout_s=60.0) as admin:
+        admin.set_quota("neighbour", QUOTA)
+        clients = [
+            Client(local.url, token=admin.create_token(n, tenant=n).secret, timeout_s=60.0)
+            for n in ("victim", "neighbour")
+        ]
+    victim, neighbour = clients[0], Neighbour(clients[1], most_s=arguments.most_s)
+    own, *_ = jobs(arguments.model, stop={"steps": arguments.steps}, **SECTIONS)
+    valid = jobs(arguments.model, stop={"steps": 5}, **SECTIONS)
+    kinds = {"hostile": mutants(random.Random(arguments.seed), valid), "honest": honest(valid)}
+    processes, rounds = Processes(local.run_dir), list[Round]()
+    while _count(rounds, "hostile") < arguments.mutants or len(rounds) % 3 != 1:
+        kind = "honest" if len(rounds) % 3 == 0 else "hostile"
+        rounds.append(one_round(kind, kinds[kind], victim, neighbour, own, processes))
+        print(rounds[-1], file=sys.stderr, flush=True)
+    for client in clients:
+        client.close()
+    return summary(rounds) | {"restarts": processes.restarts()}
+
+
+def one_round(
+    kind: str,
+    specs: Specs,
+    victim: Client,
+    neighbour: Neighbour,
+    own: dict[str, Any],
+    processes: Processes,
+) -> Round:
+    """A job of the victim beside jobs of the neighbour."""
+    made, over = Round(kind), threading.Event()
+
+    def is_over() -> bool:
+        processes.look()
+        return over.is_set()
+
+    beside = threading.Thread(target=neighbour.run, args=(specs, made, is_over))
+    beside.start()
+    try:
+        began = time.monotonic()
+        job_id = victim.submit(own).status.job_id
+        status = victim.wait(job_id, timeout_s=1800).status
+        made.seconds = round(time.monotonic() - began, 2)
+    finally:
+        over.set()
+        beside.join()
+    if status.state != "succeeded":
+        raise SystemExit(f"the victim's job {job_id} has {status.state}: {status.reason}")
+    return made
+
+
+def _count(rounds: list[Round], kind: str) -> int:
+    return sum(each.ends.total() for each in rounds if each.neighbour == kind)
+
+
+def summary(rounds: list[Round]) -> dict[str, Any]:
+    """Figures by kind of neighbour, and the ratio of the victim's times."""
+    rows = {
+        kind: _row([r for r in rounds if r.neighbour == kind]) for kind in ("honest", "hostile")
+    }
+    ratio = rows["hostile"]["victim_s"]["median"] / rows["honest"]["victim_s"]["median"]
+    return {"ratio": round(ratio, 3), **rows}
+
+
+def _row(rounds: list[Round]) -> dict[str, Any]:
+    times = [each.seconds for each in rounds]
+    reasons = sum((each.reasons for each in rounds), Counter[str]())
+    return {
+        "victim_s": {
+            "median": round(statistics.median(times), 2),
+            "least": min(times),
+            "most": max(times),
+            "all": times,
+        },
+        "jobs_run": sum(each.ends.total() for each in rounds),
+        "ends": dict(sum((each.ends for each in rounds), Counter[str]())),
+        "reasons": dict(reasons.most_common(20)),
+        "refused": sum(each.refused for each in rounds),
+        "faults": [fault for each in rounds for fault in each.faults],
+        "stuck": [job for each in rounds for job in each.stuck],
+    }
+
+
+def main() -> int:
+    """Measure and write the result; 1 if the platform answered with a fault or something stuck."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic")
+    parser.add_argument("--mutants", type=int, default=200, help="accepted ones that have to run")
+    parser.add_argument("--steps", type=int, default=100, help="of the victim's job")
+    parser.add_argument("--most-s", type=float, default=10.0, help="time of a neighbour's job")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    load = [os.getloadavg()[0]]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pl") as name, Local(Path(name), http_port=0) as local:
+        result = compare(arguments, local)
+    load.append(os.getloadavg()[0])
+    result |= {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": load},
+        "seed": arguments.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "quota": QUOTA.model_dump(include={"jobs", "submitted", "rollout_workers"}),
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    bad = [row[key] for row in (result["honest"], result["hostile"]) for key in ("faults", "stuck")]
+    return 1 if any(bad) or result["restarts"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
