@@ -21,7 +21,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,13 @@ from hostile_jobs import jobs, mutant
 
 from paceline.client import Client
 from paceline.config.quota import Quota
-from paceline.errors import InvalidError, PacelineError, PermissionDeniedError, QuotaError
+from paceline.errors import (
+    InvalidError,
+    PacelineError,
+    PermissionDeniedError,
+    QuotaError,
+    StateError,
+)
 from paceline.files import read_json
 from paceline.local import Local
 from paceline.rest import JobView
@@ -39,6 +47,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
 LOOK_S = 0.25
 END_S = 120.0
+# Most jobs are cancelled while they start, every fifth has time to train.
+MOST_S = (4.0, 4.0, 4.0, 4.0, 30.0)
+HONEST_EVERY = 5  # rounds
 # One runs, one waits.
 QUOTA = Quota(jobs=1, submitted=2, rollout_workers=2)
 SECTIONS: dict[str, Any] = {
@@ -63,11 +74,12 @@ class Round:
 
 
 class Neighbour:
-    """Has two jobs submitted at any time, and gives each at most `most_s` once it has begun."""
+    """Has two jobs submitted at any time, and cancels each some time after it has begun."""
 
-    def __init__(self, client: Client, *, most_s: float) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._most_s = most_s
+        self._most_s = cycle(MOST_S)
+        self._left_s: dict[str, float] = {}
         self._begun: dict[str, float] = {}  # live jobs: when they began, 0 while they are queued
 
     def run(self, specs: Specs, into: Round, until: Callable[[], bool]) -> None:
@@ -79,7 +91,7 @@ class Neighbour:
             else:
                 time.sleep(LOOK_S)
         for job_id in self._begun:
-            self._client.cancel(job_id)
+            self._cancel(job_id)
         deadline = time.monotonic() + END_S
         while self._begun and time.monotonic() < deadline:
             self._look(into)
@@ -89,7 +101,8 @@ class Neighbour:
 
     def _submit(self, spec: dict[str, Any], into: Round) -> None:
         try:
-            self._begun[self._client.submit(spec).status.job_id] = 0.0
+            job_id = self._client.submit(spec).status.job_id
+            self._begun[job_id], self._left_s[job_id] = 0.0, next(self._most_s)
         except QuotaError:
             time.sleep(LOOK_S)  # the last one is over, but not yet counted so
         except (InvalidError, PermissionDeniedError):
@@ -112,8 +125,12 @@ class Neighbour:
                 into.reasons[status.reason[:120]] += 1
         elif status.state != "queued" and not began:
             self._begun[status.job_id] = now
-        elif began and now - began > self._most_s and status.state != "cancelling":
-            self._client.cancel(status.job_id)
+        elif began and now - began > self._left_s[status.job_id] and status.state != "cancelling":
+            self._cancel(status.job_id)
+
+    def _cancel(self, job_id: str) -> None:
+        with suppress(StateError):  # it is over
+            self._client.cancel(job_id)
 
 
 class Processes:
@@ -161,13 +178,13 @@ def compare(arguments: argparse.Namespace, local: Local) -> dict[str, Any]:
             Client(local.url, token=admin.create_token(n, tenant=n).secret, timeout_s=60.0)
             for n in ("victim", "neighbour")
         ]
-    victim, neighbour = clients[0], Neighbour(clients[1], most_s=arguments.most_s)
+    victim, neighbour = clients[0], Neighbour(clients[1])
     own, *_ = jobs(arguments.model, stop={"steps": arguments.steps}, **SECTIONS)
     valid = jobs(arguments.model, stop={"steps": 5}, **SECTIONS)
     kinds = {"hostile": mutants(random.Random(arguments.seed), valid), "honest": honest(valid)}
     processes, rounds = Processes(local.run_dir), list[Round]()
-    while _count(rounds, "hostile") < arguments.mutants or len(rounds) % 3 != 1:
-        kind = "honest" if len(rounds) % 3 == 0 else "hostile"
+    while _count(rounds, "hostile") < arguments.mutants or len(rounds) % HONEST_EVERY != 1:
+        kind = "honest" if len(rounds) % HONEST_EVERY == 0 else "hostile"
         rounds.append(one_round(kind, kinds[kind], victim, neighbour, own, processes))
         print(rounds[-1], file=sys.stderr, flush=True)
     for client in clients:
@@ -244,7 +261,6 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic")
     parser.add_argument("--mutants", type=int, default=200, help="accepted ones that have to run")
     parser.add_argument("--steps", type=int, default=100, help="of the victim's job")
-    parser.add_argument("--most-s", type=float, default=10.0, help="time of a neighbour's job")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     load = [os.getloadavg()[0]]
@@ -256,6 +272,7 @@ def main() -> int:
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": load},
         "seed": arguments.seed,
         "seconds": round(time.monotonic() - began, 1),
+        "jobs_may_take_s": MOST_S,
         "quota": QUOTA.model_dump(include={"jobs", "submitted", "rollout_workers"}),
     }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
