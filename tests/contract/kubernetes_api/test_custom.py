@@ -212,3 +212,37 @@ def test_a_definition_whose_messages_may_grow_without_end_is_refused(
     found = refusal(clients.definitions.create_custom_resource_definition, body)
     assert (found.code, found.reason) == (422, "Invalid")
     assert "estimated messageExpression cost exceeds budget" in found.message
+
+
+def dear(rule: str, **bounds: int) -> Any:
+    body = definition("dear.paceline.dev")
+    schema = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    words = {"type": "string", **bounds}
+    schema["properties"]["spec"] = {"type": "object", "properties": {"words": words}}
+    schema["x-kubernetes-validations"] = [{"rule": rule}]
+    return body
+
+
+def test_a_definition_whose_rules_may_take_too_long_is_refused(clients: Any, refusal: Any) -> None:
+    create = clients.definitions.create_custom_resource_definition
+    rule = f"self.spec.words.matches('{'a' * 128}')"
+    found = refusal(create, dear(rule))
+    place = "spec.validation.openAPIV3Schema.x-kubernetes-validations[0].rule"
+    assert (found.code, found.reason, found.fields) == (422, "Invalid", [place])
+    assert f"{place}: Forbidden: estimated rule cost exceeds budget by factor of" in found.message
+    bounded = dear(rule, maxLength=1000)
+    create(bounded)
+    clients.definitions.delete_custom_resource_definition(bounded["metadata"]["name"])
+
+
+def test_a_definition_with_too_many_rules_is_refused(clients: Any, refusal: Any) -> None:
+    body = dear("")
+    schema = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    rule = {"rule": f"self.spec.words.matches('{'a' * 100}')"}
+    schema["x-kubernetes-validations"] = [rule] * 13
+    found = refusal(clients.definitions.create_custom_resource_definition, body)
+    assert (found.code, found.reason) == (422, "Invalid")
+    assert (
+        "spec.validation.openAPIV3Schema: Forbidden: x-kubernetes-validations estimated rule cost "
+        "total for entire OpenAPIv3 schema exceeds budget by factor of 1.0"
+    ) in found.message

@@ -245,7 +245,7 @@ class Objects:
             causes += check_workload(resource, new)
             causes += check_change(resource, old, new) if old else []
             causes += check_rules(schema, new, old)
-            causes += check_definition(new) if resource.storage == DEFINITIONS else []
+            causes += check_definition(new, old) if resource.storage == DEFINITIONS else []
         if causes:
             raise self._invalid(place, causes)
 

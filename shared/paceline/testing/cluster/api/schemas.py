@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -123,6 +124,22 @@ class Schema:
     def item(self, node: Node) -> Node:
         """The schema of the items of a list."""
         return self.resolve(node.get("items") or {})
+
+
+def children(node: Node, path: str) -> Iterator[tuple[Node, str]]:
+    """The schemas in a schema of a custom kind, each with its path in the definition."""
+    for name, child in (node.get("properties") or {}).items():
+        yield child, f"{path}.properties[{name}]"
+    for name in ("items", "additionalProperties"):
+        if isinstance(node.get(name), dict):
+            yield node[name], f"{path}.{name}"
+
+
+def nodes(node: Node, path: str) -> Iterator[tuple[Node, str]]:
+    """A schema and all schemas below it."""
+    yield node, path
+    for child, place in children(node, path):
+        yield from nodes(child, place)
 
 
 @dataclass
