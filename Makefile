@@ -57,7 +57,8 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 	$(BIN)/pyright
 
 # Whole systems have the machine to themselves: what they are tested for is time limits, too.
-# The parts go beside each other, a file at a time. One that fails does not stop the other.
+# The parts go beside each other, three files at a time: they wait more than they work. One that
+# fails does not stop the other.
 SYSTEMS := tests/e2e tests/faults tests/integration/cluster
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
 	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
@@ -66,7 +67,7 @@ test-systems:
 test-parts:
 	@# Tests of the chart would fetch them too, but each test has its time limit.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
-	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)

@@ -48,7 +48,7 @@ SHARED = ("store", "experience", "gateway", "controller", "environment", "reward
 LOOK_S = 0.25
 END_S = 120.0
 # Most jobs are cancelled while they start, every fifth has time to train.
-MOST_S = (4.0, 4.0, 4.0, 4.0, 30.0)
+MOST_S = (2.0, 2.0, 2.0, 2.0, 25.0)
 HONEST_EVERY = 5  # rounds
 # One runs, one waits.
 QUOTA = Quota(jobs=1, submitted=2, rollout_workers=2)
