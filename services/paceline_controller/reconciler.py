@@ -20,7 +20,7 @@ from paceline.errors import (
 from paceline.failures import KILLED, OOM, describe
 from paceline.logs import Log
 from paceline.tenants import Tenant
-from paceline.types import JobState, WorkerKind
+from paceline.types import TRAINER_SAYS, JobState, WorkerKind
 from paceline_controller.costs import Costs
 from paceline_controller.plan import LiveJob, Wanted, plan, problem
 from paceline_controller.queue import Queue
@@ -108,6 +108,7 @@ class Reconciler:
         self._changed = asyncio.Event()
         self._untracked = untracked
         self._asked = self._tracking = False
+        self._said: dict[str, str] = {}  # by trainers of jobs that are under way
 
     def wake(self) -> None:
         """Something has changed: do not wait for the end of the period."""
@@ -296,14 +297,22 @@ class Reconciler:
                 await self._set_state(job.job_id, JobState.CANCELLED)
 
     async def _explain(self) -> None:
-        """Jobs that are under way hear what keeps their workloads from running."""
+        """Jobs that are under way hear what keeps their workloads from running.
+
+        Once nothing does, what the trainer has said stands there again.
+        """
         under_way = (JobState.STARTING, JobState.RUNNING)
-        found = [job for job in (self._jobs or {}).values() if job.state in under_way]
-        waits = {job.job_id: self._runtime.waits_for(job.job_id) for job in found}
-        changed = [j for j in found if j.reason != waits[j.job_id][:MOST_REASON_CHARS]]
+        found = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
+        said = {n: j.reason for n, j in found.items() if j.reason.startswith(TRAINER_SAYS)}
+        self._said = {n: words for n, words in (self._said | said).items() if n in found}
+        reasons = {n: self._reason_of(n) for n in found}
+        changed = [job for n, job in found.items() if job.reason != reasons[n]]
         for job in changed[:MOST_NOTES]:
-            reason = waits[job.job_id][:MOST_REASON_CHARS]
-            await self._set_state(job.job_id, job.state, reason=reason)
+            await self._set_state(job.job_id, job.state, reason=reasons[job.job_id])
+
+    def _reason_of(self, job_id: str) -> str:
+        reason = self._runtime.waits_for(job_id) or self._said.get(job_id, "")
+        return reason[:MOST_REASON_CHARS]
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
         """Something of the job runs, starts or stops."""

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from paceline.errors import PacelineError, StateError
 from paceline.logs import Log
-from paceline.types import Job, JobState, PolicyVersion
+from paceline.types import TRAINER_SAYS, Job, JobState, PolicyVersion
 from paceline.weights.route import Source
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledgers import Ledgers
@@ -85,7 +85,7 @@ class Training:
         await self._jobs.note(job_id, step=now)
         if reason:
             log.error("passes over damaged checkpoints", job=job_id, step=now, reason=reason)
-            await self._jobs.note(job_id, reason=f"trainer: {reason}"[:MOST_REASON_CHARS])
+            await self._jobs.note(job_id, reason=f"{TRAINER_SAYS}{reason}"[:MOST_REASON_CHARS])
         return now, parent
 
     async def take(

@@ -12,7 +12,7 @@ from paceline import wire
 from paceline.errors import DeadlineError, UnavailableError
 from paceline.logs import Log
 from paceline.rpc import backoff_s, call, stream
-from paceline.types import Job, JobState, PolicyVersion
+from paceline.types import TRAINER_SAYS, Job, JobState, PolicyVersion
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import jobs_pb2, roster_pb2
 from paceline_trainer.take import Share
@@ -142,7 +142,7 @@ class Ledger:
     async def fail(self, reason: str) -> None:
         """This job can never be trained: end it, so that nobody starts its trainer again."""
         request = pb.SetJobStateRequest(
-            job_id=self.job_id, state=JobState.FAILED, reason=f"trainer: {reason}"
+            job_id=self.job_id, state=JobState.FAILED, reason=f"{TRAINER_SAYS}{reason}"
         )
         await call(self._experience.SetJobState, request, timeout_s=CALL_S, idempotent=True)
 

@@ -68,6 +68,8 @@ JOB_STEPS: dict[JobState, frozenset[JobState]] = {
 
 # A job in one of these may be told again and again why it is not further.
 EXPLAINED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
+# So begins a job's reason that its trainer has given, and that no controller takes away.
+TRAINER_SAYS = "trainer: "
 
 
 class EpisodeState(StrEnum):

@@ -142,6 +142,41 @@ async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -
     assert (world.state, world.ledger.reasons["a-1"]) == (JobState.STARTING, "")
 
 
+SAID = "trainer: goes on from step 3: step-000004: digest differs"
+
+
+async def test_what_a_trainer_has_said_stays(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.ledger.put("a-1", reason=SAID)  # as when it passes over damaged checkpoints
+    await world.passes(2)
+    assert world.ledger.jobs["a-1"].reason == SAID
+    world.reconciler = world.controller()
+    await world.passes(2)
+    assert world.ledger.jobs["a-1"].reason == SAID
+
+
+async def test_what_a_trainer_has_said_comes_back_when_nothing_is_waited_for(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    world.ledger.put("a-1", reason=SAID)
+    world.runtime.waits["a-1"] = "rollout-a-1: no machine"
+    await world.passes(2)
+    assert world.ledger.jobs["a-1"].reason == "rollout-a-1: no machine"
+    world.runtime.waits.clear()
+    await world.passes()
+    assert world.ledger.jobs["a-1"].reason == SAID
+
+
+async def test_a_new_controller_clears_what_the_one_before_it_has_told(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    world.runtime.waits["a-1"] = "rollout-a-1: no machine"
+    await world.passes(2)
+    world.reconciler = world.controller()
+    world.runtime.waits.clear()
+    await world.passes()
+    assert world.ledger.jobs["a-1"].reason == ""
+
+
 async def test_a_new_controller_goes_on_counting_what_a_trainer_has_died_of(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.ledger.causes["a-1"] = "OOM: MemoryError: no more (rank 1)"
