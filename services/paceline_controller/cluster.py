@@ -128,6 +128,7 @@ class ClusterService(Service):
             runtime=runtime,
             options=self._options,
             child_grace_s=self._chassis.settings.grace_s,
+            reason_bytes=self._chassis.settings.limits.reason_bytes,
             sizing=scaler,
             costs=costs,
         )

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from paceline.config.limits import LimitSettings
 from paceline.config.service import ControllerOptions
 from paceline.errors import (
     InvalidError,
@@ -20,6 +21,7 @@ from paceline.errors import (
 from paceline.failures import KILLED, OOM, describe
 from paceline.logs import Log
 from paceline.tenants import Tenant
+from paceline.text import clipped
 from paceline.types import TRAINER_SAYS, JobState, WorkerKind
 from paceline_controller.costs import Costs
 from paceline_controller.plan import LiveJob, Wanted, plan, problem
@@ -29,7 +31,6 @@ from paceline_controller.scaling.decide import Bounds
 from paceline_controller.slots import Slot
 from paceline_controller.starting import MOST_NOTES, Starting, replicas_there
 
-MOST_REASON_CHARS = 4000
 # Between two passes, however much changes.
 LEAST_PAUSE_S = 0.05
 log = Log("reconciler")
@@ -77,6 +78,7 @@ class Sizing(Protocol):
 class Reconciler:
     """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on.
 
+    `reason_bytes` is what the ledger keeps of a reason: one that it cuts off is not new each time.
     `untracked` says whether a job has trackers that lack some of it; the tracking process is not
     run here without it.
     """
@@ -88,6 +90,7 @@ class Reconciler:
         runtime: Runtime,
         options: ControllerOptions,
         child_grace_s: float,
+        reason_bytes: int = LimitSettings().reason_bytes,
         sizing: Sizing | None = None,
         untracked: Callable[[], Awaitable[bool]] | None = None,
         costs: Costs | None = None,
@@ -99,8 +102,9 @@ class Reconciler:
         self._runtime = runtime
         self._options = options
         self._child_grace_s = child_grace_s
+        self._reason_bytes = reason_bytes
         self._clock = clock
-        self._starting = Starting(ledger=ledger, options=options)
+        self._starting = Starting(ledger=ledger, options=options, reason_bytes=reason_bytes)
         self._sizes: dict[str, int] = {}
         self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
         self._slots: dict[str, Slot] = {}
@@ -312,7 +316,7 @@ class Reconciler:
 
     def _reason_of(self, job_id: str) -> str:
         reason = self._runtime.waits_for(job_id) or self._said.get(job_id, "")
-        return reason[:MOST_REASON_CHARS]
+        return clipped(reason, self._reason_bytes)
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
         """Something of the job runs, starts or stops."""
@@ -346,7 +350,7 @@ class Reconciler:
             log.error("trackers get nothing", process=name, lives=lives, words=words)
             return  # no job waits for it
         if job_id := slot.wanted.job_id:
-            reason = f"{name} failed {lives} times without progress: {words}"[:MOST_REASON_CHARS]
+            reason = f"{name} failed {lives} times without progress: {words}"
             if await self._give_up(job_id, name, reason):
                 slot.fruitless = 0
             return
@@ -385,7 +389,7 @@ class Reconciler:
             await self._end_life(slot, describe(error))
             if isinstance(error, InvalidError) and wanted.job_id and not slot.best_step:
                 # The same would be refused again, and a job without steps has nothing to lose.
-                reason = f"{wanted.name} cannot be started: {error.message}"[:MOST_REASON_CHARS]
+                reason = f"{wanted.name} cannot be started: {error.message}"
                 await self._give_up(wanted.job_id, wanted.name, reason)
                 return
             await self._give_up_if_hopeless(slot)

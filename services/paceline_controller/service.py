@@ -61,6 +61,7 @@ class ControllerService(Service):
             costs=Costs(chassis.metrics, options),
             options=options,
             child_grace_s=child_grace_s,
+            reason_bytes=settings.limits.reason_bytes,
             sizing=Scaler(
                 source=RemoteSource(roster=roster, experience=experience),
                 options=options,

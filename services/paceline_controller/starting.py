@@ -10,6 +10,7 @@ from paceline.config.service import ControllerOptions
 from paceline.errors import PacelineError
 from paceline.logs import Log
 from paceline.tenants import Tenant
+from paceline.text import clipped
 from paceline.types import JobState
 from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
 from paceline_controller.queue import Queue, look
@@ -35,8 +36,9 @@ class Tenancy(Protocol):
 class Starting:
     """The queue is in the states of the jobs alone: whoever comes next finds it there."""
 
-    def __init__(self, *, ledger: Tenancy, options: ControllerOptions) -> None:
+    def __init__(self, *, ledger: Tenancy, options: ControllerOptions, reason_bytes: int) -> None:
         self._ledger = ledger
+        self._reason_bytes = reason_bytes
         self._options = options
         self.tenants: Mapping[str, Tenant] = {}
 
@@ -58,7 +60,8 @@ class Starting:
         for job_id in queue.starts:
             if await self._tell(job_id, JobState.STARTING):
                 after[job_id] = replace(jobs[job_id], state=JobState.STARTING, reason="")
-        changed = [(n, why) for n, why in queue.waits.items() if jobs[n].reason != why]
+        waits = {n: clipped(why, self._reason_bytes) for n, why in queue.waits.items()}
+        changed = [(n, why) for n, why in waits.items() if jobs[n].reason != why]
         for job_id, why in changed[:MOST_NOTES]:
             await self._tell(job_id, JobState.QUEUED, reason=why)
         return after, queue

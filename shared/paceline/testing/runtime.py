@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from paceline.errors import StateError, UnavailableError
 from paceline.tenants import Tenant
+from paceline.text import clipped
 from paceline.types import EXPLAINED, JobState, check_job_step
 
 
@@ -120,6 +121,8 @@ class MemoryLedger:
     quotas: dict[str, Tenant] = field(default_factory=dict[str, Tenant])
     failures: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     causes: dict[str, str] = field(default_factory=dict[str, str])
+    reason_bytes: int = 4096
+    told: int = 0  # states, or reasons of them
     away: bool = False
 
     async def live_jobs(self) -> list[Any]:
@@ -154,8 +157,9 @@ class MemoryLedger:
         self._answer()
         if not (self.jobs[job_id].state is state and state in EXPLAINED):
             check_job_step(self.jobs[job_id].state, state)
-        self.put(job_id, state=state, reason=reason)
-        self.reasons[job_id] = reason
+        self.told += 1
+        self.reasons[job_id] = clipped(reason, self.reason_bytes)
+        self.put(job_id, state=state, reason=self.reasons[job_id])
 
     def put(self, job_id: str, **changes: Any) -> None:
         """Change fields of a job."""

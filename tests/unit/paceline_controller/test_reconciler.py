@@ -28,7 +28,7 @@ class World:
         self.options = options
         self.clock = FakeClock()
         self.runtime = MemoryRuntime(expand=replicas_of)
-        self.ledger = MemoryLedger()
+        self.ledger = MemoryLedger(reason_bytes=200)
         self.reconciler = self.controller()
 
     def controller(self) -> Reconciler:
@@ -37,6 +37,7 @@ class World:
             runtime=self.runtime,
             options=self.options,
             child_grace_s=1.0,
+            reason_bytes=self.ledger.reason_bytes,
             clock=self.clock,
         )
 
@@ -165,6 +166,16 @@ async def test_what_a_trainer_has_said_comes_back_when_nothing_is_waited_for(wor
     world.runtime.waits.clear()
     await world.passes()
     assert world.ledger.jobs["a-1"].reason == SAID
+
+
+async def test_a_reason_that_is_cut_off_is_told_once(world: World) -> None:
+    world.submit()
+    world.runtime.waits["a-1"] = "trainer-a-1: FailedCreate: " + "é" * 300
+    await world.passes(2)
+    told = world.ledger.told
+    await world.passes(3)
+    assert world.ledger.told == told
+    assert world.ledger.jobs["a-1"].reason.endswith(" ... (627 bytes in all)")
 
 
 async def test_a_new_controller_clears_what_the_one_before_it_has_told(world: World) -> None:

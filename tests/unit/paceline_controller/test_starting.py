@@ -27,6 +27,7 @@ class World:
             runtime=self.runtime,
             options=OPTIONS,
             child_grace_s=1.0,
+            reason_bytes=self.ledger.reason_bytes,
             clock=self.clock,
         )
 
@@ -74,6 +75,19 @@ async def test_more_jobs_than_the_quota_stay_queued_without_processes() -> None:
     assert world.states() == {"j0": "succeeded", "j1": "starting", "j2": "queued"}
     assert world.ledger.jobs["j1"].reason == ""
     assert "position 1 of 1" in world.ledger.jobs["j2"].reason
+
+
+async def test_why_a_job_waits_is_told_once_even_if_it_is_cut_off() -> None:
+    world = World()
+    world.ledger.reason_bytes = 64
+    world.reconciler = world.controller()
+    world.quota("many-words", jobs=0)
+    world.submit("j0", "many-words")
+    await world.passes()
+    told = world.ledger.told
+    await world.passes(3)
+    assert (world.ledger.told, world.states()) == (told, {"j0": "queued"})
+    assert world.ledger.jobs["j0"].reason.endswith("bytes in all)")
 
 
 async def test_a_new_controller_finds_the_queue_as_it_was() -> None:
