@@ -105,6 +105,7 @@ class Collector:
         return JobSignals(
             job_id=job.job_id,
             spec=job.spec,
+            step=wants.step,
             steps=self._counters.advanced(job.job_id, "step", wants.step),
             step_s=sum(grown(t.worker_id, n, t.load.get(n, 0.0)) for t in trainers for n in _WORK),
             wait_s=sum(grown(t.worker_id, "wait_s", t.load.get("wait_s", 0.0)) for t in trainers),

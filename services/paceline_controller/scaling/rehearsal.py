@@ -62,6 +62,10 @@ class Rehearsal:
         self.decisions: list[Decision] = []
         self._sizes: Mapping[str, int] = {}
 
+    def begin_again(self) -> None:
+        """As a new controller does: it finds the workers, and has seen nothing."""
+        self.collector, self.memory = Collector(self.options), Memory()
+
     def size(self, world: World) -> Mapping[str, int]:
         """Workers by pool."""
         signals = self.collector.look(

@@ -65,6 +65,9 @@ def target_of(
     """What the planner says, with its margin; as long as too little is known, a guess."""
     speed = believed.speed
     if not believed.known or speed is None:
+        if job.step:
+            # Whoever has seen its steps has chosen this size; this controller is new.
+            return Target(size, starves=False, plenty=False, why="has not seen a step yet")
         return _guess(job, believed, size=size, options=options)
     spec = job.spec.experience
     overlap = overlap_steps(

@@ -27,6 +27,7 @@ class JobSignals:
 
     job_id: str
     spec: JobSpec
+    step: int = 0  # that it has come to
     steps: float = 0.0  # trained
     step_s: float = 0.0  # that the trainer worked
     wait_s: float = 0.0  # that it waited for batches

@@ -75,7 +75,7 @@ def test_counters_become_counts_since_the_last_look(look: Looks) -> None:
     second = look(trainer(112.0, 55.0, 5), step=9, accepted_groups=95, sampled_tokens=1800)
     (job,) = second.jobs
     assert second.seconds == 20
-    assert (job.steps, job.step_s, job.wait_s, job.published) == (2, 12.0, 5.0, 2)
+    assert (job.step, job.steps, job.step_s, job.wait_s, job.published) == (9, 2, 12.0, 5.0, 2)
     assert (job.groups, job.tokens) == (25, 800)
 
 

@@ -103,6 +103,18 @@ def test_from_one_worker_to_what_the_planner_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAWS)
+def test_a_new_controller_leaves_sizes_alone_until_it_has_seen_a_step(name: str) -> None:
+    run = Run(replace(LAWS[name], step_s=600.0, max_concurrent=16))
+    run.until(lambda: run.world.training.step == 12, most_s=20_000)
+    run.on(seconds=60)
+    size, step = run.size, run.world.training.step
+    run.scaler.begin_again()
+    sizes = run.on(seconds=500)
+    assert (run.world.training.step, sizes) == (step, []), f"it was {size}"
+    assert run.on(hours=2) == []
+
+
+@pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_delays_the_right_number_but_not_for_an_hour(seed: int, name: str) -> None:
     """The first step alone may be off by more than the number may; later ones set it right."""
