@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,18 @@ def test_reasons_are_the_jobs_before_the_pods() -> None:
     over = mirrored(thing(), failed, rollouts=3, waits_for="no GPU", now=NOW)
     assert (over["reason"], over["rolloutReplicas"]) == ("diverged", 0)
     assert over["conditions"][1]["status"] == "False"
+
+
+@pytest.mark.parametrize("spec", ["", "{", "[]", "{}", '{"stop": null}'])
+def test_a_job_whose_spec_cannot_be_read_ends_all_the_same(spec: str) -> None:
+    failed = job(JobState.FAILED, reason="its record cannot be read")
+    failed.spec_json = spec
+    new = mirrored(thing(holds=True), failed, rollouts=0, waits_for="", now=NOW)
+    assert (new["state"], new["steps"]) == ("failed", 0)
+    body = thing(holds=True, deleting=True, jobId="a-1", state="running", steps=20)
+    body["status"] = mirrored(body, failed, rollouts=0, waits_for="", now=NOW)
+    assert body["status"]["steps"] == 20
+    assert next_step(body) is Step.RELEASE
 
 
 @given(st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=8))
