@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config import JobSpec, parse_job
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, NotFoundError
 from paceline.rpc import call
 from paceline.tenants import Tenant, tenant_from
 from paceline.types import Job, JobState
@@ -74,13 +74,22 @@ class RemoteLedger:
         await call(self._experience.SetJobState, request, timeout_s=TIMEOUT_S)
 
     async def _spec(self, job_id: str) -> JobSpec | None:
-        """What a list does not have; None: it is no job file that this version knows."""
+        """What a list does not have; None: it is no job file that this version knows, or gone.
+
+        Kept at once: what fails after it must not have all of them asked for again.
+        """
+        if job_id in self._specs:
+            return self._specs[job_id]
         request = jobs_pb2.GetJobRequest(job_id=job_id)
-        job = await call(self._jobs.GetJob, request, timeout_s=TIMEOUT_S)
         try:
-            return parse_job(json.loads(job.spec_json))
+            job = await call(self._jobs.GetJob, request, timeout_s=TIMEOUT_S, idempotent=True)
+        except NotFoundError:
+            return None
+        try:
+            self._specs[job_id] = parse_job(json.loads(job.spec_json))
         except (ValueError, InvalidError):
             return None
+        return self._specs[job_id]
 
     async def _list(self, states: Sequence[str]) -> list[Job]:
         found: list[Job] = []
@@ -96,7 +105,7 @@ class RemoteLedger:
     async def _live(self, job: Job) -> LiveJob | None:
         """None: nobody can tell what it needs; its ledger ends it."""
         status = job.status
-        spec = self._specs.get(status.job_id) or await self._spec(status.job_id)
+        spec = await self._spec(status.job_id)
         if spec is None:
             return None
         return LiveJob(

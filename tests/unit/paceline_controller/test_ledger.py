@@ -6,7 +6,13 @@ import pytest
 from grpc import aio
 
 from paceline.config import parse_job
-from paceline.errors import TransitionError, UnavailableError
+from paceline.errors import (
+    NotFoundError,
+    PacelineError,
+    PermissionDeniedError,
+    TransitionError,
+    UnavailableError,
+)
 from paceline.metrics import Metrics
 from paceline.rpc import ErrorInterceptor, connect
 from paceline.types import JobState
@@ -34,6 +40,8 @@ class Experience(ExperienceServicer, JobsServicer):
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.files: list[str] = []  # of jobs that were asked for
+        self.trouble: dict[str, PacelineError] = {}  # by job
 
     async def ListJobs(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: jobs_pb2.ListJobsRequest, context: object
@@ -47,6 +55,9 @@ class Experience(ExperienceServicer, JobsServicer):
     async def GetJob(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: jobs_pb2.GetJobRequest, context: object
     ) -> types_pb2.Job:
+        self.files.append(request.job_id)
+        if request.job_id in self.trouble:
+            raise self.trouble[request.job_id]
         status = types_pb2.JobStatus(job_id=request.job_id, state="running")
         return types_pb2.Job(status=status, spec_json=json.dumps(SPEC))
 
@@ -101,6 +112,26 @@ async def test_live_jobs_over_all_pages(experience: tuple[Experience, RemoteLedg
     assert found[0].spec == parse_job(SPEC)
     assert set(servicer.asked[0]) == {str(s) for s in JobState if not s.terminal}
     assert (await ledger.live_jobs())[0].spec is found[0].spec
+
+
+async def test_job_files_that_have_come_are_kept_when_another_does_not(
+    experience: tuple[Experience, RemoteLedger],
+) -> None:
+    servicer, ledger = experience
+    servicer.trouble["a-2"] = PermissionDeniedError("not now")
+    with pytest.raises(PermissionDeniedError):
+        await ledger.live_jobs()
+    servicer.trouble.clear()
+    assert len(await ledger.live_jobs()) == 2
+    assert servicer.files == ["a-1", "a-2", "a-2"]
+
+
+async def test_a_job_that_has_gone_since_it_was_listed_is_left_out(
+    experience: tuple[Experience, RemoteLedger],
+) -> None:
+    servicer, ledger = experience
+    servicer.trouble["a-1"] = NotFoundError("job 'a-1' is not known")
+    assert [job.job_id for job in await ledger.live_jobs()] == ["a-2"]
 
 
 async def test_failures_are_reported(experience: tuple[Experience, RemoteLedger]) -> None:
