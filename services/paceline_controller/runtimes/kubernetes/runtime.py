@@ -86,8 +86,15 @@ class KubernetesRuntime:
         self._told: set[str] = set()  # pods whose end was told
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Whole workloads; shared pools only where the chart has them."""
-        return [each for each in wanted if each.job_id or each.name in self._options.pools]
+        """Whole workloads; shared pools only where the chart has them.
+
+        What was said of others is forgotten: some were refused and never there to be stopped.
+        """
+        found = [each for each in wanted if each.job_id or each.name in self._options.pools]
+        known = {each.name for each in found}
+        self._words = {n: words for n, words in self._words.items() if n in known}
+        self._not_taken = {n: told for n, told in self._not_taken.items() if n in known}
+        return found
 
     async def list(self) -> list[Observed]:
         """What the cluster has told.

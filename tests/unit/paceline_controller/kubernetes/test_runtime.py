@@ -1,0 +1,127 @@
+"""What the runtime remembers and goes on with, in front of an API that says no now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from paceline.config.service import KubernetesOptions
+from paceline.errors import InvalidError, PacelineError
+from paceline.types import WorkerKind
+from paceline_controller.plan import Wanted
+from paceline_controller.runtimes.kubernetes.events import Events
+from paceline_controller.runtimes.kubernetes.inventory import Inventory
+from paceline_controller.runtimes.kubernetes.manifests import CONTAINER, Surroundings, build
+from paceline_controller.runtimes.kubernetes.names import labels
+from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, PODS, Kind, Object
+from paceline_controller.runtimes.kubernetes.runtime import KubernetesRuntime
+
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {}},
+    "spec": {"containers": [{"name": CONTAINER, "image": "worker:1"}]},
+}
+NEWER: dict[str, Any] = {
+    "metadata": {"labels": {}},
+    "spec": {"containers": [{"name": CONTAINER, "image": "worker:2"}]},
+}
+
+
+def rollout(job_id: str, pool: str = "default") -> Wanted:
+    name = f"rollout-{job_id}" if pool == "default" else f"rollout-{job_id}-{pool}"
+    return Wanted(name, WorkerKind.ROLLOUT, job_id=job_id, pool=pool, replicas=1)
+
+
+class Server:
+    """Objects by kind, what was applied, and the names that it does not take."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.objects: dict[Kind, list[Object]] = {}
+        self.refuses: dict[str, PacelineError] = {}
+        self.applied: list[str] = []
+        self.log_s = 0.0
+
+    async def list(
+        self, kind: Kind, *, selector: str = "", fields: str = ""
+    ) -> tuple[list[Object], str]:
+        return self.objects.get(kind, []), "8"
+
+    async def watch(
+        self, kind: Kind, *, selector: str = "", fields: str = "", version: str, watch_s: int = 60
+    ) -> AsyncIterator[tuple[str, Object]]:
+        yield "BOOKMARK", {"metadata": {"resourceVersion": version}}
+
+    async def create(self, kind: Kind, body: Object) -> Object:
+        return body
+
+    async def apply(self, body: Object) -> Object:
+        name = body["metadata"]["name"]
+        if name in self.refuses:
+            raise self.refuses[name]
+        self.applied.append(name)
+        return {
+            **body,
+            "metadata": {"uid": f"uid-{name}", "resourceVersion": "9"} | body["metadata"],
+        }
+
+    async def log(self, kind: Kind, name: str, *, container: str, lines: int) -> str:
+        await asyncio.sleep(self.log_s)
+        return "the end"
+
+    def add_rollout(self, wanted: Wanted) -> None:
+        around = Surroundings("rel", owner=None, ranks_per_pod=8, jobset=False)
+        (body,) = build(wanted, TEMPLATE, incarnation=0, around=around)
+        body["metadata"] |= {"uid": f"uid-{wanted.name}", "resourceVersion": "7"}
+        self.objects.setdefault(DEPLOYMENTS, []).append(body)
+
+    def add_dead_pod(self, wanted: Wanted) -> None:
+        over = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+        status = {"name": CONTAINER, "state": {"terminated": over}}
+        metadata = {"name": f"{wanted.name}-0", "uid": "u-p", "resourceVersion": "7"}
+        metadata |= {"labels": labels(wanted, release="rel")}
+        body = {"metadata": metadata, "status": {"phase": "Failed", "containerStatuses": [status]}}
+        self.objects.setdefault(PODS, []).append(body)
+
+
+async def runtime_of(server: Server, folder: Path, **times: float) -> KubernetesRuntime:
+    options = KubernetesOptions(release="rel", templates=folder)
+    inventory = Inventory(cast(Any, server), options, on_change=lambda: None)
+    for cache in (inventory.deployments, inventory.trainers, inventory.pods, inventory.refusals):
+        await cache.follow()
+    events = Events(cast(Any, server), identity="c-0", regarding=lambda _: None)
+    return KubernetesRuntime(
+        cast(Any, server), options, inventory=inventory, events=events, **times
+    )
+
+
+@pytest.fixture
+def templates(tmp_path: Path) -> Path:
+    for pool in ("default", "spot"):
+        (tmp_path / f"rollout-{pool}.yaml").write_text(yaml.safe_dump(NEWER))
+    return tmp_path
+
+
+async def test_a_refusal_is_a_reason_only_as_long_as_the_workload_is_wanted(
+    templates: Path,
+) -> None:
+    server = Server()
+    server.refuses["rollout-a-1-spot"] = InvalidError("no such runtime class")
+    runtime = await runtime_of(server, templates)
+    both = [rollout("a-1"), rollout("a-1", "spot")]
+    for wanted in runtime.units(both):
+        try:
+            await runtime.start(wanted, incarnation=0)
+        except InvalidError:
+            continue
+    assert runtime.waits_for("a-1") == "no such runtime class"
+    runtime.units(both)
+    assert runtime.waits_for("a-1") == "no such runtime class"
+    runtime.units(both[:1])
+    assert runtime.waits_for("a-1") == ""
+    assert await runtime.last_words("rollout-a-1-spot") == "it left no words"
