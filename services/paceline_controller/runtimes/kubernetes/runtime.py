@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from paceline.config.service import KubernetesOptions
 from paceline.errors import (
@@ -224,21 +224,17 @@ class KubernetesRuntime:
             await asyncio.sleep(TEND_S)
 
     async def tend_once(self) -> None:
-        """One round.
+        """One round; what the cluster refuses of one workload is logged, and the others go on.
 
         Raises:
-            PacelineError: the cluster cannot be reached, or refused.
+            UnavailableError: the cluster has not told of its objects for too long.
         """
         self._tell_of_pods()
         for pool in self._inventory.pools().values():
-            await self._release(pool)
+            await _attempted(name_of(pool), self._release(pool))
         for body in self._inventory.rollouts():
-            if deleting(body):
-                continue
-            wanted = names.wanted_of(body)
-            template = load_template(self._options.templates, wanted)
-            if annotations_of(body).get(names.TEMPLATE) != digest(template):
-                await self._roll_out(body, wanted, template)
+            if not deleting(body):
+                await _attempted(name_of(body), self._renew(body))
 
     def _refusal(self, trainer: list[Object], pods: list[Object]) -> str:
         """Why the newest incarnation of a trainer lacks pods, where the cluster says so."""
@@ -268,6 +264,12 @@ class KubernetesRuntime:
             self._learn(await self._connection.patch(DEPLOYMENTS, name_of(pool), changes))
         except ConflictError:  # somebody has changed it since: in the next round
             return
+
+    async def _renew(self, body: Object) -> None:
+        wanted = names.wanted_of(body)
+        template = load_template(self._options.templates, wanted)
+        if annotations_of(body).get(names.TEMPLATE) != digest(template):
+            await self._roll_out(body, wanted, template)
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
         (changed,) = build(wanted, template, incarnation=0, around=self._surroundings())
@@ -376,3 +378,10 @@ class KubernetesRuntime:
             self._inventory.deployments.learn(body)
         elif body["kind"] == self._inventory.trainer_kind.kind:
             self._inventory.trainers.learn(body)
+
+
+async def _attempted(name: str, work: Awaitable[None]) -> None:
+    try:
+        await work
+    except PacelineError as error:
+        log.warning("cannot tend", object=name, error=error)

@@ -125,3 +125,19 @@ async def test_a_refusal_is_a_reason_only_as_long_as_the_workload_is_wanted(
     runtime.units(both[:1])
     assert runtime.waits_for("a-1") == ""
     assert await runtime.last_words("rollout-a-1-spot") == "it left no words"
+
+
+@pytest.mark.parametrize("broken", ["refused", "missing"])
+async def test_a_template_that_is_not_taken_stops_the_roll_out_of_no_other(
+    templates: Path, broken: str
+) -> None:
+    server = Server()
+    for wanted in (rollout("a-1", "spot"), rollout("b-1"), rollout("c-1")):
+        server.add_rollout(wanted)
+    if broken == "refused":
+        server.refuses["rollout-a-1-spot"] = InvalidError("spec.containers: invalid")
+    else:
+        (templates / "rollout-spot.yaml").unlink()
+    runtime = await runtime_of(server, templates)
+    await runtime.tend_once()
+    assert server.applied == ["rollout-b-1", "rollout-c-1"]
