@@ -247,15 +247,17 @@ class Reconciler:
                 slot.stepped(job.step)
 
     async def _note_deaths(self, observed: dict[str, Observed]) -> None:
-        for name, slot in self._slots.items():
-            found = observed.get(name)
-            alive = found is not None and found.alive
-            if slot.running and not alive and name not in self._acts:
-                await self._end_life(slot, await self._runtime.last_words(name))
-                log.warning("process died", process=name, lives=slot.fruitless)
-                if self._costs is not None:
-                    self._costs.restarted(slot.wanted.kind)
-                await self._give_up_if_hopeless(slot)
+        alive = {name for name, found in observed.items() if found.alive}
+        gone = self._slots.keys() - alive - self._acts.keys()
+        died = {n: slot for n, slot in self._slots.items() if n in gone and slot.running}
+        # Together: when a machine goes, all that ran on it has died.
+        words = await asyncio.gather(*map(self._runtime.last_words, died))
+        for (name, slot), said in zip(died.items(), words, strict=True):
+            await self._end_life(slot, said)
+            log.warning("process died", process=name, lives=slot.fruitless)
+            if self._costs is not None:
+                self._costs.restarted(slot.wanted.kind)
+            await self._give_up_if_hopeless(slot)
 
     async def _check_health(self, observed: dict[str, Observed]) -> None:
         now_s = self._clock()

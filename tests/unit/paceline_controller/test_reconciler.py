@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -104,6 +105,28 @@ async def test_pauses_between_restarts_grow(world: World) -> None:
         started.append(world.clock() - began)
     assert started == sorted(started)
     assert started[-1] >= 2 * started[0]
+
+
+class Machines(MemoryRuntime):
+    """Says last words of two processes only when it is asked for both at a time."""
+
+    both = asyncio.Barrier(2)
+
+    async def last_words(self, name: str) -> str:
+        async with asyncio.timeout(5):
+            await self.both.wait()
+        return f"the end of {name}"
+
+
+async def test_last_words_of_all_that_has_died_are_asked_for_together(world: World) -> None:
+    world.runtime = Machines(expand=replicas_of)
+    world.reconciler = world.controller()
+    await world.passes()
+    for name in POOLS:
+        world.runtime.die(name)
+    await world.passes()
+    await world.passes(4)
+    assert all(len(world.starts_of(name)) == 2 for name in POOLS)
 
 
 async def test_a_stable_life_resets_the_pause(world: World) -> None:

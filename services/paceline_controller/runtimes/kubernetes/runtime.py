@@ -51,6 +51,8 @@ TEND_S = 5.0
 # Above what any pod gets to drain; then the start or stop is tried again.
 GONE_S = 900.0
 LOG_LINES = 30
+# A pass waits for the last words of what has died; the exit code alone says much of it.
+LOG_S = 3.0
 NOT_READY = "its pods run and are not ready"
 log = Log("kubernetes")
 
@@ -72,12 +74,14 @@ class KubernetesRuntime:
         events: Events,
         clock: Callable[[], float] = time.monotonic,
         gone_s: float = GONE_S,
+        log_s: float = LOG_S,
     ) -> None:
         self._connection = connection
         self._options = options
         self._inventory = inventory
         self._events = events
         self._gone_s = gone_s
+        self._log_s = log_s
         self._patience = Patience(options.patience_s, clock=clock)
         self._observed: dict[str, Observed] = {}
         self._words: dict[str, str] = {}  # of the last life of each workload
@@ -358,9 +362,12 @@ class KubernetesRuntime:
 
     async def _log_of(self, pod: Object) -> str:
         try:
-            return await self._connection.log(
-                PODS, name_of(pod), container=CONTAINER, lines=LOG_LINES
-            )
+            async with asyncio.timeout(self._log_s):
+                return await self._connection.log(
+                    PODS, name_of(pod), container=CONTAINER, lines=LOG_LINES
+                )
+        except TimeoutError:
+            return f"(no log within {self._log_s:g} s)"
         except PacelineError as error:
             return f"(no log: {error})"
 

@@ -141,3 +141,14 @@ async def test_a_template_that_is_not_taken_stops_the_roll_out_of_no_other(
     runtime = await runtime_of(server, templates)
     await runtime.tend_once()
     assert server.applied == ["rollout-b-1", "rollout-c-1"]
+
+
+async def test_last_words_do_not_wait_long_for_a_log(templates: Path) -> None:
+    server = Server()
+    server.add_dead_pod(rollout("a-1"))
+    runtime = await runtime_of(server, templates, log_s=0.5)
+    assert "the end" in await runtime.last_words("rollout-a-1")
+    server.log_s = 60.0
+    words = await asyncio.wait_for(runtime.last_words("rollout-a-1"), 10)
+    assert "ended with 1 (Error)" in words
+    assert "(no log within 0.5 s)" in words
