@@ -192,6 +192,18 @@ def test_environment_of_every_pod_is_downward(render: Render, pods: Any) -> None
         assert container_of(template)["name"] == "paceline"
 
 
+def test_python_imports_nothing_from_where_it_is_started(render: Render, pods: Any) -> None:
+    objects = render()
+    found = pods(objects) | named(objects, "Pod")
+    containers = {name: container_of(template) for name, template in found.items()}
+    run_python = {n: c for n, c in containers.items() if c.get("command", [""])[0] == "python"}
+    modules = {container["command"][-1] for container in run_python.values()}
+    assert {"paceline_trainer.smoke_test", "paceline_controller.certificates"} <= modules
+    for name, container in run_python.items():
+        assert container["workingDir"] == "/", name
+        assert {"name": "PYTHONSAFEPATH", "value": "1"} in container["env"], name
+
+
 def test_counts_that_others_set_are_left_out(render: Render) -> None:
     def counts(feature: str) -> dict[str, int | None]:
         deployments = named(render(feature), "Deployment")
