@@ -16,6 +16,7 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.config.limits import LimitSettings
 from paceline.config.service import (
     HeartbeatSettings,
     LogSettings,
@@ -64,11 +65,13 @@ class Local:
         store_url: str = "",
         options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
         tracing: TracingSettings | None = None,
+        limits: LimitSettings | None = None,
     ) -> None:
         self.run_dir = run_dir.resolve()
         self._store_url = store_url
         self._options = dict(options or {})
         self._tracing = tracing
+        self._limits = limits or LimitSettings()
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
         # 0: any free one, the same at the next start.
@@ -187,6 +190,7 @@ class Local:
             store_url=self._store_url if serves else "",
             grace_s=GRACE_S[kind],
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
+            limits=self._limits,
             tracing=self._tracing,
             supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),
             options=options,

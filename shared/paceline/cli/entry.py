@@ -237,6 +237,12 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         help="YAML: `pools` of rollout workers by name, with their engines (see docs/engines.md)",
     )
     command.add_argument(
+        "--limits",
+        type=Path,
+        metavar="FILE",
+        help="YAML: `limits` of tenants and of the installation (see docs/limits.md)",
+    )
+    command.add_argument(
         "--otlp",
         default="",
         metavar="URL",

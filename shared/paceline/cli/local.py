@@ -21,8 +21,9 @@ from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
 from paceline.client import Client
 from paceline.config import JobSpec, parse_job
+from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
-from paceline.config.service import LogSettings, PoolsFile, TracingSettings
+from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
 from paceline.local import Local
@@ -112,6 +113,7 @@ def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         store_url=arguments.store,
         tracing=_tracing(arguments),
         options=_options(arguments),
+        limits=_limits(arguments),
     )
     local.start()
     try:
@@ -130,6 +132,10 @@ def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
         return {}
     pools = load(PoolsFile, arguments.pools).model_dump(mode="json")["pools"]
     return {WorkerKind.CONTROLLER: {"pools": pools}}
+
+
+def _limits(arguments: Namespace) -> LimitSettings | None:
+    return load(LimitsFile, arguments.limits).limits if arguments.limits else None
 
 
 def _tracing(arguments: Namespace) -> TracingSettings | None:

@@ -166,6 +166,12 @@ class PoolsFile(Closed):
     pools: dict[str, PoolOptions] = Field(min_length=1)
 
 
+class LimitsFile(Closed):
+    """What `paceline up --limits` reads."""
+
+    limits: LimitSettings
+
+
 class KubernetesOptions(Closed):
     """Where pods are made, and of what."""
 

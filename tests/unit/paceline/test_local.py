@@ -12,6 +12,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from paceline.config.load import load_settings
 from paceline.embedded_store import EmbeddedStore, check_url
 from paceline.errors import StateError, StoreError, UnavailableError
 from paceline.files import lock_for_life
@@ -67,6 +68,7 @@ def test_the_store_outlives_its_killed_parent(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
+from paceline.config.load import load_settings
 from paceline.embedded_store import EmbeddedStore
 from paceline.processes import Processes
 run_dir = Path({str(tmp_path)!r})
@@ -184,3 +186,20 @@ def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
     with Local(tmp_path, http_port=0):
         assert wait_for(tmp_path, ALL) == before
     assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_limits_of_a_file_reach_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("limits: {tenant: {submitted: 3}, reason_bytes: 512}\n")
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir), "--port=0"]
+    served = subprocess.Popen([*command, "--limits", str(path)])
+    try:
+        for name in wait_for(run_dir, ALL):
+            told = load_settings(run_dir / "settings" / f"{name}.yaml").limits
+            assert (told.tenant.submitted, told.reason_bytes) == (3, 512)
+    finally:
+        served.terminate()
+        served.wait(60)
