@@ -19,7 +19,7 @@ from paceline_controller.runtimes.kubernetes.inventory import Inventory
 from paceline_controller.runtimes.kubernetes.manifests import CONTAINER, Surroundings, build
 from paceline_controller.runtimes.kubernetes.names import labels
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, PODS, Kind, Object
-from paceline_controller.runtimes.kubernetes.runtime import KubernetesRuntime
+from paceline_controller.runtimes.kubernetes.runtime import LOG_S, KubernetesRuntime
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {}},
@@ -89,14 +89,14 @@ class Server:
         self.objects.setdefault(PODS, []).append(body)
 
 
-async def runtime_of(server: Server, folder: Path, **times: float) -> KubernetesRuntime:
+async def runtime_of(server: Server, folder: Path, log_s: float = LOG_S) -> KubernetesRuntime:
     options = KubernetesOptions(release="rel", templates=folder)
     inventory = Inventory(cast(Any, server), options, on_change=lambda: None)
     for cache in (inventory.deployments, inventory.trainers, inventory.pods, inventory.refusals):
         await cache.follow()
     events = Events(cast(Any, server), identity="c-0", regarding=lambda _: None)
     return KubernetesRuntime(
-        cast(Any, server), options, inventory=inventory, events=events, **times
+        cast(Any, server), options, inventory=inventory, events=events, log_s=log_s
     )
 
 
