@@ -113,11 +113,15 @@ class Ledger:
         part: int,
         parts: int,
         digest: str = "",
+        known: int = -1,
     ) -> Announced:
         """Publish the weights of a step, or one more seed of them; part 0 is waited for.
 
+        `known` is the number that this publication was given before (-1: none). It keeps it, even
+        if the store has lost it since.
+
         Raises:
-            StateError: a later step has been published.
+            StateError: a later step has been published, or another publication has that number.
         """
         request = roster_pb2.AnnounceRequest(
             job_id=self.job_id,
@@ -129,6 +133,7 @@ class Ledger:
             part=part,
             parts=parts,
             digest=digest,
+            known_version=known if known >= 0 else None,
         )
         reply = await self._call("Announce", self._roster.Announce, request)
         return Announced(

@@ -183,7 +183,11 @@ class Publisher:
         self.published: PolicyVersion | None = None
 
     async def publish(self, snapshot: Snapshot, *, parent: int) -> PolicyVersion:
-        """Announce, then serve while tensors are still being gathered."""
+        """Announce, then serve while tensors are still being gathered.
+
+        Raises:
+            StateError: it has lost its number; what is served under the old one helps nobody.
+        """
         try:
             return await self._publish(snapshot, parent)
         finally:
@@ -196,7 +200,11 @@ class Publisher:
         )
         self.published = made.version
         await asyncio.to_thread(fill, staging, snapshot.tensors)
-        version = (await self._announce(snapshot, parent, digest=staging.root)).version
+        number = made.version.version
+        again = await self._announce(snapshot, parent, digest=staging.root, known=number)
+        version = again.version
+        if version.version != number:
+            raise StateError(f"version {number} is served, but numbered {version.version} now")
         log.info(
             "published",
             version=version.version,
@@ -206,7 +214,9 @@ class Publisher:
         )
         return version
 
-    async def _announce(self, snapshot: Snapshot, parent: int, *, digest: str = "") -> Announced:
+    async def _announce(
+        self, snapshot: Snapshot, parent: int, *, digest: str = "", known: int = -1
+    ) -> Announced:
         return await self._ledger.announce(
             step=snapshot.step,
             parent=parent,
@@ -215,6 +225,7 @@ class Publisher:
             part=0,
             parts=self._parts,
             digest=digest,
+            known=known,
         )
 
     def _header(self, snapshot: Snapshot, made: Announced, parent: int) -> Header:

@@ -294,13 +294,26 @@ class Trainer:
         return task
 
     async def _until_stopped(self, take: asyncio.Task[Share]) -> Share | None:
+        """The share; None if a signal comes first.
+
+        A publication that fails meanwhile ends this incarnation: the batch may wait for its tokens.
+        """
         stop = asyncio.create_task(self._stopping.wait(), name="stop")
-        await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            take.cancel()
-            return None
-        stop.cancel()
-        return await take
+        publication = self._publication if self._place.first else None
+        left: set[asyncio.Task[Any]] = {take, stop}
+        if publication is not None:
+            left.add(publication)
+        try:
+            while not (take.done() or stop.done()):
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                if publication is not None and publication in done:
+                    publication.result()
+        finally:
+            stop.cancel()
+        if take.done() and not self._stopping.is_set():
+            return await take
+        take.cancel()
+        return None
 
     async def _run(
         self,

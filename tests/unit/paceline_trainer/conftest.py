@@ -121,6 +121,8 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.versions: list[roster_pb2.AnnounceRequest] = []
         self.seeds: list[roster_pb2.AnnounceRequest] = []  # of other parts than the first
         self.digests: dict[int, str] = {}  # by step
+        self.known: list[int] = []  # what those who tell a digest say they were given before
+        self.forgetful = False  # numbers anew whatever it is told again
         self.key = bytes(range(32))
         self.chunk_bytes = 4096
         self.commits: list[tuple[int, int, dict[str, float]]] = []
@@ -204,6 +206,9 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
             self.seeds.append(request)
         elif request.digest:
             self.digests[request.step] = request.digest
+            self.known.append(request.known_version if request.HasField("known_version") else -1)
+            if self.forgetful:
+                self.versions.append(request)
         else:
             self.versions.append(request)
         made = self.versions[-1]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from paceline.errors import StateError
 from paceline.rpc import connect
 from paceline.types import PolicyVersion
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -144,6 +145,23 @@ async def test_a_seed_that_is_late_or_differs_only_stays_away(nodes: Nodes) -> N
     await asyncio.wait_for(seed.publish(snapshot(0), parent=-1), LIMIT_S)
     await asyncio.wait_for(seed.publish(snapshot(1, shape=(4, 2048)), parent=-1), LIMIT_S)
     assert server.versions() == []
+
+
+async def test_a_publication_is_told_again_with_the_number_it_was_given(
+    one_job: Any, nodes: Nodes
+) -> None:
+    """Else a ledger that has lost it would number it anew, and nobody serves that number."""
+    publisher, _, _ = nodes
+    for step in range(2):
+        await publisher.publish(snapshot(step), parent=step - 1)
+    assert one_job.known == [0, 1]
+
+
+async def test_a_publication_that_is_numbered_anew_fails(one_job: Any, nodes: Nodes) -> None:
+    publisher, _, _ = nodes
+    one_job.forgetful = True
+    with pytest.raises(StateError, match="version 0 is served, but numbered 1 now"):
+        await publisher.publish(snapshot(0), parent=-1)
 
 
 async def test_at_most_two_snapshots_are_kept(nodes: Nodes) -> None:

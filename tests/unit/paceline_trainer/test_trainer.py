@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
-from paceline.errors import FencedError
+from paceline.errors import FencedError, StateError
 from paceline.progress import Progress
 from paceline.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -192,6 +192,15 @@ async def test_an_older_incarnation_ends(one_job: Any, make: Make) -> None:
     one_job.incarnation = 2
     with pytest.raises(FencedError, match="incarnation 1 was replaced"):
         await asyncio.wait_for(work, LIMIT_S)
+
+
+async def test_a_refused_publication_ends_it_while_it_waits_for_a_batch(
+    one_job: Any, make: Make
+) -> None:
+    """Nothing is sampled by a version that nobody serves: that batch would never come."""
+    one_job.forgetful, one_job.holds_from = True, 0
+    with pytest.raises(StateError, match="version 0 is served, but numbered 1 now"):
+        await asyncio.wait_for(make(1).run(), 30.0)
 
 
 async def test_stopped_between_steps_it_checkpoints(one_job: Any, make: Make) -> None:
