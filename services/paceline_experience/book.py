@@ -172,10 +172,11 @@ class Book:
     def age(self, version: int) -> int:
         """The step from which tokens of a version count their age.
 
-        One that is newer than all that is known, because the store has lost it, is no older than
-        the newest.
+        One that the store has lost is no older than the newest known before it.
         """
-        return self.ages.get(min(version, self.version), 0)
+        if version not in self.ages:
+            version = max((known for known in self.ages if known <= version), default=-1)
+        return self.ages.get(version, 0)
 
     def staleness(self, group: Group, step: int) -> int:
         """Age of a group's oldest token if it is trained at `step`."""

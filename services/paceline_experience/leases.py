@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from paceline import wire
 from paceline.errors import InvalidError, LimitError
@@ -200,10 +201,11 @@ class Leases:
 
     def _floor(self, book: Book) -> int:
         """The oldest version that can sample tokens for the present step, else the newest."""
-        oldest, found = book.step - self.limits.max_staleness, book.version
-        while found > 0 and found - 1 in book.ages and book.age(found - 1) >= oldest:
-            found -= 1
-        return found
+        oldest = book.step - self.limits.max_staleness
+        # One by one of those that are known: a number that the store has lost ends nothing.
+        newest_first = sorted(book.ages, reverse=True)
+        fresh = takewhile(lambda known: book.ages[known] >= oldest, newest_first)
+        return min(fresh, default=book.version)
 
     def _assignment(
         self,

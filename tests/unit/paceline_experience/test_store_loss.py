@@ -274,6 +274,24 @@ async def test_what_is_sampled_by_a_version_that_the_store_has_lost_is_as_old_as
     await world.clean(ledger)
 
 
+async def test_a_lost_version_counts_as_the_one_before_it_after_the_next_publication(
+    worlds: Worlds, store: Store
+) -> None:
+    """What it has sampled is trained, it may go on sampling, and so may those before it."""
+    world = worlds(store, experience={"max_staleness": 1})
+    ledger = await world.started()
+    for step in range(4):
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+    made = await ledger.announce(incarnation=1, step=4, parent=4, num_bytes=10, above=5)
+    assert made.version == 6
+    ledger.serve([5])
+    leased = await world.filled(ledger, version=5)
+    assert {a.min_version for a in leased} == {3}
+    await world.trained(ledger, 4)
+    assert not (await world.clean(ledger)).get("stale")
+
+
 async def test_nothing_is_written_on_a_state_that_the_caller_does_not_know(
     worlds: Worlds, store: Store
 ) -> None:
