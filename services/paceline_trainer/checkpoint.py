@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
+from paceline.logs import Log
 from paceline_trainer.digests import Sealed
 from paceline_trainer.distributed import Group
 from paceline_trainer.model import Policy
@@ -24,6 +25,7 @@ from paceline_trainer.optimizer import Optimizer
 from paceline_trainer.storage import Sizes, Storage
 
 META = "paceline.json"
+log = Log("checkpoints")
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 
 
@@ -161,10 +163,17 @@ class Checkpoints:
             torch.set_rng_state(state["random"][rank])
 
     def discard_after(self, step: int) -> None:
-        """Rank 0: remove checkpoints of a branch that the ledger has left, and damaged ones."""
+        """Rank 0: remove checkpoints of a branch that the ledger has left, and damaged ones.
+
+        Raises:
+            UnavailableError: one that was left and could be taken for one of this branch stays.
+        """
         for folder in _folders(self._storage.folders()):
-            left = folder.step > step or folder in self._damaged
-            if left and folder.incarnation <= self._incarnation:
+            if folder.incarnation > self._incarnation:
+                continue
+            if folder in self._damaged:
+                self._try_to_remove(folder)
+            elif folder.step > step:
                 self._storage.remove(folder.name, first=META)
 
     def discard(self, step: int) -> None:
@@ -244,13 +253,16 @@ class Checkpoints:
         """What its `paceline.json` names.
 
         Raises:
-            IntegrityError: it is not as it was written.
+            IntegrityError: it is not as it was written, or cannot be read.
+            UnavailableError: the storage does not answer.
         """
         try:
             files = json.loads(self._storage.read(folder.name, META))["files"]
             return {name: _seal(told) for name, told in files.items()}
         except FileNotFoundError:  # removed since it was listed
             raise IntegrityError(f"{folder.name}/{META} is missing") from None
+        except IntegrityError as error:
+            raise IntegrityError(f"{folder.name}/{META} cannot be read: {error}") from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             cause = f"{type(error).__name__}: {error}"
             raise IntegrityError(f"{folder.name}/{META} is damaged: {cause}") from error
@@ -292,7 +304,14 @@ class Checkpoints:
         kept = [whole[step] for step in sorted(whole)[-self._keep :]]
         for folder in _folders(listed):
             if folder not in kept and folder.incarnation <= self._incarnation:
-                self._storage.remove(folder.name, first=META)
+                self._try_to_remove(folder)
+
+    def _try_to_remove(self, folder: _Folder) -> None:
+        """What cannot be read often cannot be removed either, and nobody goes back to it."""
+        try:
+            self._storage.remove(folder.name, first=META)
+        except UnavailableError as error:
+            log.warning("a checkpoint stays", error=error)
 
 
 def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:

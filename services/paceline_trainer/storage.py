@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,9 @@ class Storage:
         return FsspecReader(self.where(folder))
 
     def read(self, folder: str, file: str) -> bytes:
-        """A small file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-        return self._fs.cat_file(f"{self._root}/{folder}/{file}")
+        """A small file; raises as `look`."""
+        with self._reading(folder, file):
+            return self._fs.cat_file(f"{self._root}/{folder}/{file}")
 
     def look(self, folder: str, file: str) -> Sealed:
         """What a file is now; all of it is read.
@@ -82,15 +80,8 @@ class Storage:
             IntegrityError: the disk cannot read what it holds.
             UnavailableError: the storage does not answer.
         """
-        try:
-            with self._fs.open(f"{self._root}/{folder}/{file}", "rb") as stream:
-                return digest_of(stream)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise IntegrityError(str(error)) from error
-            raise UnavailableError(f"storage: {self.where(folder)}/{file}: {error}") from error
+        with self._reading(folder, file), self._fs.open(f"{self._root}/{folder}/{file}") as stream:
+            return digest_of(stream)
 
     def seal(self, folder: str, file: str, content: bytes) -> None:
         """Write a small file, whole or not at all, after all others have survived."""
@@ -106,10 +97,30 @@ class Storage:
             sync(each)
 
     def remove(self, folder: str, *, first: str) -> None:
-        """Remove a folder, the file `first` before all others."""
+        """Remove a folder, the file `first` before all others.
+
+        Raises:
+            UnavailableError: it is there still, whole or in part.
+        """
         for path in (f"{self._root}/{folder}/{first}", f"{self._root}/{folder}"):
-            with suppress(FileNotFoundError):
+            try:
                 self._fs.rm(path, recursive=True)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                where = self.where(folder)
+                raise UnavailableError(f"storage: {where} cannot be removed: {error}") from error
+
+    @contextmanager
+    def _reading(self, folder: str, file: str) -> Generator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise IntegrityError(str(error)) from error
+            raise UnavailableError(f"storage: {self.where(folder)}/{file}: {error}") from error
 
 
 def _unless_missing(error: OSError) -> None:

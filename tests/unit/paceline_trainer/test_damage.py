@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import fsspec
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
+from paceline.errors import UnavailableError
 from paceline_trainer.checkpoint import META, Checkpoints
 from paceline_trainer.distributed import Group
 from paceline_trainer.model import Policy, load_policy, shard
@@ -168,3 +172,49 @@ def test_a_checkpoint_without_digests_is_loaded(parts: Parts, group: Group, tmp_
     path.write_text(json.dumps(content))
     assert checkpoints.find(most=10).step == 10
     assert parts.load(checkpoints, 10) == {10.0}
+
+
+@pytest.fixture
+def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Ends of paths that the disk neither reads nor removes."""
+    bad: set[str] = set()
+
+    def failing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(fs: LocalFileSystem, path: str, *args: Any, **options: Any) -> Any:
+            if path.endswith(tuple(bad)):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return method(fs, path, *args, **options)
+
+        return call
+
+    for name in ("_open", "rm"):
+        monkeypatch.setattr(LocalFileSystem, name, failing(getattr(LocalFileSystem, name)))
+    return bad
+
+
+@pytest.mark.parametrize("file", [META, SHARD])
+def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over_and_may_stay(
+    parts: Parts, group: Group, tmp_path: Path, bad_sectors: set[str], file: str
+) -> None:
+    parts.save(Checkpoints(tmp_path, group=group, keep=2, incarnation=1), 10, 20)
+    bad_sectors.update({f"step-000020.1/{file}", "step-000020.1"})
+    after = Checkpoints(tmp_path, group=group, keep=2, incarnation=2)
+    found = after.find(most=25)
+    assert found.step == 10
+    (problem,) = found.damaged
+    assert problem.startswith(f"step-000020.1/{file} cannot be read: [Errno 5]")
+    after.discard_after(10)
+    assert parts.load(after, 10) == {10.0}
+    parts.save(after, 20, 30)
+    assert after.kept(30) == [20, 30]
+
+
+def test_a_sound_checkpoint_of_a_branch_that_was_left_must_not_stay(
+    parts: Parts, group: Group, tmp_path: Path, bad_sectors: set[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
+    parts.save(checkpoints, 10, 20)
+    assert checkpoints.find(most=10).step == 10
+    bad_sectors.add("step-000020.1/paceline.json")
+    with pytest.raises(UnavailableError, match=r"step-000020\.1 cannot be removed"):
+        checkpoints.discard_after(10)
