@@ -19,7 +19,7 @@ from paceline_experience.groups import Groups
 from paceline_experience.history import row_text
 from paceline_experience.payloads import PayloadStore
 from paceline_experience.shares import Batch, BatchShare
-from paceline_experience.trajectories import exported_of
+from paceline_experience.trajectories import exported_of, note_dropped
 
 _POLL_S = 1.0
 _YIELD_EVERY = 64
@@ -243,6 +243,7 @@ class Batches:
         live = self._core.book.groups
         gone = [n for n in (b.decode() for b in names) if n.rsplit("/", 2)[0] not in live]
         if gone:
+            await note_dropped(self._core, gone)
             await store.command("ZREM", ring, *gone)
             await self._groups.free(gone)
 

@@ -40,8 +40,8 @@ class Exporter:
             export = await ledger.trajectories.begin(name, before_step=before_step)
             if export is None:
                 return 0
-            num_written, num_missing = await self._write(ledger, export)
-            await ledger.trajectories.end(export, num_missing=num_missing)
+            num_written = await self._write(ledger, export)
+            await ledger.trajectories.end(export, num_written=num_written)
             return num_written
 
     async def _recover(self, ledger: JobLedger) -> None:
@@ -50,22 +50,20 @@ class Exporter:
         if export is None or not self._path(export).exists():
             return
         num_lines = await asyncio.to_thread(_count, self._path(export))
-        num_kept = await ledger.trajectories.count(export.after, export.until)
-        await ledger.trajectories.end(export, num_missing=max(0, num_kept - num_lines))
+        await ledger.trajectories.end(export, num_written=num_lines)
 
-    async def _write(self, ledger: JobLedger, export: Export) -> tuple[int, int]:
-        """How many are in the file, and how many could not be read."""
+    async def _write(self, ledger: JobLedger, export: Export) -> int:
+        """How many are in the file."""
         path = self._path(export)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         await asyncio.to_thread(_begin, draft)
-        offset, num_written, num_missing = export.after, 0, 0
+        offset, num_written = export.after, 0
         while offset < export.until:
             page = await ledger.trajectories.between(offset, export.until, page_size=_PAGE)
             await asyncio.to_thread(_append, draft, page.found)
-            offset = page.offset
-            num_written, num_missing = num_written + len(page.found), num_missing + page.num_missing
+            offset, num_written = page.offset, num_written + len(page.found)
         await asyncio.to_thread(_end, draft, path)
-        return num_written, num_missing
+        return num_written
 
     def _path(self, export: Export) -> Path:
         return self._folder / f"{export.name}.jsonl"

@@ -6,7 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from google.protobuf.message import DecodeError
 
@@ -30,7 +30,6 @@ class Page:
     """Some trajectories in the order of training; `offset` is that of the last of them."""
 
     found: list[Trajectory]
-    num_missing: int  # their payloads are gone from the store, or cannot be read
     offset: int
 
 
@@ -41,6 +40,7 @@ class Export:
     name: str
     after: int
     until: int
+    count: int  # of those that were kept when it began
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,10 @@ class Exported:
     """How far exports are: the offset of the last trajectory that is in a file."""
 
     offset: int = -1
-    num_missing: int = 0  # since the job began
+    num_missing: int = 0  # in no file: gone or not readable when their turn came
     begun: str = ""  # a file that may be there or not
     until: int = -1
+    count: int = 0  # as in `Export`
 
 
 class Trajectories:
@@ -109,7 +110,7 @@ class Trajectories:
         """The export that was begun last, unless it has ended: its file may be there or not."""
         async with self._core.transaction():
             now = self.exported
-            return Export(now.begun, now.offset, now.until) if now.begun else None
+            return Export(now.begun, now.offset, now.until, now.count) if now.begun else None
 
     async def begin(self, name: str, *, before_step: int | None) -> Export | None:
         """What was trained since the last export, in steps below `before_step`; None: nothing.
@@ -117,7 +118,7 @@ class Trajectories:
         One that was begun before and has not ended is forgotten: this one includes it.
         """
         async with self._core.transaction():
-            now = self.exported
+            now = await self._without_begun()
             most = "+inf" if before_step is None else f"({before_step * _STEP}"
             newest: list[bytes] = await self._core.store.command(
                 "ZREVRANGEBYSCORE", self._core.keys.ring, most, f"({now.offset}", "LIMIT", 0, 1
@@ -125,14 +126,15 @@ class Trajectories:
             if not newest:
                 return None
             until = await self._offset(newest[0])
-            await self._note(Exported(now.offset, now.num_missing, name, until))
-            return Export(name, now.offset, until)
+            count = await self._count(now.offset, until)
+            await _note(self._core, Exported(now.offset, now.num_missing, name, until, count))
+            return Export(name, now.offset, until, count)
 
-    async def end(self, export: Export, *, num_missing: int) -> None:
-        """The file is there."""
+    async def end(self, export: Export, *, num_written: int) -> None:
+        """The file is there, with so many lines."""
         async with self._core.transaction():
-            before = self.exported.num_missing
-            await self._note(Exported(export.until, before + num_missing))
+            missing = self.exported.num_missing + max(0, export.count - num_written)
+            await _note(self._core, Exported(export.until, missing))
 
     async def between(self, after: int, until: int, *, page_size: int) -> Page:
         """The first ones that were trained after an offset, up to another."""
@@ -143,18 +145,23 @@ class Trajectories:
             kept = await self._find([name.decode() for name in names])
             found = [each for _, each in kept if each is not None]
             offset = await self._offset(names[-1]) if names else until
-        return Page(found, len(names) - len(found), offset)
+        return Page(found, offset)
 
-    async def count(self, after: int, until: int) -> int:
-        """How many were trained between two offsets and are kept."""
+    async def _without_begun(self) -> Exported:
+        """Of an export whose file never came, what is gone meanwhile is in no file."""
+        now = self.exported
+        if now.begun:
+            gone = max(0, now.count - await self._count(now.offset, now.until))
+            now = Exported(now.offset, now.num_missing + gone)
+            await _note(self._core, now)
+        return now
+
+    async def _count(self, after: int, until: int) -> int:
         ring = self._core.keys.ring
         return int(await self._core.store.command("ZCOUNT", ring, f"({after}", until))
 
     async def _offset(self, name: bytes) -> int:
         return int(float(await self._core.store.command("ZSCORE", self._core.keys.ring, name)))
-
-    async def _note(self, exported: Exported) -> None:
-        await self._core.note(exported=json.dumps(asdict(exported)))
 
     async def _find(self, names: Sequence[str]) -> list[tuple[int, Trajectory | None]]:
         """Sizes in bytes, and None where one is gone or damaged."""
@@ -170,6 +177,23 @@ def exported_of(book: Book) -> Exported:
     """How far exports of a job are."""
     text = book.meta.get("exported", "")
     return Exported(**json.loads(text)) if text else Exported()
+
+
+async def note_dropped(core: Core, names: Sequence[str]) -> None:
+    """Inside a transaction: these go. Those that no export has begun with will be in no file."""
+    now = exported_of(core.book)
+    scores: list[bytes | None] = await core.store.command("ZMSCORE", core.keys.ring, *names)
+    begun = max(now.offset, now.until)
+    lost = sum(score is not None and float(score) > begun for score in scores)
+    if lost:
+        log.warning(
+            "payloads take up too much: trajectories go unexported", job=core.job_id, count=lost
+        )
+        await _note(core, replace(now, num_missing=now.num_missing + lost))
+
+
+async def _note(core: Core, exported: Exported) -> None:
+    await core.note(exported=json.dumps(asdict(exported)))
 
 
 def _unpacked(kept: bytes | None) -> tuple[int, Trajectory | None]:

@@ -253,6 +253,27 @@ async def test_payloads_that_are_not_exported_do_not_fill_the_ledger(
     assert (await ledger.live())["payload_bytes"] > 800
     await ledger.checkpointed(incarnation=1, step=2, path="c")
     assert await store.command("ZCARD", "{default/j1}:ring") == 3
+    assert ledger.trajectories.exported.num_missing == 5
+
+
+async def test_what_goes_while_an_export_is_written_is_missing_only_if_it_is_in_no_file(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store, experience={"keep_trajectories": 3, "payload_bytes": 1600})
+    ledger = await world.started()
+    listing = ledger.trajectories
+    for step in range(2):
+        await world.filled(ledger, version=step)
+        await world.trained(ledger, step)
+    begun = await listing.begin("a", before_step=1)
+    assert begun is not None
+    await ledger.checkpointed(incarnation=1, step=2, path="c")
+    assert listing.exported.num_missing == 1  # of the second step
+    again = await listing.begin("b", before_step=None)  # the first file never came
+    assert again is not None
+    assert listing.exported.num_missing == 5
+    await listing.end(again, num_written=3)
+    assert listing.exported.num_missing == 5
 
 
 async def test_zero_variance_groups_are_refilled(store: Store, worlds: Worlds) -> None:
