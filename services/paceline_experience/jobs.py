@@ -127,6 +127,8 @@ class JobStore:
             raise unknown_job(job_id)
         key = self._key(job.status.tenant, job_id, "spec")
         spec: bytes | None = await self._store.command("GET", key)
+        if spec is None:  # of a job that 0.1.0 has accepted
+            spec = await self._store.command("HGET", self._key(job.status.tenant, job_id), "spec")
         return replace(job, spec=(spec or b"").decode("utf-8", "replace"))
 
     async def tenant_of(self, job_id: str) -> str:

@@ -51,6 +51,14 @@ async def test_a_job_is_read_as_it_was_made(jobs: JobStore) -> None:
     assert JobSpec.model_validate_json(again.spec) == make_spec()
 
 
+async def test_the_spec_of_a_job_of_0_1_0_is_in_its_record(jobs: JobStore, store: Store) -> None:
+    made = await jobs.create(make_spec(), artefacts={})
+    record = f"{{default/{made.status.job_id}}}:"
+    await store.command("DEL", f"{record}spec")
+    await store.command("HSET", f"{record}record", "spec", made.spec)
+    assert (await jobs.get(made.status.job_id)).spec == made.spec
+
+
 async def test_the_same_request_is_answered_with_the_same_job(jobs: JobStore) -> None:
     one, two = await asyncio.gather(
         jobs.create(make_spec(), artefacts={}, request_id="r"),

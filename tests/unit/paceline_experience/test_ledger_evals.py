@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline_experience.keys import JobKeys
 from paceline_experience.ledger import EpisodeKey
 
 if TYPE_CHECKING:
@@ -45,6 +47,21 @@ async def test_version_0_is_measured_outside_the_identity(store: Store, worlds: 
     assert (await world.clean(ledger))["admitted"] == 0
     page, _ = await ledger.trajectories.page(purpose="eval", page_size=9, page_token="")
     assert len(page) == 3
+
+
+async def test_a_run_that_0_1_0_has_opened_goes_on(store: Store, worlds: Worlds) -> None:
+    """It says neither how many tasks were let in nor what was summed up."""
+    world = worlds(store, eval=EVAL)
+    ledger = await world.started()
+    key = JobKeys("default", world.job_id).meta
+    run = json.loads(await store.command("HGET", key, "eval"))
+    old = {name: run[name] for name in run if name not in {"admitted", "sums"}}
+    await store.command("HSET", key, "eval", json.dumps(old))
+    ledger = await world.opened()
+    assert (await ledger.live())["eval"]["open"] == 3
+    assert await measured(world, ledger, 1.0) == 3
+    [(step, row)] = world.hooks.of("eval")
+    assert (step, row["measured"], row["of"], row["reward"]) == (0, 3, 3, 1.0)
 
 
 async def test_the_same_tasks_and_seeds_every_time(store: Store, worlds: Worlds) -> None:
