@@ -17,19 +17,25 @@ from paceline.logs import Log
 SHUTDOWN_S = 1
 MAX_HEADER_BYTES = 16 << 10
 HEADER_S = 10.0
+# For a client to take what is ready for it.
+SEND_S = 60.0
 MAX_CONNECTIONS = 1_000
+SAY_EVERY_S = 10.0
 log = Log("web")
 
 
 class Connection(H11Protocol):
-    """A connection whose next request has to be there in time; uvicorn waits for ever.
+    """A connection whose client sends and reads in time; uvicorn waits for ever.
 
-    When there are too many connections, the one that has waited longest for its request makes
+    When there are too many connections, the one that has waited longest for its client makes
     room: that of an honest client waits for milliseconds only.
     """
 
     header_s = HEADER_S
+    send_s = SEND_S
     max_connections = MAX_CONNECTIONS
+    say_every_s = SAY_EVERY_S
+    _said = float("-inf")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -53,6 +59,17 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._look()
 
+    def pause_writing(self) -> None:
+        """More is ready than the client takes."""
+        super().pause_writing()
+        self._wait(self.send_s)
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it."""
+        super().resume_writing()
+        self._stop()
+        self._look()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         super().connection_lost(exc)
@@ -60,21 +77,27 @@ class Connection(H11Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when the next request has not come; None: one is being answered."""
+        """Since when the client neither asks nor reads; None: a request is being answered."""
         return None if self._limit is None else self._since
 
     def cut(self) -> None:
-        """End it at once."""
+        """End it at once; to close it would wait until the client has read the rest."""
         self._stop()
         self.transport.abort()
 
     def _look(self) -> None:
+        if self.flow.write_paused:
+            return
         cycle = cast(RequestResponseCycle | None, self.cycle)
         if cycle is not None and not cycle.response_complete:
             self._stop()
-        elif self._limit is None and not self.transport.is_closing():
-            self._since = self.loop.time()
-            self._limit = self.loop.call_later(self.header_s, self.cut)
+        elif self._limit is None:
+            self._wait(self.header_s)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop()
+        self._since = self.loop.time()
+        self._limit = self.loop.call_later(seconds, self.cut)
 
     def _stop(self) -> None:
         if self._limit is not None:
@@ -87,8 +110,15 @@ class Connection(H11Protocol):
             for each in self.connections
             if isinstance(each, Connection) and each.waiting_since is not None
         ]
-        log.warning("too many connections", number=len(self.connections))
+        self._say()
         min(waiting, key=lambda each: each.waiting_since or 0.0, default=self).cut()
+
+    def _say(self) -> None:
+        """One event in a while for all connections: who opens too many fills no disk."""
+        now = self.loop.time()
+        if now - type(self)._said >= self.say_every_s:
+            type(self)._said = now
+            log.warning("too many connections", number=len(self.connections))
 
 
 class Web(uvicorn.Server):
