@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,11 +16,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.access import Principal, Role
 from paceline.errors import BusyError, InvalidError, NotFoundError, PacelineError
+from paceline.reading import Place
+from paceline.rpc import Admit
 from paceline_gateway.auth import FRESH_S, Door
+from paceline_gateway.messages import LARGE
 from paceline_gateway.rules import Routes, least_of
 
 # An answer goes out in pieces of this size, so that its call is open until the client has read it.
 PIECE_BYTES = 64 << 10
+# Of a tenant over gRPC: calls with large messages, and messages of other calls that arrive.
+LARGE_AT_ONCE = 2
+READS_AT_ONCE = 4
 
 
 class _Cut(Exception):
@@ -157,9 +165,7 @@ class GrpcGuard:
 
     def _unary(self, method: Callable[..., Any], action: str) -> Callable[..., Any]:
         async def run(request: Any, context: Any) -> Any:
-            who = await self._enter(context, action)
-            with self._door.open(who):
-                return await method(request, who)
+            return await method(request, await self._enter(context, action))
 
         return run
 
@@ -167,12 +173,11 @@ class GrpcGuard:
         async def run(request: Any, context: Any) -> AsyncIterator[Any]:
             who = await self._enter(context, action)
             checked = self._clock()
-            with self._door.open(who):
-                async for reply in method(request, who):
-                    if self._clock() - checked > FRESH_S:
-                        await self._enter(context, action)
-                        checked = self._clock()
-                    yield reply
+            async for reply in method(request, who):
+                if self._clock() - checked > FRESH_S:
+                    await self._enter(context, action)
+                    checked = self._clock()
+                yield reply
 
         return run
 
@@ -188,16 +193,32 @@ async def enter(door: Door, context: Any, action: str) -> Principal:
     )
 
 
-def before_reading(door: Door) -> Callable[[str, Any], Awaitable[None]]:
-    """For the interceptor: who may not call gets that answer whatever their message is."""
+def before_reading(door: Door) -> Admit:
+    """For the interceptor: who may not call gets that answer whatever their message is.
 
-    async def check(method: str, context: Any) -> None:
+    Of a tenant a few messages arrive at a time: until it is there, any may be of the largest size.
+    """
+    places: dict[tuple[str, bool], asyncio.Semaphore] = {}
+
+    @asynccontextmanager
+    async def admit(method: str, context: Any) -> AsyncGenerator[Place]:
         action = method.removeprefix("/")
         # Health is for everybody; a method that is not served gets here never.
-        if not action.startswith("grpc.health."):
-            await enter(door, context, action)
+        if action.startswith("grpc.health."):
+            yield nullcontext()
+            return
+        who = await enter(door, context, action)
+        with door.open(who):
+            large = method in LARGE
+            room = LARGE_AT_ONCE if large else READS_AT_ONCE
+            place = places.setdefault((who.tenant, large), asyncio.Semaphore(room))
+            if not large:
+                yield place
+                return
+            async with place:  # what is large stays in memory until it is handed over
+                yield nullcontext()
 
-    return check
+    return admit
 
 
 def host_of(peer: str) -> str:

@@ -13,7 +13,7 @@ from paceline.rpc import MAX_MESSAGE_BYTES
 
 MAX_SMALL_BYTES = 64 << 10
 MAX_PARTS = 1_000
-_LARGE = frozenset({"/paceline.v1.Jobs/SubmitJob"})
+LARGE = frozenset({"/paceline.v1.Jobs/SubmitJob"})
 MAX_TEXT = 1_000
 MAX_ITEMS = 100
 # The largest integer that every reader of JSON keeps.
@@ -76,7 +76,7 @@ def check_size(method: str, data: bytes) -> None:
 
     A message of many small parts would need many times its size once it is parsed.
     """
-    limit = MAX_MESSAGE_BYTES if method in _LARGE else MAX_SMALL_BYTES
+    limit = MAX_MESSAGE_BYTES if method in LARGE else MAX_SMALL_BYTES
     if len(data) > limit:
         raise InvalidError(f"message: has {len(data)} bytes; at most {limit} are allowed")
     if parts_of(data, MAX_PARTS) > MAX_PARTS:

@@ -28,7 +28,7 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.orphans import Orphans
 from paceline.reading import CheckSize
-from paceline.rpc import PUBLIC_OPTIONS, SERVER_OPTIONS, Check, ErrorInterceptor
+from paceline.rpc import PUBLIC_OPTIONS, SERVER_OPTIONS, Admit, ErrorInterceptor
 from paceline.tls import renewed, server_credentials
 from paceline.tracing import OFF, Tracer
 from paceline.tracing import start as start_tracing
@@ -57,7 +57,7 @@ class Chassis:
     limit: threading.Timer | None = None
     failed: bool = False
     usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
-    check_first: Callable[[Check, CheckSize], None] = lambda check, size: None  # `ErrorInterceptor`
+    check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None  # `ErrorInterceptor`
 
     def __post_init__(self) -> None:
         if cast(Usage | None, self.usage) is None:

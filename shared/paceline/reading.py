@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -15,40 +15,42 @@ from paceline.errors import DeadlineError, InvalidError
 READ_S = 30.0
 CheckSize = Callable[[str, bytes], None]
 """Of `/package.Service/Method` and a message that is not parsed yet."""
+Place = AbstractAsyncContextManager[Any]
+"""Held while a message arrives."""
+Read = Callable[[Any, Place], Awaitable[Any]]
+"""What a method is given, from what gRPC has."""
 
 
-def reads_one(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """A method that is given bytes: what is no message is a fault of the caller."""
+def reads_one(parse: Callable[[bytes], Any]) -> Read:
+    """From bytes: what is no message is a fault of the caller."""
 
-    def run(data: bytes, context: Any) -> Any:
-        return inner(parse(data), context)
+    async def read(data: bytes, place: Place) -> Any:
+        return parse(data)
 
-    return run
-
-
-def reads_first(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """A method that is given a stream of which only the first message counts."""
-
-    async def run(requests: AsyncIterable[bytes], context: Any) -> Any:
-        return await inner(parse(await _first_of(requests)), context)
-
-    return run
+    return read
 
 
-def reads_first_streaming(
-    inner: Callable[..., Any], parse: Callable[[bytes], Any]
-) -> Callable[..., Any]:
-    """As `reads_first`, for a method with many replies."""
+def reads_first(parse: Callable[[bytes], Any]) -> Read:
+    """From a stream of bytes of which only the first counts."""
 
-    async def run(requests: AsyncIterable[bytes], context: Any) -> AsyncIterator[Any]:
-        replies = inner(parse(await _first_of(requests)), context)
-        if inspect.isawaitable(replies):  # it writes to the context itself
-            await replies
-            return
-        async for reply in replies:
-            yield reply
+    async def read(requests: AsyncIterable[bytes], place: Place) -> Any:
+        async with place:
+            return parse(await _first_of(requests))
 
-    return run
+    return read
+
+
+def reads_stream(parse: Callable[[bytes], Any]) -> Read:
+    """From a stream of bytes, one after the other."""
+
+    async def messages(requests: AsyncIterable[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield parse(data)
+
+    async def read(requests: AsyncIterable[bytes], place: Place) -> Any:
+        return messages(requests)
+
+    return read
 
 
 async def _first_of(requests: AsyncIterable[bytes]) -> bytes:
@@ -59,19 +61,6 @@ async def _first_of(requests: AsyncIterable[bytes]) -> bytes:
     except TimeoutError:
         raise DeadlineError(f"message: was not sent within {READ_S:g} s") from None
     raise InvalidError("message: is missing")
-
-
-def reads_stream(inner: Callable[..., Any], parse: Callable[[bytes], Any]) -> Callable[..., Any]:
-    """A method that is given a stream of bytes."""
-
-    async def messages(requests: AsyncIterable[bytes]) -> AsyncIterator[Any]:
-        async for data in requests:
-            yield parse(data)
-
-    def run(requests: AsyncIterable[bytes], context: Any) -> Any:
-        return inner(messages(requests), context)
-
-    return run
 
 
 def parsed(parse: Callable[[bytes], Any], method: str, size: CheckSize | None, data: bytes) -> Any:

@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any, Protocol, TypeVar
@@ -24,9 +24,10 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.reading import (
     CheckSize,
+    Place,
+    Read,
     parsed,
     reads_first,
-    reads_first_streaming,
     reads_one,
     reads_stream,
 )
@@ -73,8 +74,8 @@ Request_contra = TypeVar("Request_contra", contravariant=True)
 Reply_co = TypeVar("Reply_co", covariant=True)
 Reply = TypeVar("Reply")
 Request = TypeVar("Request")
-Check = Callable[[str, Any], Awaitable[None]]
-"""Of `/package.Service/Method` and the context of a call."""
+Admit = Callable[[str, Any], AbstractAsyncContextManager[Place]]
+"""Of `/package.Service/Method` and the context of a call: open as long as the call is."""
 log = Log("rpc")
 
 
@@ -287,12 +288,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._metrics = metrics
         self._handle = nullcontext if usage is None else usage.handle
         self._guard = guard
-        self._first: Check | None = None
+        self._admit: Admit | None = None
         self._size: CheckSize | None = None
 
-    def check_first(self, check: Check, size: CheckSize | None = None) -> None:
+    def check_first(self, admit: Admit, size: CheckSize | None = None) -> None:
         """Ask this, which raises, before a message is read, and `size` before it is parsed."""
-        self._first = check
+        self._admit = admit
         self._size = size
 
     async def intercept_service(
@@ -310,32 +311,30 @@ class ErrorInterceptor(aio.ServerInterceptor):
         inner = getattr(handler, f"{requests}_{replies}")
         parse = partial(parsed, handler.request_deserializer, method, self._size)
         if handler.request_streaming:
-            inner = reads_stream(inner, parse)
-        elif self._guard is None and self._first is None:
-            inner = reads_one(inner, parse)
+            read = reads_stream(parse)
+        elif self._guard is None and self._admit is None:
+            read = reads_one(parse)
         else:
             # On the wire it is the same; but here gRPC reads the message when it is asked for.
             requests = "stream"
-            reads = reads_first_streaming if handler.response_streaming else reads_first
-            inner = reads(inner, parse)
+            read = reads_first(parse)
         wrap = self._streaming if handler.response_streaming else self._unary
         make = getattr(grpc, f"{requests}_{replies}_rpc_method_handler")
-        return make(wrap(inner, method), response_serializer=handler.response_serializer)
+        return make(wrap(inner, read, method), response_serializer=handler.response_serializer)
 
-    async def _check(self, method: str, context: Any) -> None:
+    def _admitted(self, method: str, context: Any) -> AbstractAsyncContextManager[Place]:
         if self._guard is not None:
             self._guard.check(method, context)
-        if self._first is not None:
-            await self._first(method, context)
+        return nullcontext(nullcontext()) if self._admit is None else self._admit(method, context)
 
-    def _unary(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _unary(self, inner: Callable[..., Any], read: Read, method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             outcome = "ok"
             try:
-                await self._check(method, context)
-                with self._handle():
-                    return await inner(request, context)
+                async with self._admitted(method, context) as place:
+                    with self._handle():
+                        return await inner(await read(request, place), context)
             except Exception as error:  # the boundary of one call
                 outcome = "error"
                 await _abort(error, context, method)
@@ -352,16 +351,16 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._metrics.add("rpcs", method=name, outcome=outcome)
         self._metrics.add("rpc_seconds", seconds, method=name)
 
-    def _streaming(self, inner: Callable[..., Any], method: str) -> Callable[..., Any]:
+    def _streaming(self, inner: Callable[..., Any], read: Read, method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                await self._check(method, context)
-                replies = inner(request, context)
-                if inspect.isawaitable(replies):  # it writes to the context itself
-                    await replies
-                    return
-                async for reply in replies:
-                    yield reply
+                async with self._admitted(method, context) as place:
+                    replies = inner(await read(request, place), context)
+                    if inspect.isawaitable(replies):  # it writes to the context itself
+                        await replies
+                        return
+                    async for reply in replies:
+                        yield reply
             except Exception as error:  # the boundary of one call
                 await _abort(error, context, method)
 

@@ -1,0 +1,81 @@
+"""Calls over gRPC whose message does not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from grpc import StatusCode, aio
+
+from paceline.v1 import jobs_pb2 as pb
+from paceline_gateway.auth import MAX_OPEN
+from paceline_gateway.guard import LARGE_AT_ONCE, READS_AT_ONCE
+
+if TYPE_CHECKING:
+    from conftest import Site
+else:
+    Site = Any
+
+ABSENT = pb.GetJobRequest(job_id="nope").SerializeToString()
+
+
+def metadata(site: Site, who: str) -> Sequence[tuple[str, str]]:
+    return (("authorization", f"Bearer {site.tokens[who]}"),)
+
+
+@asynccontextmanager
+async def silent(site: Site, who: str, method: str, number: int) -> AsyncIterator[None]:
+    """Calls that have begun and send nothing."""
+    async with aio.insecure_channel(site.grpc) as channel:
+        begin: Any = channel.stream_unary(f"/paceline.v1.Jobs/{method}")
+        calls = [begin(metadata=metadata(site, who)) for _ in range(number)]
+        for each in calls:
+            await each.wait_for_connection()
+        await asyncio.sleep(0.5)
+        yield
+        for each in calls:
+            each.cancel()
+
+
+async def told(site: Site, who: str, method: str = "GetJob", *, timeout: float) -> StatusCode:
+    async with aio.insecure_channel(site.grpc) as channel:
+        call: Any = channel.unary_unary(f"/paceline.v1.Jobs/{method}")
+        try:
+            await call(ABSENT, timeout=timeout, metadata=metadata(site, who))
+        except aio.AioRpcError as error:
+            return error.code()
+    return StatusCode.OK
+
+
+async def test_calls_count_before_their_message_is_there(peopled: Site) -> None:
+    async with silent(peopled, "read-a", "GetJob", MAX_OPEN), asyncio.timeout(25):
+        while await told(peopled, "read-a", timeout=1) is not StatusCode.RESOURCE_EXHAUSTED:
+            pass
+        assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
+    async with asyncio.timeout(25):
+        while await told(peopled, "read-a", timeout=5) is not StatusCode.NOT_FOUND:
+            pass
+
+
+async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> None:
+    async with silent(peopled, "read-a", "GetJob", READS_AT_ONCE), asyncio.timeout(25):
+        while await told(peopled, "admin-a", timeout=1) is not StatusCode.DEADLINE_EXCEEDED:
+            pass
+        assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
+    async with asyncio.timeout(25):
+        while await told(peopled, "admin-a", timeout=5) is not StatusCode.NOT_FOUND:
+            pass
+
+
+async def test_large_messages_have_places_of_their_own(peopled: Site) -> None:
+    async with silent(peopled, "submit-a", "SubmitJob", LARGE_AT_ONCE), asyncio.timeout(25):
+        while (
+            await told(peopled, "admin-a", "SubmitJob", timeout=1)
+            is not StatusCode.DEADLINE_EXCEEDED
+        ):
+            pass
+        assert await told(peopled, "submit-a", timeout=60) is StatusCode.NOT_FOUND
+        code = await told(peopled, "submit-b", "SubmitJob", timeout=60)
+        assert code is StatusCode.INVALID_ARGUMENT
