@@ -94,7 +94,7 @@ CALLERS: Mapping[WorkerKind, Mapping[str, Mapping[str, Callers]]] = {
         "Jobs": dict.fromkeys(_JOBS, ANYBODY),
         "Access": dict.fromkeys(_ACCESS, ANYBODY),
         "Tenants": dict.fromkeys(_TENANTS, ANYBODY),
-        "Health": dict.fromkeys(_HEALTH, ANYBODY),
+        "Health": {"Check": ANYBODY, "Watch": NOBODY},  # a watch never ends
     },
     Kind.CONTROLLER: {"Health": _HEALTH},
     Kind.ENVIRONMENT: {"Environment": {"Status": NOBODY}, "Health": _HEALTH},

@@ -57,10 +57,14 @@ SERVER_OPTIONS = [
     ("grpc.compression_enabled_algorithms_bitset", 1),
 ]
 # For users' clients: those that stop in the middle of a handshake, or have nothing to ask, go.
+# So does after a while every connection: a client makes another by itself for its next call, and
+# calls that are open have as long as a watch lasts.
 PUBLIC_OPTIONS = [
     *SERVER_OPTIONS,
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_connection_age_ms", 600_000),
+    ("grpc.max_connection_age_grace_ms", 3_600_000),
     ("grpc.max_concurrent_streams", 250),
     ("grpc.max_allowed_incoming_connections", 1_000),
 ]

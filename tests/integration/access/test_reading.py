@@ -1,4 +1,4 @@
-"""Calls over gRPC whose message does not come."""
+"""Calls over gRPC that take long on purpose: their message does not come, or they never end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from grpc import StatusCode, aio
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline.v1 import jobs_pb2 as pb
 from paceline_gateway.auth import MAX_OPEN
@@ -60,9 +62,9 @@ async def test_calls_count_before_their_message_is_there(peopled: Site) -> None:
 
 
 async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> None:
-    async with silent(peopled, "read-a", "GetJob", READS_AT_ONCE), asyncio.timeout(25):
-        while await told(peopled, "admin-a", timeout=1) is not StatusCode.DEADLINE_EXCEEDED:
-            pass
+    assert await told(peopled, "admin-a", timeout=60) is StatusCode.NOT_FOUND
+    async with silent(peopled, "read-a", "GetJob", READS_AT_ONCE):
+        assert await told(peopled, "admin-a", timeout=3) is StatusCode.DEADLINE_EXCEEDED
         assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
     async with asyncio.timeout(25):
         while await told(peopled, "admin-a", timeout=5) is not StatusCode.NOT_FOUND:
@@ -70,12 +72,20 @@ async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> Non
 
 
 async def test_large_messages_have_places_of_their_own(peopled: Site) -> None:
-    async with silent(peopled, "submit-a", "SubmitJob", LARGE_AT_ONCE), asyncio.timeout(25):
-        while (
-            await told(peopled, "admin-a", "SubmitJob", timeout=1)
-            is not StatusCode.DEADLINE_EXCEEDED
-        ):
-            pass
+    assert await told(peopled, "admin-a", timeout=60) is StatusCode.NOT_FOUND
+    async with silent(peopled, "submit-a", "SubmitJob", LARGE_AT_ONCE):
+        code = await told(peopled, "admin-a", "SubmitJob", timeout=3)
+        assert code is StatusCode.DEADLINE_EXCEEDED
         assert await told(peopled, "submit-a", timeout=60) is StatusCode.NOT_FOUND
         code = await told(peopled, "submit-b", "SubmitJob", timeout=60)
         assert code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_strangers_ask_for_health_but_do_not_watch_it(peopled: Site) -> None:
+    async with aio.insecure_channel(peopled.grpc) as channel:
+        stub: Any = HealthStub(channel)
+        told = await stub.Check(HealthCheckRequest(), timeout=60)
+        assert told.status == HealthCheckResponse.SERVING
+        for given in ((), metadata(peopled, "all")):
+            watch = stub.Watch(HealthCheckRequest(), timeout=60, metadata=given)
+            assert await watch.code() is StatusCode.PERMISSION_DENIED
