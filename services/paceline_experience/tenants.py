@@ -47,6 +47,11 @@ class Tenants:
         self._quotas = quotas
         self._elsewhere: Counter[str] = Counter()
 
+    @property
+    def default(self) -> Quota:
+        """Of tenants that have none of their own."""
+        return self._quotas.settings.tenant
+
     def quota(self, tenant: str) -> Quota:
         """What holds for a tenant."""
         return self._quotas.of(tenant)

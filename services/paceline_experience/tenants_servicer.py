@@ -37,5 +37,6 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
                 raise PermissionDeniedError(
                     "quotas are set by admins of the installation, not of a tenant"
                 )
-            quota = quota_from(request.quota) if request.HasField("quota") else None
+            own = request.HasField("quota")
+            quota = quota_from(request.quota, self._tenants.default) if own else None
             return tenant_to(await self._tenants.set(request.tenant, quota))

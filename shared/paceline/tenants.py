@@ -55,15 +55,16 @@ def quota_to(quota: Quota) -> pb.Quota:
     return pb.Quota(weight=quota.weight, **limits)
 
 
-def quota_from(message: pb.Quota) -> Quota:
-    """From a message; a weight or a size of 0 is one that was not sent.
+def quota_from(message: pb.Quota, default: Quota | None = None) -> Quota:
+    """From a message; a weight or a size of 0 is one that was not sent, and that of `default`.
 
     Raises:
         ConfigError: a limit or the weight is out of bounds.
     """
     counts = {n: getattr(message, n) if message.HasField(n) else None for n in COUNTS}
-    sizes = {name: getattr(message, name) for name in SIZES if getattr(message, name)}
-    return validate(Quota, {**counts, **sizes, "weight": message.weight or 1.0})
+    other = default or Quota()
+    rest = {n: getattr(message, n) or getattr(other, n) for n in (*SIZES, "weight")}
+    return validate(Quota, counts | rest)
 
 
 def tenant_to(tenant: Tenant) -> pb.Tenant:

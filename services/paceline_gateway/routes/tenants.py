@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
+from pydantic import ConfigDict
 
 from paceline.config.quota import Quota
 from paceline.rest import TenantPage, TenantView
-from paceline.tenants import quota_to
 from paceline.v1 import tenants_pb2 as pb
 from paceline_gateway import views
 from paceline_gateway.routes.access import Office
 from paceline_gateway.routes.jobs import ERRORS, Caller
+
+
+def _without_defaults(schema: dict[str, Any]) -> None:
+    for field in schema["properties"].values():
+        field.pop("default", None)
+
+
+class QuotaBody(Quota):
+    """The whole quota of a tenant.
+
+    Of the limits on what there is at a time, one that is null or not named is none. A size or a
+    weight that is not named is that of the installation.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_without_defaults)
+
 
 router = APIRouter(prefix="/v1/tenants", tags=["tenants"], responses=ERRORS)
 
@@ -22,9 +40,10 @@ async def list_tenants(office: Office, who: Caller, tenant: str = "") -> TenantP
 
 
 @router.put("/{tenant}/quota")
-async def set_quota(tenant: str, quota: Quota, office: Office, who: Caller) -> TenantView:
-    """The whole quota: a limit that is not named is none. What runs goes on, even above it."""
-    message = pb.SetQuotaRequest(tenant=tenant, quota=quota_to(quota))
+async def set_quota(tenant: str, quota: QuotaBody, office: Office, who: Caller) -> TenantView:
+    """The whole quota. What runs goes on, even above it."""
+    named = quota.model_dump(exclude_unset=True, exclude_none=True)
+    message = pb.SetQuotaRequest(tenant=tenant, quota=pb.Quota(**named))
     return views.tenant_view(await office.set_quota(message, who))
 
 

@@ -47,7 +47,7 @@ class Quota(_message.Message):
     stored_bytes: _builtins.int
     """trajectories of all live jobs in the store"""
     spec_bytes: _builtins.int
-    """Sizes; 0: the default of an installation that says nothing else."""
+    """Sizes; 0: that of the default of the installation, and so it is with the weight."""
     model_files_bytes: _builtins.int
     task_bytes: _builtins.int
     trajectory_bytes: _builtins.int

@@ -20,12 +20,19 @@ from paceline.config import ServiceSettings
 from paceline.config.quota import Quota
 from paceline.errors import InvalidError, PermissionDeniedError, QuotaError
 from paceline.rest import TenantView
+from paceline.rpc import call, connect
+from paceline.tenants import quota_from, tenant_from
 from paceline.types import WorkerKind
+from paceline.v1 import tenants_pb2 as pb
+from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_gateway.service import GatewayService, build
 
 if TYPE_CHECKING:
     from conftest import Client
 
+    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
+
+JSON = {"content-type": "application/json"}
 BELOW_ZERO = '{"jobs": -1}'
 ADMIN = "pl_bootstrap_of_these_tests"
 
@@ -60,6 +67,12 @@ async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
     assert await serving == 0
 
 
+@pytest.fixture
+def grpc(url: str, tmp_path: Path) -> str:
+    """Of the gateway too."""
+    return json.loads((tmp_path / "gateway" / "gateway.json").read_text())["grpc"]
+
+
 async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Client) -> None:
     async with AsyncClient(url, token=ADMIN) as admin:
         made = await admin.set_quota("a", Quota(submitted=1, weight=2.0))
@@ -85,6 +98,31 @@ async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Cli
                     await mine.set_quota("a", quota)
     with pytest.raises(QuotaError, match="quota submitted"):
         await client.submit(tenant="a")
+
+
+async def test_what_is_not_named_is_no_limit(url: str, grpc: str) -> None:
+    """Over REST as over gRPC; what there is always is that of the installation."""
+    async with AsyncClient(url, token=ADMIN) as admin, connect(grpc, token=ADMIN) as channel:
+        stub: TenantsAsyncStub = TenantsStub(channel)
+        for body, quota in (
+            ('{"jobs": 4}', pb.Quota(jobs=4)),
+            ('{"submitted": null, "task_bytes": 7}', pb.Quota(task_bytes=7)),
+            ('{"weight": 2, "stored_bytes": 0}', pb.Quota(weight=2, stored_bytes=0)),
+            ("{}", pb.Quota()),
+        ):
+            path = "/v1/tenants/a/quota"
+            made = await admin.send(Request("PUT", path, TenantView, headers=JSON, content=body))
+            named = {"submitted": None, "stored_bytes": None} | json.loads(body)
+            assert made.quota == Quota(**named)
+            same = await call(stub.SetQuota, pb.SetQuotaRequest(tenant="a", quota=quota))
+            assert tenant_from(same).quota == made.quota
+
+
+def test_sizes_that_are_not_named_are_those_of_the_installation() -> None:
+    default = Quota(task_bytes=7, weight=2.0, jobs=3)
+    assert quota_from(pb.Quota(spec_bytes=9), default) == Quota(
+        submitted=None, stored_bytes=None, spec_bytes=9, task_bytes=7, weight=2.0
+    )
 
 
 async def test_a_submit_over_the_quota_is_refused_once(
