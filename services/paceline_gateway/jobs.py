@@ -72,8 +72,14 @@ class Desk:
             ConfigError: the job is wrong; the message names the field.
             PermissionDeniedError: it is for another tenant.
         """
-        checked(request)
         raw = await asyncio.to_thread(decode, request.spec_json, yaml_too=False)
+        return await self.submit_read(raw, request, who)
+
+    async def submit_read(
+        self, raw: Any, request: pb.SubmitJobRequest, who: Principal
+    ) -> types_pb2.Job:
+        """As `submit`, of a job file that has been read: what it says is `raw`."""
+        checked(request)
         spec = self._owned(parse_job(raw), who)
         await check_plugins(spec, self._patterns)
         if request.files:
@@ -177,7 +183,7 @@ def decode(text: str | bytes, *, yaml_too: bool) -> Any:
     Raises:
         InvalidError: it is neither, or too large.
     """
-    if len(text) > MAX_SPEC_BYTES:
+    if len(text.encode() if isinstance(text, str) else text) > MAX_SPEC_BYTES:
         raise too_large()
     return read_yaml(text, what="job") if yaml_too else read_json(text, what="job")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -69,13 +68,9 @@ async def submit(
     """Submit a job file, as JSON or (content type `application/yaml`) as YAML."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await request.body()
-    text = await asyncio.to_thread(_as_json, body, yaml_too=media in YAML_TYPES)
-    message = pb.SubmitJobRequest(spec_json=text, request_id=idempotency_key)
-    return views.job_view(await desk.submit(message, who))
-
-
-def _as_json(body: bytes, *, yaml_too: bool) -> str:
-    return json.dumps(decode(body, yaml_too=yaml_too))
+    raw = await asyncio.to_thread(decode, body, yaml_too=media in YAML_TYPES)
+    message = pb.SubmitJobRequest(request_id=idempotency_key)
+    return views.job_view(await desk.submit_read(raw, message, who))
 
 
 @router.get("")

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, InvalidError
 from paceline.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 
@@ -191,3 +192,16 @@ async def test_a_method_that_is_not_allowed(gateway: Gateway) -> None:
     response = await gateway.http.put("/v1/jobs")
     assert response.status_code == 405
     assert response.json()["error"]["type"] == "InvalidError"
+
+
+async def test_job_files_are_measured_as_they_come(gateway: Gateway, job: dict[str, Any]) -> None:
+    """In bytes, on both ways in."""
+    for number, kind, message in (
+        (200_000, ConfigError, "x: unknown field"),
+        (400_000, InvalidError, "job: is too large"),
+    ):
+        text = json.dumps(job | {"x": "漢" * number}, ensure_ascii=False)
+        response = await gateway.http.post("/v1/jobs", content=text.encode())
+        assert response.json()["error"]["message"].startswith(message)
+        with pytest.raises(kind, match=message):
+            await call(gateway.stub.SubmitJob, pb.SubmitJobRequest(spec_json=text))
