@@ -28,21 +28,21 @@ MAX_MODEL_VALUES = 4_000_000
 MAX_FILES_BYTES = min(32 << 20, MAX_MESSAGE_BYTES - (1 << 20))
 
 
-async def check_plugins(spec: JobSpec, patterns: Patterns) -> None:
+async def check_plugins(spec: JobSpec, patterns: Patterns, tenant: str) -> None:
     """Raise `ConfigError` for plug-ins that are not installed or refuse their options, by field."""
-    wrong = [*problems(spec), *await _pattern_problems(spec, patterns)]
+    wrong = [*problems(spec), *await _pattern_problems(spec, patterns, tenant)]
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
-async def _pattern_problems(spec: JobSpec, patterns: Patterns) -> list[str]:
+async def _pattern_problems(spec: JobSpec, patterns: Patterns, tenant: str) -> list[str]:
     """Of regular expressions, which take long to read if they are meant to."""
     texts = {
         f"reward.{index}.pattern": text
         for index, part in enumerate(spec.reward)
         if part.kind == "regex" and isinstance(text := part.options.get("pattern"), str)
     }
-    wrong = await patterns.problems(list(texts.values()))
+    wrong = await patterns.problems(list(texts.values()), tenant)
     return [
         f"{field}: not a regular expression: {problem} (got {shown(text)})"
         for (field, text), problem in zip(texts.items(), wrong, strict=True)

@@ -81,7 +81,7 @@ class Desk:
         """As `submit`, of a job file that has been read: what it says is `raw`."""
         checked(request)
         spec = self._owned(parse_job(raw), who)
-        await check_plugins(spec, self._patterns)
+        await check_plugins(spec, self._patterns, who.tenant)
         if request.files:
             files = await asyncio.to_thread(check_files, request.files, where="files")
         else:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from paceline.errors import BusyError
@@ -21,7 +22,8 @@ _WIDE = re.compile(r"\\[xuUN]")
 _WAIT_S = 10.0
 _ROOM = 4
 _CODE = """
-import json, re, resource, sys
+import json, os, re, resource, sys
+os.nice(10)
 resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))
 resource.setrlimit(resource.RLIMIT_CPU, (2, 2))
 def problem(pattern):
@@ -39,8 +41,9 @@ class Patterns:
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(_ROOM)
+        self._turns: dict[str, asyncio.Lock] = {}
 
-    async def problems(self, patterns: Sequence[str]) -> list[str]:
+    async def problems(self, patterns: Sequence[str], tenant: str) -> list[str]:
         """Why each is no regular expression to be used; empty if it is one.
 
         Raises:
@@ -52,15 +55,15 @@ class Patterns:
             sum(map(len, patterns)) <= _SHORT
         ):
             return [_compiled(each) for each in patterns]
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                await self._room.acquire()
-        except TimeoutError:
-            raise BusyError("reward: many patterns are being checked; try again") from None
-        try:
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(_WAIT_S):
+                    # Of one tenant one at a time: the places are for several.
+                    await held.enter_async_context(self._turns.setdefault(tenant, asyncio.Lock()))
+                    await held.enter_async_context(self._room)
+            except TimeoutError:
+                raise BusyError("reward: many patterns are being checked; try again") from None
             return await _apart(patterns)
-        finally:
-            self._room.release()
 
 
 def _length(pattern: str) -> str:
