@@ -17,7 +17,10 @@ class LimitSettings(Closed):
     """Text of one observation of an environment, before it is rendered."""
     reason_bytes: int = Field(default=4 * KIB, ge=64, le=64 * KIB)
     """Why a job is in its state, or an episode was given back; more is cut off."""
-    page_bytes: int = Field(default=4 * MIB, ge=64 * KIB, le=32 * MIB)
-    """Of a list or an event, about: a page ends with the item that reaches it."""
+    page_bytes: int = Field(default=4 * MIB, ge=64 * KIB, le=8 * MIB)
+    """Of a list or an event, about: a page ends with the item that reaches it.
+
+    With that item, of 32 MiB at most, it still fits into a message.
+    """
     eval_window: int = Field(default=2048, ge=1, le=65536)
     """Episodes of an evaluation that the store holds at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ def metadata(site: Site, who: str) -> Sequence[tuple[str, str]]:
 
 
 @asynccontextmanager
-async def silent(site: Site, who: str, method: str, number: int) -> AsyncIterator[None]:
+async def silent(site: Site, who: str, method: str, number: int) -> AsyncGenerator[None]:
     """Calls that have begun and send nothing."""
     async with aio.insecure_channel(site.grpc) as channel:
         begin: Any = channel.stream_unary(f"/paceline.v1.Jobs/{method}")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config.limits import LimitSettings
-from paceline.config.quota import Quota
+from paceline.config.quota import MAX_TRAJECTORY_BYTES, MIB, Quota
 from paceline.errors import LimitError, QuotaError
+from paceline.rpc import MAX_MESSAGE_BYTES
 from paceline.types import DropReason, JobState, Progress, Task, TrackerStatus
 from paceline_experience.history import History, row_text
 from paceline_experience.jobs import JobStore
@@ -250,6 +251,11 @@ def test_the_largest_of_each_size_is_remembered_with_what_holds_for_a_tenant() -
         largest.append(quotas.largest("a"))
         now[0] += 3600
     assert largest == [{"task_bytes": 15}, {"task_bytes": 15}, {}]
+
+
+def test_a_page_with_its_last_item_fits_into_a_message() -> None:
+    page = LimitSettings.model_json_schema()["properties"]["page_bytes"]["maximum"]
+    assert page + MAX_TRAJECTORY_BYTES + MIB <= MAX_MESSAGE_BYTES
 
 
 async def test_lists_of_jobs_have_no_specs_and_end_by_bytes(store: Store, worlds: Worlds) -> None:

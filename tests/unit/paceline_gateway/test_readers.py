@@ -120,7 +120,11 @@ async def test_who_does_not_read_makes_room(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(module.log, "warning", lambda event, **more: said.append(event))
+
+    def say(event: str, **more: object) -> None:
+        said.append(event)
+
+    monkeypatch.setattr(module.log, "warning", say)
     writers: list[asyncio.StreamWriter] = []
     for _ in range(30):
         with suppress(ConnectionError, asyncio.IncompleteReadError):
