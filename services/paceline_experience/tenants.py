@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 
@@ -46,6 +47,8 @@ class Tenants:
         self._flight = flight
         self._quotas = quotas
         self._elsewhere: Counter[str] = Counter()
+        # What is read is older than what is written meanwhile, and must not replace it.
+        self._reading = asyncio.Lock()
 
     @property
     def default(self) -> Quota:
@@ -67,10 +70,11 @@ class Tenants:
 
     async def look(self) -> list[Tenant]:
         """Read quotas, and what jobs of other owners have in flight; all tenants, by name."""
-        found = await self._store.hashes(_QUOTAS)
-        self._quotas.own = {
-            name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
-        }
+        async with self._reading:
+            found = await self._store.hashes(_QUOTAS)
+            self._quotas.own = {
+                name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
+            }
         states = await self._jobs.states()
         others = [
             (job_id, tenant)
@@ -95,12 +99,13 @@ class Tenants:
             _NAME.validate_python(tenant)
         except ValidationError as error:
             raise InvalidError(f"tenant: {tenant!r}: {explain(error, BaseModel)}") from None
-        if quota is None:
-            await self._store.command("HDEL", _QUOTAS, tenant)
-            self._quotas.own.pop(tenant, None)
-        else:
-            await self._store.command("HSET", _QUOTAS, tenant, quota.model_dump_json())
-            self._quotas.own[tenant] = quota
+        async with self._reading:
+            if quota is None:
+                await self._store.command("HDEL", _QUOTAS, tenant)
+                self._quotas.own.pop(tenant, None)
+            else:
+                await self._store.command("HSET", _QUOTAS, tenant, quota.model_dump_json())
+                self._quotas.own[tenant] = quota
         log.info("quota set", tenant=tenant, quota=json.dumps(quota and quota.model_dump()))
         self._ledgers.wake()
         return (await self.tenants(tenant))[0]

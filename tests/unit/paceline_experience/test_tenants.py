@@ -1,0 +1,61 @@
+"""Quotas in the store, and what this process takes them to be."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from paceline.config.limits import LimitSettings
+from paceline.config.quota import Quota
+from paceline_experience.flight import Flight
+from paceline_experience.jobs import JobStore
+from paceline_experience.quotas import Quotas
+from paceline_experience.roster import Roster
+from paceline_experience.store import Store
+from paceline_experience.tenants import Tenants
+
+
+@pytest.fixture
+def tenants(store: Store) -> Tenants:
+    ledgers = cast(Any, SimpleNamespace(active={}, wake=lambda: None))
+    return Tenants(
+        store=store,
+        jobs=JobStore(store),
+        ledgers=ledgers,
+        roster=Roster(lease_s=10.0),
+        flight=Flight(ledgers),
+        quotas=Quotas(LimitSettings()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, Quota(jobs=1)), (Quota(jobs=3), Quota(jobs=1)), (Quota(jobs=3), None)],
+)
+async def test_a_quota_that_is_set_during_a_look_stays(
+    tenants: Tenants,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    before: Quota | None,
+    after: Quota | None,
+) -> None:
+    await tenants.set("a", before)
+    has_read, goes_on, read = asyncio.Event(), asyncio.Event(), store.hashes
+
+    async def slow(*keys: str) -> list[dict[bytes, bytes]]:
+        found = await read(*keys)
+        has_read.set()
+        await goes_on.wait()
+        return found
+
+    monkeypatch.setattr(store, "hashes", slow)
+    looking = asyncio.create_task(tenants.look())
+    await has_read.wait()
+    setting = asyncio.create_task(tenants.set("a", after))
+    await asyncio.wait({setting}, timeout=0.1)
+    goes_on.set()
+    await asyncio.gather(looking, setting)
+    assert tenants.quota("a") == (after or LimitSettings().tenant)
