@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Mapping
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -49,6 +50,7 @@ class Tenants:
         self._elsewhere: Counter[str] = Counter()
         # What is read is older than what is written meanwhile, and must not replace it.
         self._reading = asyncio.Lock()
+        self._unreadable: dict[str, bytes] = {}  # by tenant; each is logged once
 
     @property
     def default(self) -> Quota:
@@ -72,9 +74,7 @@ class Tenants:
         """Read quotas, and what jobs of other owners have in flight; all tenants, by name."""
         async with self._reading:
             found = await self._store.hashes(_QUOTAS)
-            self._quotas.own = {
-                name.decode(): Quota.model_validate_json(text) for name, text in found[0].items()
-            }
+            self._quotas.own = self._parsed({n.decode(): text for n, text in found[0].items()})
         states = await self._jobs.states()
         others = [
             (job_id, tenant)
@@ -88,6 +88,23 @@ class Tenants:
                 counts[tenant] += number
         self._elsewhere = counts
         return self._counted(states)
+
+    def _parsed(self, texts: Mapping[str, bytes]) -> dict[str, Quota]:
+        """Quotas by tenant; where one cannot be read, the one that was known before, if any."""
+        found: dict[str, Quota] = {}
+        unreadable: dict[str, bytes] = {}
+        for tenant, text in texts.items():
+            try:
+                found[tenant] = Quota.model_validate_json(text)
+            except ValidationError as error:
+                unreadable[tenant] = text
+                if tenant in self._quotas.own:
+                    found[tenant] = self._quotas.own[tenant]
+                if self._unreadable.get(tenant) != text:
+                    problem = explain(error, Quota)
+                    log.error("quota cannot be read", tenant=tenant, error=problem)
+        self._unreadable = unreadable
+        return found
 
     async def set(self, tenant: str, quota: Quota | None) -> Tenant:
         """Give a tenant a quota of its own, or None: the default again. What runs goes on.

@@ -59,3 +59,17 @@ async def test_a_quota_that_is_set_during_a_look_stays(
     goes_on.set()
     await asyncio.gather(looking, setting)
     assert tenants.quota("a") == (after or LimitSettings().tenant)
+
+
+@pytest.mark.parametrize("damaged", ["{", '{"jobs": -1}', '{"of_a_later_release": 1}'])
+async def test_a_quota_that_cannot_be_read_changes_nothing(
+    tenants: Tenants, store: Store, damaged: str
+) -> None:
+    await tenants.set("a", Quota(jobs=3))
+    await tenants.set("b", Quota(jobs=4))
+    quotas = "{registry}:quotas"
+    await store.command("HSET", quotas, "a", damaged, "new", damaged)
+    await store.command("HSET", quotas, "b", Quota(jobs=5).model_dump_json())
+    await tenants.look()
+    found = [tenants.quota(name) for name in ("a", "b", "new")]
+    assert found == [Quota(jobs=3), Quota(jobs=5), LimitSettings().tenant]
