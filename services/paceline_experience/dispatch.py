@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from paceline.config.quota import Quota
+from paceline.errors import StoreError
 from paceline.logs import Log
 from paceline.tenants import room
 from paceline.types import Assignment, Progress, Purpose
@@ -114,6 +115,8 @@ class Dispatcher:
                     return
                 if handout is not None:
                     yield handout
+                elif session.failure is not None:
+                    raise session.failure
                 elif reader.done():
                     reader.result()
                     return
@@ -128,12 +131,15 @@ class Dispatcher:
         abort, session.abort = session.abort, []
         assignments: list[Assignment] = []
         content: set[str] = set()  # jobs that had less than it seemed
-        while session.has_room and not session.closed:
-            await self._flight.settle()
-            orders = self._orders(session, content)
-            if not orders:
-                break
-            assignments += await self._fill(session, orders, content)
+        try:
+            while session.has_room and not session.closed and session.failure is None:
+                await self._flight.settle()
+                orders = self._orders(session, content)
+                if not orders:
+                    break
+                assignments += await self._fill(session, orders, content)
+        except StoreError as error:
+            session.failure = error
         return Handout(assignments, abort) if assignments or abort else None
 
     async def _fill(
@@ -142,11 +148,15 @@ class Dispatcher:
         found: list[Assignment] = []
         try:
             for order in orders:
-                with order.promise:
+                job_id = order.entry.job.status.job_id
+                got: list[Assignment] = []
+                with self._ledgers.apart("cannot lease", job_id), order.promise:
                     got = await session.lease(order)
                 found += got
                 if sum(len(each.indices) for each in got) < order.evals + order.train:
-                    content.add(order.entry.job.status.job_id)
+                    content.add(job_id)
+        except StoreError as error:
+            session.failure = error
         finally:
             for order in orders:
                 order.promise.withdraw()
@@ -262,6 +272,11 @@ class _Session:
     abort: list[JobKey] = field(default_factory=list[JobKey])
     closed: bool = False
     dismissed: bool = False
+    failure: StoreError | None = None
+    """The store has gone away; the stream ends with it when what was leased is handed out.
+
+    The worker's next one says what it has: of a lease whose answer was lost it has nothing.
+    """
 
     def dismiss(self) -> None:
         """Hand out nothing more, and end."""
@@ -300,8 +315,7 @@ class _Session:
                 EpisodeKey(given.group_id, index, attempt, "drain")
                 for index, attempt in zip(given.indices, given.attempts, strict=True)
             ]
-            if entry := self.ledgers.active.get(given.job_id):
-                await entry.ledger.give_back(worker_id=self.worker_id, keys=keys)
+            await self._give_back(given.job_id, keys)
 
     async def _take_in(self, told: Told) -> None:
         if told.worker_id and not self.dismissed:
@@ -311,18 +325,24 @@ class _Session:
         if told.renew or told.progress:
             await self._renew(told)
         for job_id, keys in _by_job(told.give_back).items():
-            if entry := self.ledgers.active.get(job_id):
-                await entry.ledger.give_back(worker_id=self.worker_id, keys=keys)
+            await self._give_back(job_id, keys)
         if told.holds_no_more:
             await self._reconcile(_by_job(told.renew))
         self.train += told.credits
         self.evals += told.eval_credits
 
+    async def _give_back(self, job_id: str, keys: Sequence[EpisodeKey]) -> None:
+        with self.ledgers.apart("cannot take back", job_id):
+            if entry := self.ledgers.active.get(job_id):
+                await entry.ledger.give_back(worker_id=self.worker_id, keys=keys)
+
     async def _reconcile(self, held: Mapping[str, Sequence[EpisodeKey]]) -> None:
         """It may be a new process of this name; or a stream broke on which something was sent."""
         worker_id = self.worker_id
         for job_id, entry in list(self.ledgers.active.items()):
-            if entry.ledger.held(worker_id):
+            if not entry.ledger.held(worker_id):
+                continue
+            with self.ledgers.apart("cannot hand out again", job_id):
                 kept = held.get(job_id, ())
                 released = await entry.ledger.release(worker_id=worker_id, kept=kept)
                 if released:
@@ -334,16 +354,18 @@ class _Session:
             progress[job_of(item.group_id)].append(item)
         keys = _by_job(told.renew)
         for job_id in {*progress, *keys}:
-            entry = self.ledgers.active.get(job_id)
-            if entry is None:
-                lost = [*keys.get(job_id, ()), *map(_key, progress.get(job_id, ()))]
-            else:
-                lost = await entry.ledger.renew(
-                    worker_id=self.worker_id,
-                    keys=keys.get(job_id, ()),
-                    progress=progress.get(job_id, ()),
-                )
-            self.abort += [JobKey(job_id, key) for key in lost]
+            with self.ledgers.apart("cannot renew", job_id):
+                lost = await self._renewed(job_id, keys.get(job_id, ()), progress.get(job_id, ()))
+                self.abort += [JobKey(job_id, key) for key in lost]
+
+    async def _renewed(
+        self, job_id: str, keys: Sequence[EpisodeKey], progress: Sequence[Progress]
+    ) -> list[EpisodeKey]:
+        """What the worker must abort."""
+        entry = self.ledgers.active.get(job_id)
+        if entry is None:
+            return [*keys, *map(_key, progress)]
+        return await entry.ledger.renew(worker_id=self.worker_id, keys=keys, progress=progress)
 
 
 def _by_job(keys: Sequence[JobKey]) -> dict[str, list[EpisodeKey]]:

@@ -160,6 +160,8 @@ class Ending:
 
     def _hopeless(self) -> str:
         """Why the job cannot go on; empty if it can."""
+        if self._core.feed.problem:
+            return self._core.feed.problem
         book, spec = self._core.book, self._core.spec.experience
         invalid, ended = book.counts["groups:invalid"], book.counts["groups:ended"]
         all_bad = 0 < invalid == ended and not book.open

@@ -52,13 +52,18 @@ class Flight:
             self._doubted[job_id] += slots
 
     async def settle(self) -> None:
-        """Read again what is in doubt; raises what the store raises."""
+        """Read again what is in doubt, and stays so where that fails.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
         # A doubt counts until the ledger has been read, and ends once however many streams settle.
         async with self._settling:
             for job_id, slots in [item for item in self._doubted.items() if item[1]]:
-                if entry := self._ledgers.active.get(job_id):
-                    await entry.ledger.refresh()
-                self._doubted[job_id] -= slots
+                with self._ledgers.apart("cannot be read again", job_id):
+                    if entry := self._ledgers.active.get(job_id):
+                        await entry.ledger.refresh()
+                    self._doubted[job_id] -= slots
 
 
 @dataclass(slots=True)

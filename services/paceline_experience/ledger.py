@@ -62,7 +62,7 @@ class JobLedger:
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
     ) -> None:
-        feed = Feed(make_sampler(spec, len(tasks)))
+        feed = Feed(make_sampler(spec, len(tasks)), kind=spec.experience.sampler.kind)
         core = Core(
             store=store,
             keys=JobKeys(tenant, job_id),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
@@ -224,6 +225,21 @@ class Ledgers:
         """Nobody will try again to open this job."""
         self._later.pop(job_id, None)
         self._untried.pop(job_id, None)
+
+    @contextmanager
+    def apart(self, what: str, job_id: str) -> Generator[None]:
+        """What goes wrong inside with the ledger of one job must not stop the others.
+
+        Only the error of a store that does not answer leaves: it is that of all jobs.
+        """
+        try:
+            yield
+        except PacelineError as error:
+            if self._store.away:
+                raise
+            log.warning(what, job=job_id, error=error)
+        except Exception:  # the supervisor boundary of this job
+            log.exception(what, job=job_id)
 
     def wake(self) -> None:
         """There may be work for the lease streams."""

@@ -85,7 +85,9 @@ class Presence:
     async def release(self, worker_id: str) -> None:
         """Queue again what the ledgers say that a worker has, unless it is back."""
         for job_id, entry in list(self._ledgers.active.items()):
-            if entry.ledger.held(worker_id):
+            if not entry.ledger.held(worker_id):
+                continue
+            with self._ledgers.apart("cannot hand out again", job_id):
                 released = await entry.ledger.release(
                     worker_id=worker_id, unless=lambda: worker_id in self._streams
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,13 @@ async def test_a_doubt_ends_once_however_many_streams_settle_it(
     world.job_id = job_id = job.status.job_id
     ledger = await world.started()
     entry = Entry(job, world.spec, ledger)
-    flight = Flight(cast(Any, SimpleNamespace(active={job_id: entry})))
+
+    def apart(what: str, job_id: str) -> AbstractContextManager[None]:
+        del what, job_id
+        return nullcontext()
+
+    ledgers = SimpleNamespace(active={job_id: entry}, apart=apart)
+    flight = Flight(cast(Any, ledgers))
     with pytest.raises(StoreError), flight.promise(job_id, 8):
         raise StoreError("gone")
     assert flight.of(entry) == 8
