@@ -10,12 +10,15 @@ from typing import Any
 
 from paceline import plugins, wire
 from paceline.interfaces import GroupFilter
+from paceline.logs import Log
 from paceline.text import clipped
 from paceline.types import DropReason, Trajectory, VerifierStatus
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.book import Facts, Group, payload_name
 from paceline_experience.core import Core
 from paceline_experience.payloads import PayloadStore, pack
+
+log = Log("groups")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,9 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._submitted, self._submitted_bytes = 0, 0
-        self._filters: list[tuple[GroupFilter, dict[str, Any]]] = [
-            (plugins.find("filters", f.kind), f.options) for f in core.spec.experience.filters
+        self._filters: list[tuple[str, GroupFilter, dict[str, Any]]] = [
+            (f.kind, plugins.find("filters", f.kind), f.options)
+            for f in core.spec.experience.filters
         ]
 
     @property
@@ -170,7 +174,7 @@ class Groups:
         complete = [book.groups[name] for name in names if book.groups[name].complete]
         if not complete:
             return
-        verdicts = [[group.group_id, self._verdict(group)] for group in complete]
+        verdicts = [[group.group_id, *self._verdict(group)] for group in complete]
         payloads = {g.group_id: g.payloads() for g in complete}
         await self._core.change("decide", json.dumps(verdicts))
         for group in complete:
@@ -183,11 +187,18 @@ class Groups:
         if len(dropped) < len(complete):
             self._core.ready.fire()
 
-    def _verdict(self, group: Group) -> str:
+    def _verdict(self, group: Group) -> tuple[str, str]:
+        """What becomes of a group, and what is to be told of it."""
         rewards = [f.reward for f in group.decoded()]
-        if any(check(rewards, **options) for check, options in self._filters):
-            return DropReason.FILTERED
-        return "ready"
+        for index, (kind, check, options) in enumerate(self._filters):
+            try:
+                if check(rewards, **options):
+                    return DropReason.FILTERED, ""
+            except (Exception, SystemExit) as error:  # a filter may raise anything; others go on
+                log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
+                text = f"experience.filters.{index}: {kind}: {type(error).__name__}: {error}"
+                return DropReason.INVALID, clipped(text, self._core.limits.settings.reason_bytes)
+        return "ready", ""
 
     async def drop(self, names: Sequence[str], reason: DropReason) -> None:
         """Inside a transaction: drop whole groups."""
