@@ -112,20 +112,22 @@ class Ledgers:
 
     async def open_all(self) -> None:
         """Take every live job that no other replica owns; one that cannot be opened fails alone."""
-        self._incomplete = False
+        self._incomplete = True  # until all are reached
+        incomplete = False
         for job in await self._jobs.live():
             job_id = job.status.job_id
             if job_id in self.active:
                 continue
             try:
-                await self.activate(await self._jobs.get(job.status.job_id))
+                await self.activate(await self._jobs.get(job_id))
             except FencedError as error:
-                self._incomplete = True
+                incomplete = True
                 log.info("not ours", job=job_id, error=error)
             except NotOpenError:
-                self._incomplete = True
+                incomplete = True
             except UnopenableError:
                 continue  # it is over, and the log says so
+        self._incomplete = incomplete
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
         """Own a job and open its ledger.

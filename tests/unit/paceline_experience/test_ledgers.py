@@ -1,0 +1,55 @@
+"""Which ledgers are open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.errors import StoreError
+from paceline_experience.store import Store
+
+if TYPE_CHECKING:
+    from conftest import Site, Sites
+
+
+@pytest.fixture
+async def site(sites: Sites, store: Store, tmp_path: Path) -> AsyncIterator[Site]:
+    made = sites(store, tmp_path)
+    yield made
+    await made.ledgers.close()
+
+
+async def submitted(site: Site, number: int) -> set[str]:
+    """Jobs that are in the store, and not open yet."""
+    jobs: set[str] = set()
+    for _ in range(number):
+        await site.submit()
+        jobs.add(site.job_id)
+    await site.ledgers.close()
+    return jobs
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, owner: Any, verb: str) -> None:
+    whole = getattr(owner, verb)
+
+    async def failing(*told: Any, **more: Any) -> Any:
+        monkeypatch.setattr(owner, verb, whole)
+        raise StoreError("away")
+
+    monkeypatch.setattr(owner, verb, failing)
+
+
+@pytest.mark.parametrize("verb", ["live", "get", "claim"])
+async def test_jobs_that_were_not_reached_are_opened_later(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    jobs = await submitted(site, 3)
+    fails_once(monkeypatch, site.jobs, verb)
+    with pytest.raises(StoreError):
+        await site.ledgers.open_all()
+    assert not site.ledgers.active
+    await site.ledgers.renew()
+    assert set(site.ledgers.active) == jobs
