@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from paceline_experience.history import History, Row, summarise
 from paceline_experience.hooks import start
 from paceline_experience.jobs import JobStore
 from paceline_experience.ledger import JobLedger
-from paceline_experience.ledgers import Ledgers
+from paceline_experience.ledgers import Ledgers, OverError
 from paceline_experience.quotas import Quotas
 from paceline_experience.roster import wait
 from paceline_experience.routes import Tracker
@@ -90,7 +91,8 @@ class Desk:
         sources = await asyncio.to_thread(task_sources, spec)
         job = await self._create(spec, request_id, await self._artefacts.put(files))
         if not job.status.state.terminal:
-            await self._ledgers.activate(job, sources)
+            with suppress(OverError):
+                await self._ledgers.activate(job, sources)
         return job
 
     async def _create(self, spec: JobSpec, request_id: str, artefacts: Mapping[str, str]) -> Job:

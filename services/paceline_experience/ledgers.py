@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakValueDictionary
@@ -51,6 +51,10 @@ _MOST_UNTRIED = 3
 
 class UnopenableError(StateError):
     """The ledger of a job cannot be opened; a live job is over with this reason."""
+
+
+class OverError(StateError):
+    """The job is over: nothing opens its ledger to go on with it."""
 
 
 class NotOpenError(UnavailableError):
@@ -125,8 +129,8 @@ class Ledgers:
                 log.info("not ours", job=job_id, error=error)
             except NotOpenError:
                 incomplete = True
-            except UnopenableError:
-                continue  # it is over, and the log says so
+            except (UnopenableError, OverError):
+                continue
         self._incomplete = incomplete
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
@@ -136,12 +140,14 @@ class Ledgers:
             FencedError: another replica owns it.
             NotOpenError: something beside the job keeps it closed for now.
             UnopenableError: it cannot be opened, so it has failed.
+            OverError: it has come to its end meanwhile.
         """
         job_id = job.status.job_id
         async with self._lock(job_id):
             found = self.active.get(job_id)
             if found is not None:
                 return found.ledger
+            await self._check_alive(job_id)
             self._check_later(job_id)
             lease_s = self._options.member_lease_s
             epoch = await self._jobs.claim(job, self._owner, lease_s=lease_s)
@@ -184,7 +190,8 @@ class Ledgers:
             return found
         job = await self._jobs.get(job_id)
         if not job.status.state.terminal:
-            return await self.activate(job)
+            with suppress(OverError):
+                return await self.activate(job)
         async with self._lock(job_id):
             entry = self._past.get(job_id)
             if entry is None:
@@ -271,6 +278,12 @@ class Ledgers:
     def _lock(self, job_id: str) -> asyncio.Lock:
         """Of one job: another one that takes long to open holds nobody up."""
         return self._opening.setdefault(job_id, asyncio.Lock())
+
+    async def _check_alive(self, job_id: str) -> None:
+        """What the caller has read may be old; a job that is over is so before it is retired."""
+        state = (await self._jobs.get(job_id)).status.state
+        if state.terminal:
+            raise OverError(f"job {job_id} is over: {state}")
 
     def _check_later(self, job_id: str) -> None:
         when, why = self._later.get(job_id, (0.0, ""))

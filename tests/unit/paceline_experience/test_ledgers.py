@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.errors import StoreError
+from paceline.types import JobState
 from paceline_experience.store import Store
 
 if TYPE_CHECKING:
@@ -53,3 +54,25 @@ async def test_jobs_that_were_not_reached_are_opened_later(
     assert not site.ledgers.active
     await site.ledgers.renew()
     assert set(site.ledgers.active) == jobs
+
+
+@pytest.mark.parametrize("verb", ["live", "get"])
+async def test_a_job_that_ends_while_it_is_looked_up_stays_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    await submitted(site, 1)
+    whole = getattr(site.jobs, verb)
+
+    async def late(*told: Any) -> Any:
+        found = await whole(*told)
+        monkeypatch.setattr(site.jobs, verb, whole)
+        await site.desk.set_state(site.job_id, JobState.FAILED, reason="meanwhile")
+        return found
+
+    monkeypatch.setattr(site.jobs, verb, late)
+    if verb == "live":
+        await site.ledgers.open_all()
+    else:
+        await site.ledgers.find(site.job_id)
+    assert not site.ledgers.active
+    assert (await site.ledger()).closed
