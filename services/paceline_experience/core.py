@@ -214,8 +214,11 @@ class Core:
                 writes_lost=lost,
             )
         if self._is_back and self._went_back is not None:
-            self._stale = True  # until all is done that follows
-            await self._went_back()
+            try:
+                await self._went_back()
+            finally:
+                # A change inside has ended the doubt; after an error all of this is done again.
+                self._stale = True
         self._is_back = self._stale = False
 
     async def _load(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from paceline.files import write_json
 from paceline.logs import Log
@@ -38,7 +39,8 @@ class History:
         self._run_dir = run_dir
         self._changed: defaultdict[str, Signal] = defaultdict(Signal)
         self._written: dict[str, int] = {}  # rows of each file; missing: it is written anew
-        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock lives while it is used.
+        self._writing = WeakValueDictionary[str, asyncio.Lock]()
 
     def changed(self, job_id: str) -> Signal:
         """Wakes whoever watches the job."""
@@ -48,15 +50,15 @@ class History:
         """Where the files of a job are."""
         return self._run_dir / "jobs" / job_id
 
-    async def follow(self, job: Job) -> list[Row]:
+    async def follow(self, job: Job, *, anew: bool = False) -> list[Row]:
         """Add to `metrics.jsonl` what the ledger has put into the store since; these rows.
 
         The file is written anew the first time, for a crash may have come between the two, and
         after an error, which costs the job nothing.
         """
         job_id = job.status.job_id
-        async with self._writing[job_id]:
-            known = self._written.get(job_id, 0)
+        async with self._writing.setdefault(job_id, asyncio.Lock()):
+            known = 0 if anew else self._written.get(job_id, 0)
             rows = await self.rows(job, after=known, limit=-1)
             try:
                 self._append(job, rows, anew=known == 0)
@@ -71,7 +73,6 @@ class History:
     def forget(self, job_id: str) -> None:
         """The job is over, or another replica's."""
         self._written.pop(job_id, None)
-        self._writing.pop(job_id, None)
 
     def _append(self, job: Job, rows: Sequence[Row], *, anew: bool) -> None:
         path = self._path(job)

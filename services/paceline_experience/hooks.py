@@ -43,8 +43,7 @@ class JobHooks:
 
     async def went_back(self) -> None:
         """The store has lost rows: the file beside it shows what the store has."""
-        self._history.forget(self._job.status.job_id)
-        await self._history.follow(self._job)
+        await self._history.follow(self._job, anew=True)
 
 
 async def start(jobs: JobStore, job_id: str) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,33 @@ async def test_a_torn_file_is_mended_from_the_store(store: Store, job: Job, tmp_
     path.write_text(path.read_text()[:-9])
     await History(store, tmp_path).follow(job)
     assert lines(history, job) == whole
+
+
+async def test_a_file_is_written_by_one_at_a_time(
+    store: Store, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(store, tmp_path)
+    for step in range(3):
+        await add(store, job, step=step, kind="train", values={})
+    has_read, goes_on, read = asyncio.Event(), asyncio.Event(), history.rows
+
+    async def slow(job: Job, *, after: int, limit: int) -> list[Row]:
+        found = await read(job, after=after, limit=limit)
+        monkeypatch.setattr(history, "rows", read)
+        has_read.set()
+        await goes_on.wait()
+        return found
+
+    monkeypatch.setattr(history, "rows", slow)
+    first = asyncio.create_task(history.follow(job))
+    await has_read.wait()
+    history.forget(job.status.job_id)
+    await add(store, job, step=3, kind="train", values={})
+    second = asyncio.create_task(history.follow(job, anew=True))
+    await asyncio.wait({second}, timeout=0.1)
+    goes_on.set()
+    await asyncio.gather(first, second)
+    assert [line["step"] for line in lines(history, job)] == [0, 1, 2, 3]
 
 
 def test_a_summary_has_what_the_ledger_counted(job: Job, tmp_path: Path, store: Store) -> None:

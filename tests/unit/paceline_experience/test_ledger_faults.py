@@ -17,7 +17,7 @@ from paceline_experience.keys import JobKeys
 from paceline_experience.store import Store
 
 if TYPE_CHECKING:
-    from conftest import Worlds
+    from conftest import RecordingHooks, Worlds
 
 
 def serve(folder: Path) -> ValkeyServer:
@@ -78,3 +78,28 @@ async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: 
     assert await store.hashes(*JobKeys("default", world.job_id).scripts[:5]) == before
     await world.trained(new, 0)
     await world.clean(new)
+
+
+async def test_what_follows_a_loss_is_done_until_it_succeeds(
+    store: Store, worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    kind = type(world.hooks)
+    hears = kind.went_back
+
+    async def deaf(hooks: RecordingHooks) -> None:
+        monkeypatch.setattr(kind, "went_back", hears)
+        raise StoreError("away")
+
+    monkeypatch.setattr(kind, "went_back", deaf)
+    # The grant is lost too, and is written anew before the hooks are told.
+    lost = ("revision", 1, "incarnation", 0)
+    await store.command("HSET", JobKeys("default", "j1").meta, *lost)
+    with pytest.raises(StoreError, match="away"):
+        await ledger.sweep()
+    assert world.hooks.losses == 0
+    await ledger.sweep()
+    assert (world.hooks.losses, ledger.incarnation) == (1, 1)
+    await ledger.sweep()
+    assert world.hooks.losses == 1
