@@ -23,6 +23,10 @@ class UntriedError(InvalidError):
     """The plug-ins of a job hung, ate memory or died before anybody could say what they are."""
 
 
+class _EndedError(UntriedError):
+    """A child ended instead of an answer."""
+
+
 class DryRun:
     """Children that build what a job names; those that are of no use any more are replaced."""
 
@@ -43,24 +47,35 @@ class DryRun:
             UntriedError: it took longer than `timeout_s`, or the process ended.
         """
         async with self._places:
-            child = self._idle.pop() if self._idle else await self._start()
+            idle = self._idle.pop() if self._idle else None
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    wrong = await child.ask(spec.model_dump_json())
-            except TimeoutError:
-                await child.kill()
-                text = f"were not built within {self._timeout_s:g} s"
-                raise UntriedError(f"experience, tasks: the plug-ins {text}") from None
-            except BaseException:
-                await child.kill()
-                raise
-            # What was refused may have left memory behind.
-            if wrong or child.num_jobs >= MOST_JOBS:
-                await child.kill()
-            else:
-                self._idle.append(child)
+                wrong = await self._ask(idle or await self._start(), spec)
+            except _EndedError:
+                if idle is None:
+                    raise
+                # What an earlier job has left in it may have ended it.
+                wrong = await self._ask(await self._start(), spec)
         if wrong:
             raise InvalidError(wrong)
+
+    async def _ask(self, child: _Child, spec: JobSpec) -> str:
+        """What a child says is wrong."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                wrong = await child.ask(spec.model_dump_json())
+        except TimeoutError:
+            await child.kill()
+            text = f"were not built within {self._timeout_s:g} s"
+            raise UntriedError(f"experience, tasks: the plug-ins {text}") from None
+        except BaseException:
+            await child.kill()
+            raise
+        # What was refused may have left memory behind.
+        if wrong or child.num_jobs >= MOST_JOBS:
+            await child.kill()
+        else:
+            self._idle.append(child)
+        return wrong
 
     async def _start(self) -> _Child:
         child = _Child(await start_family(self._command))
@@ -102,7 +117,7 @@ class _Child:
         line = await process.stdout.readline()
         if not line:
             code = await process.wait()
-            raise UntriedError(f"experience, tasks: the plug-ins ended their process with {code}")
+            raise _EndedError(f"experience, tasks: the plug-ins ended their process with {code}")
         return str(json.loads(line))
 
     async def kill(self) -> None:

@@ -169,7 +169,7 @@ class Ledgers:
             finally:
                 self._next.discard(job_id)
             self.active[job_id] = entry
-            self._later.pop(job_id, None)
+            self.forget(job_id)
         self.wake()
         return entry.ledger
 
@@ -231,7 +231,7 @@ class Ledgers:
         self.forget(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Nobody will try again to open this job."""
+        """It is open or over: what kept it closed is of no interest any more."""
         self._later.pop(job_id, None)
         self._untried.pop(job_id, None)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from paceline.config import JobSpec
 from paceline.errors import StoreError
 from paceline.types import JobState
+from paceline_experience.dry_run import UntriedError
 from paceline_experience.store import Store
 
 if TYPE_CHECKING:
@@ -76,3 +78,24 @@ async def test_a_job_that_ends_while_it_is_looked_up_stays_over(
         await site.ledgers.find(site.job_id)
     assert not site.ledgers.active
     assert (await site.ledger()).closed
+
+
+async def test_trials_that_failed_before_a_good_one_count_no_more(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await submitted(site, 1)
+    ends = iter([False, False, True, False, False, True])
+
+    class Trial:
+        async def check(self, spec: JobSpec) -> None:
+            if not next(ends):
+                raise UntriedError(f"{spec.name}: no process")
+
+    cast(Any, site.ledgers)._dry_run = Trial()
+    monkeypatch.setattr("paceline_experience.ledgers._AGAIN_S", 0.0)
+    for _ in range(2):
+        for opens in (False, False, True):
+            await site.ledgers.open_all()
+            assert bool(site.ledgers.active) is opens
+        await site.ledgers.close()
+    assert (await site.status()).state == "queued"
