@@ -114,24 +114,32 @@ class Ledgers:
         self._later: dict[str, tuple[float, str]] = {}  # when to try again, and why not before
         self._untried: Counter[str] = Counter()
 
+    async def complete(self) -> None:
+        """Open what was put off, and what another replica may have left."""
+        if self._incomplete:
+            await self.open_all()
+
     async def open_all(self) -> None:
         """Take every live job that no other replica owns; one that cannot be opened fails alone."""
-        self._incomplete = True  # until all are reached
-        incomplete = False
-        for job in await self._jobs.live():
-            job_id = job.status.job_id
-            if job_id in self.active:
-                continue
-            try:
-                await self.activate(await self._jobs.get(job_id))
-            except FencedError as error:
-                incomplete = True
-                log.info("not ours", job=job_id, error=error)
-            except NotOpenError:
-                incomplete = True
-            except (UnopenableError, OverError):
-                continue
-        self._incomplete = incomplete
+        self._incomplete = False
+        try:
+            for job in await self._jobs.live():
+                if job.status.job_id not in self.active:
+                    await self._take(job.status.job_id)
+        except BaseException:
+            self._incomplete = True  # some were not reached
+            raise
+
+    async def _take(self, job_id: str) -> None:
+        try:
+            await self.activate(await self._jobs.get(job_id))
+        except (UnopenableError, OverError):
+            return
+        except FencedError as error:
+            self._incomplete = True
+            log.info("not ours", job=job_id, error=error)
+        except NotOpenError:
+            self._incomplete = True
 
     async def activate(self, job: Job, sources: Sources | None = None) -> JobLedger:
         """Own a job and open its ledger.
@@ -265,8 +273,6 @@ class Ledgers:
                 log.warning("lost to another replica", job=job_id)
                 self._incomplete = True
                 self._stop(self.active.pop(job_id))
-        if self._incomplete:
-            await self.open_all()
 
     async def close(self) -> None:
         """Stop everything; the store keeps all."""

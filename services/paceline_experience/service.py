@@ -36,7 +36,7 @@ from paceline_experience.hooks import JobHooks
 from paceline_experience.jobs import JobStore
 from paceline_experience.jobs_servicer import JobsServicer
 from paceline_experience.ledger import JobLedger
-from paceline_experience.ledgers import Ledgers, sweep
+from paceline_experience.ledgers import Entry, Ledgers, sweep
 from paceline_experience.meter import JobMeter
 from paceline_experience.presence import Presence
 from paceline_experience.quotas import Quotas
@@ -52,6 +52,8 @@ from paceline_experience.vitals import Vitals
 from paceline_experience.watch import Watch
 from paceline_experience.watermarks import Watermarks
 
+_LOOK_S = 1.0
+_PATIENCE_S = 0.2  # that other jobs have with one
 log = Log("experience")
 
 
@@ -142,17 +144,61 @@ class ExperienceService(Service):
     async def run(self) -> None:
         """Look after leases, evals, members and the ownership of jobs."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep(), name="sweep")
+            tasks.create_task(self._follow_members(), name="members")
+            tasks.create_task(self._keep(), name="keep")
+            tasks.create_task(self._open(), name="open")
+            tasks.create_task(self._sweep(tasks), name="sweep")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._vitals.run(), name="vitals")
             tasks.create_task(self._watch.run(), name="watch")
             tasks.create_task(self._watch.follow(), name="look")
             tasks.create_task(self._watch.audit(), name="audit")
 
-    async def _sweep(self) -> None:
+    async def _follow_members(self) -> None:
+        """Waits for nothing: to the roster, a look that comes late says that nothing ran."""
         while True:
-            await self._pass()
+            self._roster.join(self._worker())
+            for worker in self._roster.expire():
+                self._presence.lost(worker.worker_id)
+            await asyncio.sleep(min(self._options.sweep_s, _LOOK_S))
+
+    async def _keep(self) -> None:
+        """Stay the owner of jobs, and hand out again what absent workers have."""
+        while True:
+            try:
+                await self._ledgers.renew()
+            except PacelineError as error:
+                log.warning("cannot renew the ownership of jobs", error=error)
+            await self._presence.sweep()
             await asyncio.sleep(self._options.sweep_s)
+
+    async def _open(self) -> None:
+        """Plug-ins of a job may take long to try; nothing else waits for it."""
+        while True:
+            try:
+                await self._ledgers.complete()
+            except PacelineError as error:
+                log.warning("cannot open jobs", error=error)
+            await asyncio.sleep(self._options.sweep_s)
+
+    async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
+        """Look after one job after the other; one that takes long goes on beside the others."""
+        slow: set[str] = set()
+        while True:
+            for job_id, entry in list(self._ledgers.active.items()):
+                if job_id in slow:
+                    continue
+                task = tasks.create_task(self._look_after(job_id, entry), name="look after")
+                done, _ = await asyncio.wait({task}, timeout=_PATIENCE_S)
+                if not done:
+                    slow.add(job_id)
+                    task.add_done_callback(lambda _, job_id=job_id: slow.discard(job_id))
+            await self._look_at_tenants()
+            await asyncio.sleep(self._options.sweep_s)
+
+    async def _look_after(self, job_id: str, entry: Entry) -> None:
+        await sweep(entry)
+        self._tracker.hold(job_id, await entry.ledger.hold())  # an eval may be over
 
     async def _follow_roster(self) -> None:
         """Tell the tracker, and every ledger which versions its rollout workers answer with."""
@@ -169,21 +215,6 @@ class ExperienceService(Service):
         await self._dry_run.close()
         self._audit.close()
         await self._store.close()
-
-    async def _pass(self) -> None:
-        self._roster.join(self._worker())
-        for worker in self._roster.expire():
-            self._presence.lost(worker.worker_id)
-        try:
-            await self._ledgers.renew()
-        except PacelineError as error:
-            log.warning("cannot renew the ownership of jobs", error=error)
-        await self._presence.sweep()
-        for entry in list(self._ledgers.active.values()):
-            await sweep(entry)
-        for job_id, entry in list(self._ledgers.active.items()):
-            self._tracker.hold(job_id, await entry.ledger.hold())  # an eval may be over
-        await self._look_at_tenants()
 
     async def _look_at_tenants(self) -> None:
         try:

@@ -54,7 +54,7 @@ async def test_jobs_that_were_not_reached_are_opened_later(
     with pytest.raises(StoreError):
         await site.ledgers.open_all()
     assert not site.ledgers.active
-    await site.ledgers.renew()
+    await site.ledgers.complete()
     assert set(site.ledgers.active) == jobs
 
 
