@@ -37,7 +37,7 @@ from paceline_experience.ledger import JobLedger
 from paceline_experience.meter import JobMeter
 from paceline_experience.payloads import RedisPayloads
 from paceline_experience.quotas import JobLimits, Quotas
-from paceline_experience.sources import Sources, task_sources
+from paceline_experience.sources import NoTasks, Sources, task_sources
 from paceline_experience.store import Store
 from paceline_experience.watermarks import Watermarks
 
@@ -205,7 +205,8 @@ class Ledgers:
             if entry is None:
                 epoch = await self._jobs.epoch(job)
                 try:
-                    entry = await self._open(job, None, epoch=epoch)
+                    # Nobody has tried its plug-ins here, and to read it none is needed.
+                    entry = await self._open(job, Sources(NoTasks(), None), epoch=epoch)
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job

@@ -28,6 +28,32 @@ class Sources:
     evals: TaskSource | None
 
 
+class NoTasks:
+    """Of a job that is over: its ledger is read, and nothing is drawn any more."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, position: int, /) -> Task:
+        raise IndexError(f"task {position} of a job that is over")
+
+
+class _NoSampler:
+    """Of no tasks; it keeps the state that it is given."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+
+    def next(self) -> int | None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._state = dict(state)
+
+
 def check_plugins(spec: JobSpec) -> None:
     """Whether all is installed that the ledger will call, and takes the options it is given.
 
@@ -78,6 +104,8 @@ def task_sources(spec: JobSpec) -> Sources:
 
 def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
     """The sampler of a job over so many tasks."""
+    if num_tasks == 0:
+        return _NoSampler()
     sampler, tasks = spec.experience.sampler, spec.tasks
     make = plugins.find("samplers", sampler.kind)
     return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)

@@ -99,3 +99,25 @@ async def test_trials_that_failed_before_a_good_one_count_no_more(
             assert bool(site.ledgers.active) is opens
         await site.ledgers.close()
     assert (await site.status()).state == "queued"
+
+
+async def test_a_job_that_is_over_is_read_without_its_tasks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.submit()
+    await site.begin(0)
+    await site.train()
+    before = await (await site.ledger()).live()
+    await site.desk.cancel(site.job_id, reason="")
+    await site.desk.set_state(site.job_id, JobState.CANCELLED, reason="")
+
+    def hang(*_: Any) -> None:
+        raise AssertionError("tasks of a job that is over are built")
+
+    monkeypatch.setattr("paceline_experience.ledgers.task_sources", hang)
+    await site.die()
+    ledger = await site.ledger()
+    assert (await ledger.audit()).ok
+    assert (await ledger.live())["trained_tokens"] == before["trained_tokens"] > 0
+    assert len(await site.listed()) == 4
+    assert await ledger.lease(worker_id="w", train=8, evals=8) == []
