@@ -8,14 +8,11 @@ from typing import Any
 
 import yaml
 
-from paceline.config.job import JobSpec
+from paceline.config.job import MAX_BATCH_EPISODES, JobSpec
 from paceline.types import JobState
 
 TARGET = Path(__file__).parent / "paceline" / "files" / "trainingjob.yaml"
 HEADER = "# Written by deploy/helm/crd.py from paceline.config.job; do not edit.\n"
-# The cost of a rule is bounded before it runs, so what it loops over and compares needs bounds.
-MAX_REWARDS = 32
-MAX_NAME = 253
 KEPT = (
     *("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems"),
     *("maxProperties", "description"),
@@ -117,12 +114,6 @@ def _spec() -> Schema:
     del spec["properties"]["name"]
     spec["required"].remove("name")
     spec["description"] = "The job file without `name`; cannot be changed."
-    reward = spec["properties"]["reward"]
-    reward["maxItems"] = MAX_REWARDS
-    for field in ("name", "kind"):
-        reward["items"]["properties"][field]["maxLength"] = MAX_NAME
-    advantage = spec["properties"]["experience"]["properties"]["advantage"]
-    advantage["properties"]["kind"]["maxLength"] = MAX_NAME
     for place, rules in _rules().items():
         target = spec["properties"][place] if place else spec
         target["x-kubernetes-validations"] = rules
@@ -134,6 +125,10 @@ def _rules() -> dict[str, list[Schema]]:
     grouped = (
         f"!({_value('self.advantage.kind', 'grpo')} in ['grpo', 'dr_grpo', 'rloo']) || "
         f"{_value('self.group_size', 8)} >= 2"
+    )
+    batch = (
+        f"{_value('self.batch_groups', 32)} * {_value('self.group_size', 8)} <= "
+        f"{MAX_BATCH_EPISODES}"
     )
     published = (
         f"{_value('self.trainer.publish_every', 1)} <= "
@@ -156,7 +151,8 @@ def _rules() -> dict[str, list[Schema]]:
         ],
         "sampling": [_rule(fits, "max_tokens: must be less than max_context")],
         "experience": [
-            _rule(grouped, "group_size: at least 2 with an advantage that compares a group")
+            _rule(grouped, "group_size: at least 2 with an advantage that compares a group"),
+            _rule(batch, f"batch_groups: at most {MAX_BATCH_EPISODES} episodes in a batch"),
         ],
         "rollout": [_rule(within, "replicas: must be within scaling")],
     }

@@ -9,9 +9,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config.documents import read_json
+from paceline.config.quota import MAX_SPEC_BYTES
 from paceline.errors import InvalidError
 from paceline_gateway.guard import answer, refusal
-from paceline_gateway.jobs import MAX_SPEC_BYTES, too_large
+from paceline_gateway.jobs import too_large
 
 # Of routes that are not listed nothing is needed, and little is read.
 MAX_BODY_BYTES = 16 << 10

@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.config import JobSpec
 from paceline.config.load import shown
 from paceline.config.named import problems
+from paceline.config.quota import MAX_MODEL_FILES_BYTES
 from paceline.errors import ConfigError
 from paceline.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.patterns import Patterns
@@ -25,7 +26,7 @@ MODEL_FILES = (
 NEEDED = ("config.json", "tokenizer.json")
 # They travel in one message together with the job.
 MAX_MODEL_VALUES = 4_000_000
-MAX_FILES_BYTES = min(32 << 20, MAX_MESSAGE_BYTES - (1 << 20))
+MAX_FILES_BYTES = min(MAX_MODEL_FILES_BYTES, MAX_MESSAGE_BYTES - (1 << 20))
 
 
 async def check_plugins(spec: JobSpec, patterns: Patterns, tenant: str) -> None:

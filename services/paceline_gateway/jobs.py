@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.access import ALL_TENANTS, Principal
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json, read_yaml
+from paceline.config.quota import MAX_SPEC_BYTES
 from paceline.errors import (
     DeadlineError,
     InvalidError,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 log = Log("jobs")
-MAX_SPEC_BYTES = 1 << 20
 WATCH_S = 3600.0
 
 

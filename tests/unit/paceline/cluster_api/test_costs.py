@@ -227,7 +227,7 @@ def test_the_definition_of_the_chart_is_far_from_its_budget() -> None:
     assert check_definition(found) == []
     (version,) = found["spec"]["versions"]
     each = [one.cost for one in costs(version["schema"]["openAPIV3Schema"], PLACE)]
-    assert len(each) == 7
+    assert len(each) >= 7
     assert max(each) < EXPRESSION_LIMIT / 3
     assert sum(each) < SCHEMA_LIMIT / 30
 
