@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -36,11 +36,18 @@ def sglang_job(make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]
     return job
 
 
-def server_of(worker: int) -> psutil.Process:
-    """The HTTP process of a rollout worker's SGLang server: the child of its guard."""
-    below = psutil.Process(worker).children(recursive=True)
-    guard = next(p for p in below if any(part.endswith("guard.py") for part in p.cmdline()))
-    return guard.children()[0]
+def servers(platform: Any, job_id: str) -> Iterator[tuple[int, psutil.Process]]:
+    """Of each rollout worker of a job whose SGLang server has begun: its pid and that server.
+
+    The HTTP process of a server is the child of its guard.
+    """
+    for name in platform.names():
+        if name.startswith("rollout") and job_id in name:
+            worker = platform.pid_of(name)
+            with suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(worker).children(recursive=True):
+                    if any(part.endswith("guard.py") for part in process.cmdline()):
+                        yield from ((worker, server) for server in process.children()[:1])
 
 
 def in_mid_episode(server: psutil.Process) -> bool:
@@ -105,19 +112,19 @@ def killed(
     with platform.client() as client:
         job_id = client.submit(job).status.job_id
         until(lambda: client.get(job_id).status.step >= 1, "no progress", 500)
-        name = next(n for n in platform.names() if n.startswith("rollout") and job_id in n)
-        worker = platform.pid_of(name)
-        server = server_of(worker)
-        until(
-            lambda: in_mid_episode(server) or client.get(job_id).status.state.terminal,
-            "nothing runs",
-            240,
-        )
-        with suppress(ProcessLookupError):  # it was over before
-            os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
+        busy: list[tuple[int, psutil.Process]] = []
+
+        def in_the_middle() -> bool:
+            busy[:] = [each for each in servers(platform, job_id) if in_mid_episode(each[1])]
+            return bool(busy) or client.get(job_id).status.state.terminal
+
+        until(in_the_middle, "nothing runs", 240)
+        for worker, server in busy[:1]:
+            with suppress(ProcessLookupError):  # it was over before
+                os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
         status = client.wait(job_id, timeout_s=500).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         report = client.audit(job_id)
         assert report.ok, report.problems
-    until(lambda: not server.is_running(), "the server lives on")
+    until(lambda: not any(server.is_running() for _, server in busy), "a server lives on")
     return dict(status.summary)
