@@ -51,14 +51,18 @@ async def told(site: Site, who: str, method: str = "GetJob", *, timeout: float) 
     return StatusCode.OK
 
 
+async def answered_again(peopled: Site, who: str) -> None:
+    async with asyncio.timeout(25):
+        while await told(peopled, who, timeout=5) is not StatusCode.NOT_FOUND:
+            pass
+
+
 async def test_calls_count_before_their_message_is_there(peopled: Site) -> None:
     async with silent(peopled, "read-a", "GetJob", MAX_OPEN), asyncio.timeout(25):
         while await told(peopled, "read-a", timeout=1) is not StatusCode.RESOURCE_EXHAUSTED:
             pass
         assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
-    async with asyncio.timeout(25):
-        while await told(peopled, "read-a", timeout=5) is not StatusCode.NOT_FOUND:
-            pass
+    await answered_again(peopled, "read-a")
 
 
 async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> None:
@@ -66,9 +70,7 @@ async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> Non
     async with silent(peopled, "read-a", "GetJob", READS_AT_ONCE):
         assert await told(peopled, "admin-a", timeout=3) is StatusCode.DEADLINE_EXCEEDED
         assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
-    async with asyncio.timeout(25):
-        while await told(peopled, "admin-a", timeout=5) is not StatusCode.NOT_FOUND:
-            pass
+    await answered_again(peopled, "admin-a")
 
 
 async def test_large_messages_have_places_of_their_own(peopled: Site) -> None:
