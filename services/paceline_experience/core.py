@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline_experience.book import Book
+from paceline_experience.clock import Clock
 from paceline_experience.feed import Feed
 from paceline_experience.keys import JobKeys
 from paceline_experience.meter import JobMeter
@@ -22,6 +22,7 @@ from paceline_experience.store import Store
 from paceline_experience.traces import Traces
 from paceline_experience.watermarks import Watermarks
 
+_KEEP_TIME_S = 10.0  # at most this much is not counted when the process restarts
 log = Log("core")
 
 
@@ -43,34 +44,6 @@ class Hooks(Protocol):
     async def went_back(self) -> None:
         """The store has lost what was written last."""
         ...
-
-
-class Clock(Protocol):
-    """Ledger time in seconds."""
-
-    async def sync(self) -> None:
-        """Compare with the store's clock."""
-        ...
-
-    def now(self) -> float:
-        """Seconds."""
-        ...
-
-
-class StoreClock:
-    """Redis TIME, carried forward by the monotonic clock between comparisons."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._offset = 0.0
-
-    async def sync(self) -> None:
-        """Ask Redis."""
-        self._offset = await self._store.now() - time.monotonic()
-
-    def now(self) -> float:
-        """Redis TIME, as of the last comparison."""
-        return time.monotonic() + self._offset
 
 
 class Signal:
@@ -195,6 +168,13 @@ class Core:
         """Inside a transaction: set fields of the job's state."""
         await self.change("note", json.dumps(fields))
 
+    async def keep_time(self) -> None:
+        """Write the job's time down, now and then: what a restart goes on from."""
+        async with self.transaction() as book:
+            now = self.clock.now()
+            if now - float(book.meta.get("clock") or 0) >= _KEEP_TIME_S:
+                await self.note(clock=repr(now))
+
     def invalidate(self) -> None:
         """Read the book again before the next transaction."""
         self._stale = True
@@ -231,6 +211,7 @@ class Core:
         book.batches.update({int(k): json.loads(v) for k, v in batches.items()})
         for text in versions.values():
             self.add_version(book, json.loads(text))
+        await self.clock.resume(float(book.meta.get("clock") or 0))
         for key, text in groups.items():
             name = key.decode()
             book.enter(name, text, before=old.groups.get(name), deadline=self.lease_end())

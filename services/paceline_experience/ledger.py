@@ -18,7 +18,8 @@ from paceline.types import Assignment, PolicyVersion, Progress, Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.audit import AuditReport, audit
 from paceline_experience.batches import Batches, fence
-from paceline_experience.core import Clock, Core, Hooks, StoreClock
+from paceline_experience.clock import Clock, JobClock
+from paceline_experience.core import Core, Hooks
 from paceline_experience.counts import by_reason, by_state
 from paceline_experience.ending import Ending
 from paceline_experience.evals import Evals
@@ -68,7 +69,7 @@ class JobLedger:
             keys=JobKeys(tenant, job_id),
             job_id=job_id,
             spec=spec,
-            clock=clock or StoreClock(store),
+            clock=clock or JobClock(store.now),
             feed=feed,
             limits=limits or JobLimits(tenant),
             epoch=epoch,
@@ -95,7 +96,6 @@ class JobLedger:
 
     async def open(self) -> None:
         """Read what Redis holds; leases get their full time again."""
-        await self._core.clock.sync()
         self._core.when_back(self._begin_anew)
         async with self._core.transaction():
             await self._begin()
@@ -344,8 +344,8 @@ class JobLedger:
 
     async def sweep(self) -> None:
         """Look after expired leases, stragglers, evals and the end; call it every `sweep_s`."""
-        await self._core.clock.sync()
         await self._core.compare()
+        await self._core.keep_time()
         await self._leases.expire()
         await self._leases.release_stragglers(self._batches.waiting_s)
         await self._evals.sweep()

@@ -28,7 +28,8 @@ from paceline.logs import Log
 from paceline.metrics import Metrics
 from paceline.tracing import OFF, Tracer
 from paceline.types import Job, JobState
-from paceline_experience.core import Clock, Hooks, Signal
+from paceline_experience.clock import Clock
+from paceline_experience.core import Hooks, Signal
 from paceline_experience.dry_run import DryRun, UntriedError
 from paceline_experience.history import History
 from paceline_experience.jobs import JobStore

@@ -127,7 +127,8 @@ async def test_abort_keeps_what_there_is(out: Answers):
     aborted = [name for name in most if (await out.end(name)).finish_reason == "abort"]
     kept = {name: len(out.tokens(name)) for name in aborted}
     assert any(kept.values())
-    assert all(seen[name] <= kept[name] < most[name] for name in aborted)
+    # Whole, if the abort met it between its last token and its end.
+    assert all(seen[name] <= kept[name] <= most[name] for name in aborted)
     assert (await out.end("later")).finish_reason == "abort"
     assert (await out.end("b")).finish_reason == "length"
 

@@ -34,6 +34,7 @@ from paceline.types import (
 )
 from paceline.weights.route import Source as Seed
 from paceline_experience.artefacts import Artefacts
+from paceline_experience.clock import Clock
 from paceline_experience.desk import Desk
 from paceline_experience.dry_run import DryRun
 from paceline_experience.history import History, Row
@@ -57,7 +58,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.time = 1000.0
 
-    async def sync(self) -> None:
+    async def resume(self, kept_s: float) -> None:
         return
 
     def now(self) -> float:
@@ -193,7 +194,7 @@ class World:
     made = staticmethod(made)
     whole = staticmethod(whole)
 
-    def ledger(self, *, epoch: int = 0) -> JobLedger:
+    def ledger(self, *, epoch: int = 0, clock: Clock | None = None) -> JobLedger:
         """A new object on what the store holds, as after a restart."""
         return JobLedger(
             store=self.store,
@@ -206,7 +207,7 @@ class World:
             hooks=self.hooks,
             options=ExperienceOptions(),
             limits=JobLimits("default", Quotas(self.limits)),
-            clock=self.clock,
+            clock=clock or self.clock,
             epoch=epoch,
             watermarks=self.watermarks(),
         )
@@ -217,9 +218,10 @@ class World:
         await ledger.open()
         return ledger
 
-    async def started(self) -> JobLedger:
+    async def started(self, *, clock: Clock | None = None) -> JobLedger:
         """Opened, with incarnation 1 and version 0 of step 0."""
-        ledger = await self.opened()
+        ledger = self.ledger(clock=clock)
+        await ledger.open()
         incarnation = await ledger.grant_incarnation()
         await ledger.rewind(incarnation=incarnation, step=0)
         await ledger.announce(incarnation=incarnation, step=0, parent=-1, num_bytes=10)
