@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import plugins
 from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
+from paceline.text import clipped
 from paceline.types import DropReason
 from paceline_experience import shares
 from paceline_experience.book import Book, Group
@@ -38,12 +39,14 @@ class Batches:
         self._advantage = None
         if spec.site == "experience":
             self._advantage = plugins.find("advantages", spec.kind)
+        self._kind = spec.kind
         self._options = spec.options
         self._built: Batch | None = None
         self._building = asyncio.Lock()
         self._takers = 0
         self._since: float | None = None
         self._waited_s = 0.0
+        self.problem = ""  # of the advantage: no batch can be made, and the job ends with it
 
     @property
     def waiting(self) -> bool:
@@ -87,13 +90,21 @@ class Batches:
                 fixed = await self._fix(book, incarnation, step, rank)
                 names: list[str] = fixed["groups"] if fixed else []
                 groups = [book.groups[name] for name in names]
-            if fixed is not None:
-                return await self._share(fixed, groups, rank, world)
+            if fixed is not None and not self.problem:
+                try:
+                    return await self._share(fixed, groups, rank, world)
+                except InvalidError as error:
+                    self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
             await _wait(event)
 
     async def _share(
         self, fixed: dict[str, Any], groups: Sequence[Group], rank: int, world: int
     ) -> BatchShare:
+        """One rank's part of a batch.
+
+        Raises:
+            InvalidError: the advantage has failed on it.
+        """
         try:
             async with self._building:
                 if self._built is None or self._built.batch_id != fixed["id"]:
@@ -150,7 +161,7 @@ class Batches:
         spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
         values: Sequence[float | None] = [None] * len(blobs)
         if self._advantage is not None:
-            values = shares.advantages(groups, self._advantage, self._options)
+            values = shares.advantages(groups, self._advantage, self._options, kind=self._kind)
         mask = self._core.spec.sampling.truncated == "mask"
         samples: list[tuple[bytes, int, int]] = []
         for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):

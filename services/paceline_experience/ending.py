@@ -160,8 +160,8 @@ class Ending:
 
     def _hopeless(self) -> str:
         """Why the job cannot go on; empty if it can."""
-        if self._core.feed.problem:
-            return self._core.feed.problem
+        if problem := self._core.feed.problem or self._batches.problem:
+            return problem
         book, spec = self._core.book, self._core.spec.experience
         invalid, ended = book.counts["groups:invalid"], book.counts["groups:ended"]
         all_bad = 0 < invalid == ended and not book.open

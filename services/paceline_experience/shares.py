@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.errors import InvalidError
 from paceline.interfaces import Advantage
+from paceline.logs import Log
 from paceline.v1 import experience_pb2, types_pb2
 from paceline_experience.book import Book, Group
 from paceline_experience.payloads import unpack
@@ -19,6 +22,7 @@ from paceline_experience.payloads import unpack
 # Field 7 of TrainSample, one packed float: appending it to an encoded sample adds the advantage.
 _ADVANTAGE = struct.Struct("<BBf")
 _TAG = (7 << 3) | 2
+log = Log("shares")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,28 @@ def balance(costs: Sequence[int], world: int) -> list[list[int]]:
 
 
 def advantages(
-    groups: Sequence[Group], estimate: Advantage, options: Mapping[str, Any]
+    groups: Sequence[Group], estimate: Advantage, options: Mapping[str, Any], *, kind: str
 ) -> list[float]:
-    """One value per episode of the batch, in the order of the groups."""
+    """One value per episode of the batch, in the order of the groups.
+
+    Raises:
+        InvalidError: `kind`, the plug-in, has raised, or its answer is not one number for each.
+    """
     facts = [(place, f) for place, group in enumerate(groups) for f in group.decoded()]
     rewards = np.array([f.reward for _, f in facts], dtype=np.float64)
     ids = np.array([place for place, _ in facts], dtype=np.int64)
     lengths = np.array([f.policy_tokens for _, f in facts], dtype=np.int64)
-    return [float(x) for x in estimate(rewards, ids, lengths, **options)]
+    try:
+        found = [float(x) for x in estimate(rewards, ids, lengths, **options)]
+        if len(found) != len(facts):
+            raise ValueError(f"{len(facts)} finite numbers are due; it gave {len(found)}")
+        if wrong := [x for x in found if not math.isfinite(x)]:
+            raise ValueError(f"finite numbers are due; it gave {wrong[0]}")
+    except (Exception, SystemExit) as error:  # an advantage may raise anything; others go on
+        log.exception("an advantage has failed", advantage=kind)
+        text = f"experience.advantage: {kind}: {type(error).__name__}: {error}"
+        raise InvalidError(text) from error
+    return found
 
 
 def train_samples(

@@ -85,6 +85,30 @@ async def test_advantages_are_over_the_whole_batch(store: Store, worlds: Worlds)
     assert by_reward == pytest.approx({0.0: -0.7071058, 1.0: 0.7071058})
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("raising", "KeyError: 'baseline'"),
+        ("leaving", "SystemExit: 3"),
+        ("short", "ValueError: 4 finite numbers are due; it gave 3"),
+        ("endless", "ValueError: finite numbers are due; it gave inf"),
+    ],
+)
+async def test_a_job_whose_advantage_fails_ends(
+    store: Store, worlds: Worlds, kind: str, says: str
+) -> None:
+    world = worlds(store, experience={"advantage": kind})
+    ledger = await world.started()
+    await world.filled(ledger)
+    waits = asyncio.create_task(ledger.take(incarnation=1, step=0, rank=0, world=1))
+    while not world.hooks.ends:
+        await asyncio.sleep(0.01)
+        await ledger.sweep()
+    assert world.hooks.ends == [("failed", f"experience.advantage: {kind}: {says}")]
+    assert (await waits).stop == "cancelled"
+    await world.clean(ledger)
+
+
 async def test_commit_adds_a_metric_row_once(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
