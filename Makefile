@@ -56,10 +56,11 @@ check: $(STAMP) protos-check ## Format, lint, types, import rules, generated cod
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Whole systems have the machine to themselves: what they are tested for is time limits, too.
+# Whole systems have the machine to themselves: what they are tested for is time limits, too, and
+# what they leave behind.
 # The parts go beside each other, three files at a time: they wait more than they work. One that
 # fails does not stop the other.
-SYSTEMS := tests/e2e tests/faults
+SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
 test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
 	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
 test-systems:
