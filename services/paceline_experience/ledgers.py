@@ -211,6 +211,8 @@ class Ledgers:
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job
+                    if not isinstance(error, PacelineError):
+                        log.exception("cannot be read", job=job_id)
                     raise UnopenableError(f"job {job_id} cannot be read: {_text(error)}") from error
             self._keep(job_id, entry)
             return entry.ledger
