@@ -233,5 +233,6 @@ def _result(run: dict[str, Any], sums: dict[str, Any], now: float) -> dict[str, 
         "tokens": sums["tokens"],
         "response_tokens_mean": sums["tokens"] / count if count else None,
         "truncated_share": sums["truncated"] / count if count else None,
-        "seconds": now - run["since"],
+        # A restart forgets some seconds of the job's time, perhaps all of a short run.
+        "seconds": max(0.0, now - run["since"]),
     }
