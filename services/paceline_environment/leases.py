@@ -57,13 +57,12 @@ class Leases:
         *,
         experience: ExperienceAsyncStub,
         worker_id: str,
-        pool: str,
         environments: Sequence[str],
         hello: Callable[[], Outbox],
         receive: Callable[[list[Assignment], list[Key]], None],
     ) -> None:
         self._experience = experience
-        self._first = {"worker_id": worker_id, "pool": pool, "environments": environments}
+        self._first = {"worker_id": worker_id, "environments": environments}
         self._hello = hello
         self._receive = receive
         self._outbox = Outbox()

@@ -86,7 +86,6 @@ class EnvironmentService(Service):
         self._leases = Leases(
             experience=experience,
             worker_id=settings.worker_id,
-            pool=options.pool,
             environments=options.environments,
             hello=self.worker.hello,
             receive=self.worker.receive,

@@ -100,7 +100,7 @@ def advantages(
 
 
 def train_samples(
-    payload: bytes, advantage: float | None, *, mask_truncated: bool, trace: str = ""
+    payload: bytes, advantage: float, *, mask_truncated: bool, trace: str = ""
 ) -> list[tuple[bytes, int, int]]:
     """Encoded sample, its tokens and its trainable tokens, for each transcript of a trajectory."""
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
@@ -121,9 +121,7 @@ def train_samples(
             weight=1.0,
             trace=trace,
         )
-        data = sample.SerializeToString()
-        if advantage is not None:
-            data += _ADVANTAGE.pack(_TAG, 4, advantage)
+        data = sample.SerializeToString() + _ADVANTAGE.pack(_TAG, 4, advantage)
         trainable = 0 if masked else len(transcript.logprobs)
         found.append((data, len(transcript.tokens), trainable))
     return found

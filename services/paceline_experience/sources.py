@@ -83,9 +83,8 @@ def try_plugins(spec: JobSpec) -> None:
             reason = plugins.find("filters", each.kind)((0.0, 1.0), **each.options)
             _expect(reason, str, "a reason, or an empty text")
     advantage = experience.advantage
-    if advantage.site == "experience":
-        with _refusals("experience.advantage", advantage.kind):
-            _try_advantage(plugins.find("advantages", advantage.kind), advantage.options)
+    with _refusals("experience.advantage", advantage.kind):
+        _try_advantage(plugins.find("advantages", advantage.kind), advantage.options)
 
 
 def task_sources(spec: JobSpec) -> Sources:

@@ -109,7 +109,6 @@ class DropReason(StrEnum):
     STALE = "stale"
     FILTERED = "filtered"
     SURPLUS = "surplus"
-    PRUNED = "pruned"
     GROUP_FAILED = "group_failed"
     INVALID = "invalid"
     OVERSIZED = "oversized"
@@ -253,7 +252,6 @@ class Provenance:
     rollout_workers: tuple[str, ...] = ()
     engine: str = ""
     precision: str = ""
-    weight_digest: str = ""  # not filled: `versions.json` has the digest of each version
     prompt_variant: str = ""
     variant_meta: str = ""  # JSON
     trace: str = ""  # W3C traceparent of the attempt; empty if its trace is not kept

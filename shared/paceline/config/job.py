@@ -86,17 +86,9 @@ class RewardSpec(Plugin):
 
 
 class AdvantageSpec(Plugin):
-    """Advantage estimator and where it runs."""
+    """The advantage estimator."""
 
     kind: str = Field(default="grpo", max_length=KIND_CHARS)
-    site: Literal["experience", "trainer"] = "experience"
-
-    @field_validator("site")
-    @classmethod
-    def _is_there(cls, value: str) -> str:
-        if value != "experience":
-            raise ValueError("no trainer estimates advantages yet; use 'experience'")
-        return value
 
 
 class ExperienceSpec(Closed):

@@ -322,7 +322,6 @@ class ExperienceOptions(Closed):
 class EnvironmentOptions(Closed):
     """Section of an environment worker."""
 
-    pool: str = ""
     environments: tuple[str, ...] = ()
     """Names of environments that can run here; any if empty."""
     slots: int = Field(default=1024, ge=1)

@@ -30,13 +30,11 @@ class LeaseRequest(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
     ENVIRONMENTS_FIELD_NUMBER: _builtins.int
-    POOL_FIELD_NUMBER: _builtins.int
     HOLDS_NO_MORE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credits: _builtins.int
     """New free slots since the last message, in episodes. Sent first and whenever slots free up."""
     eval_credits: _builtins.int
-    pool: _builtins.str
     holds_no_more: _builtins.bool
     """At the beginning of a stream: `renew` names every episode that the worker has. What else the
     ledger counts as its own is handed out again at once.
@@ -67,12 +65,11 @@ class LeaseRequest(_message.Message):
         renew: _abc.Iterable[Global___EpisodeKey] | None = ...,
         give_back: _abc.Iterable[Global___EpisodeKey] | None = ...,
         environments: _abc.Iterable[_builtins.str] | None = ...,
-        pool: _builtins.str = ...,
         holds_no_more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "environments", b"environments", "eval_credits", b"eval_credits", "give_back", b"give_back", "holds_no_more", b"holds_no_more", "pool", b"pool", "progress", b"progress", "renew", b"renew", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "environments", b"environments", "eval_credits", b"eval_credits", "give_back", b"give_back", "holds_no_more", b"holds_no_more", "progress", b"progress", "renew", b"renew", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

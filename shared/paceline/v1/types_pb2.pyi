@@ -315,14 +315,12 @@ class Provenance(_message.Message):
     ROLLOUT_WORKERS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
-    WEIGHT_DIGEST_FIELD_NUMBER: _builtins.int
     PROMPT_VARIANT_FIELD_NUMBER: _builtins.int
     VARIANT_META_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     environment_worker: _builtins.str
     engine: _builtins.str
     precision: _builtins.str
-    weight_digest: _builtins.str
     prompt_variant: _builtins.str
     variant_meta: _builtins.str
     trace: _builtins.str
@@ -336,14 +334,13 @@ class Provenance(_message.Message):
         rollout_workers: _abc.Iterable[_builtins.str] | None = ...,
         engine: _builtins.str = ...,
         precision: _builtins.str = ...,
-        weight_digest: _builtins.str = ...,
         prompt_variant: _builtins.str = ...,
         variant_meta: _builtins.str = ...,
         trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "environment_worker", b"environment_worker", "precision", b"precision", "prompt_variant", b"prompt_variant", "rollout_workers", b"rollout_workers", "trace", b"trace", "variant_meta", b"variant_meta", "weight_digest", b"weight_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "environment_worker", b"environment_worker", "precision", b"precision", "prompt_variant", b"prompt_variant", "rollout_workers", b"rollout_workers", "trace", b"trace", "variant_meta", b"variant_meta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

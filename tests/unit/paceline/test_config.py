@@ -40,7 +40,6 @@ def test_a_minimal_job_gets_the_defaults() -> None:
         ("experience.group_size", 1, "experience.group_size: 1 with advantage 'grpo'"),
         ("sampling.temperature", float("inf"), "sampling.temperature: Input should be a finite"),
         ("reward", [{"kind": "exact", "weight": float("nan")}], "reward.0.weight: Input should be"),
-        ("experience.advantage.site", "trainer", "experience.advantage.site: no trainer estimates"),
         ("sampling.max_tokens", 4096, "sampling.max_tokens: 4096 leaves no room for a prompt"),
         ("trainer.publish_every", 6, "trainer.publish_every: 6 with experience.max_staleness 4"),
         ("name", "Not A Name", "name: String should match pattern"),

@@ -64,7 +64,6 @@ trajectories = st.builds(
         rollout_workers=st.lists(text, max_size=2).map(tuple),
         engine=text,
         precision=text,
-        weight_digest=text,
         prompt_variant=text,
         variant_meta=text,
         trace=text,
