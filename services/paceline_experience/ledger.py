@@ -345,7 +345,6 @@ class JobLedger:
     async def sweep(self) -> None:
         """Look after expired leases, stragglers, evals and the end; call it every `sweep_s`."""
         await self._core.compare()
-        await self._core.keep_time()
         await self._leases.expire()
         await self._leases.release_stragglers(self._batches.waiting_s)
         await self._evals.sweep()
@@ -355,6 +354,7 @@ class JobLedger:
         wants = self._leases.demand()
         if wants.new or wants.queued or wants.eval_queued:  # room can come from what told nobody
             self._core.work.fire()
+        await self._core.keep_time()  # last: a store that is full lets the rest be done
 
     @property
     def counts(self) -> Counter[str]:

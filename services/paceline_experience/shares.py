@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from paceline_experience.payloads import unpack
 # Field 7 of TrainSample, one packed float: appending it to an encoded sample adds the advantage.
 _ADVANTAGE = struct.Struct("<BBf")
 _TAG = (7 << 3) | 2
+_MOST = float(np.finfo(np.float32).max)
 log = Log("shares")
 
 
@@ -90,8 +90,8 @@ def advantages(
         found = [float(x) for x in estimate(rewards, ids, lengths, **options)]
         if len(found) != len(facts):
             raise ValueError(f"{len(facts)} finite numbers are due; it gave {len(found)}")
-        if wrong := [x for x in found if not math.isfinite(x)]:
-            raise ValueError(f"finite numbers are due; it gave {wrong[0]}")
+        if wrong := [x for x in found if not abs(x) <= _MOST]:
+            raise ValueError(f"finite numbers of 32 bits are due; it gave {wrong[0]}")
     except (Exception, SystemExit) as error:  # an advantage may raise anything; others go on
         log.exception("an advantage has failed", advantage=kind)
         text = f"experience.advantage: {kind}: {type(error).__name__}: {error}"

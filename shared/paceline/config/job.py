@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -89,6 +89,14 @@ class AdvantageSpec(Plugin):
     """The advantage estimator."""
 
     kind: str = Field(default="grpo", max_length=KIND_CHARS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_site(cls, value: Any) -> Any:
+        # Jobs that were accepted by 0.1.0 are kept with its default; it is no option of a plug-in.
+        if isinstance(value, dict) and cast(dict[str, Any], value).get("site") == "experience":
+            return {k: v for k, v in cast(dict[str, Any], value).items() if k != "site"}
+        return cast(Any, value)
 
 
 class ExperienceSpec(Closed):

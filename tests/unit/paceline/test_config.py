@@ -75,3 +75,9 @@ def test_group_size_one_is_fine_for_an_estimator_without_groups() -> None:
 def test_the_spec_survives_json() -> None:
     spec = parse_job(MINIMAL)
     assert parse_job(spec.model_dump(mode="json")) == spec
+
+
+def test_a_kept_job_of_0_1_0_has_no_option_of_that_name() -> None:
+    job = changed("experience.advantage", {"kind": "rloo", "site": "experience"})
+    advantage = parse_job(job).experience.advantage
+    assert (advantage.kind, advantage.options) == ("rloo", {})

@@ -91,7 +91,7 @@ async def test_advantages_are_over_the_whole_batch(store: Store, worlds: Worlds)
         ("raising", "KeyError: 'baseline'"),
         ("leaving", "SystemExit: 3"),
         ("short", "ValueError: 4 finite numbers are due; it gave 3"),
-        ("endless", "ValueError: finite numbers are due; it gave inf"),
+        ("endless", "ValueError: finite numbers of 32 bits are due; it gave inf"),
     ],
 )
 async def test_a_job_whose_advantage_fails_ends(
