@@ -35,10 +35,7 @@ class Batches:
         self._core = core
         self._groups = groups
         self._payloads = payloads
-        spec = core.spec.experience.advantage
-        self._advantage = plugins.find("advantages", spec.kind)
-        self._kind = spec.kind
-        self._options = spec.options
+        self._advantage = plugins.find("advantages", core.spec.experience.advantage.kind)
         self._built: Batch | None = None
         self._building = asyncio.Lock()
         self._takers = 0
@@ -157,7 +154,7 @@ class Batches:
     async def _assemble(self, fixed: dict[str, Any], groups: Sequence[Group]) -> Batch:
         blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
         spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
-        values = shares.advantages(groups, self._advantage, self._options, kind=self._kind)
+        values = shares.advantages(groups, self._advantage, self._core.spec.experience.advantage)
         mask = self._core.spec.sampling.truncated == "mask"
         samples: list[tuple[bytes, int, int]] = []
         for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from paceline.config.job import AdvantageSpec
 from paceline.errors import InvalidError
 from paceline.interfaces import Advantage
 from paceline.logs import Log
@@ -21,7 +23,8 @@ from paceline_experience.payloads import unpack
 # Field 7 of TrainSample, one packed float: appending it to an encoded sample adds the advantage.
 _ADVANTAGE = struct.Struct("<BBf")
 _TAG = (7 << 3) | 2
-_MOST = float(np.finfo(np.float32).max)
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 log = Log("shares")
 
 
@@ -74,29 +77,40 @@ def balance(costs: Sequence[int], world: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def advantages(
-    groups: Sequence[Group], estimate: Advantage, options: Mapping[str, Any], *, kind: str
-) -> list[float]:
+def estimated(
+    estimate: Advantage, rewards: Floats, groups: Ints, lengths: Ints, options: Mapping[str, Any]
+) -> Floats:
+    """What an advantage answers to [N] episodes, one value for each; it may raise anything.
+
+    Raises:
+        TypeError: its answer has another shape.
+    """
+    values = np.asarray(estimate(rewards, groups, lengths, **options), dtype=np.float64)
+    if values.shape != rewards.shape:
+        raise TypeError(f"an answer of shape {values.shape}; one number per episode is needed")
+    return values
+
+
+def advantages(groups: Sequence[Group], estimate: Advantage, spec: AdvantageSpec) -> list[float]:
     """One value per episode of the batch, in the order of the groups.
 
     Raises:
-        InvalidError: `kind`, the plug-in, has raised, or its answer is not one number for each.
+        InvalidError: the plug-in has raised, or its answer is not one number for each.
     """
     facts = [(place, f) for place, group in enumerate(groups) for f in group.decoded()]
     rewards = np.array([f.reward for _, f in facts], dtype=np.float64)
     ids = np.array([place for place, _ in facts], dtype=np.int64)
     lengths = np.array([f.policy_tokens for _, f in facts], dtype=np.int64)
     try:
-        found = [float(x) for x in estimate(rewards, ids, lengths, **options)]
-        if len(found) != len(facts):
-            raise ValueError(f"{len(facts)} finite numbers are due; it gave {len(found)}")
-        if wrong := [x for x in found if not abs(x) <= _MOST]:
+        found = estimated(estimate, rewards, ids, lengths, spec.options)
+        wrong = found[~(np.abs(found) <= np.finfo(np.float32).max)]
+        if wrong.size:
             raise ValueError(f"finite numbers of 32 bits are due; it gave {wrong[0]}")
     except (Exception, SystemExit) as error:  # an advantage may raise anything; others go on
-        log.exception("an advantage has failed", advantage=kind)
-        text = f"experience.advantage: {kind}: {type(error).__name__}: {error}"
+        log.exception("an advantage has failed", advantage=spec.kind)
+        text = f"experience.advantage: {spec.kind}: {type(error).__name__}: {error}"
         raise InvalidError(text) from error
-    return found
+    return found.tolist()
 
 
 def train_samples(

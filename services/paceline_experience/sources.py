@@ -15,6 +15,7 @@ from paceline.config.named import problems
 from paceline.errors import InvalidError
 from paceline.interfaces import Sampler, TaskSource
 from paceline.types import Task
+from paceline_experience.shares import estimated
 
 # Kinds of plug-ins that run in this service.
 HERE = frozenset({"tasks", "samplers", "filters", "advantages"})
@@ -127,9 +128,7 @@ def _try_task(source: TaskSource, position: int, spec: JobSpec, *, where: str) -
 
 def _try_advantage(estimate: Any, options: Mapping[str, Any]) -> None:
     groups, lengths = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
-    values = np.asarray(estimate(np.array([0.0, 1.0]), groups, lengths, **options), dtype=float)
-    if values.shape != (2,):
-        raise TypeError(f"an answer of shape {values.shape}; one number per episode is needed")
+    estimated(estimate, np.array([0.0, 1.0]), groups, lengths, options)
 
 
 def _expect(value: Any, kind: type, needed: str) -> None:

@@ -37,7 +37,11 @@ def spec_of(**changes: Any) -> Any:
             "experience.filters.1.kind",
             "",
         ),
-        ({"experience": {"advantage": "evil:f"}}, "experience.advantage.kind", "dr_grpo, "),
+        (
+            {"experience": {"advantage": "evil:f"}},
+            "experience.advantage.kind",
+            "dr_grpo, endless, grpo",
+        ),
         ({"rollout": {"engine": "evil:f"}}, "rollout.engine.kind", "sglang, simulated"),
         ({"rollout": {"engine": ":"}}, "rollout.engine.kind", "sglang, simulated"),
     ],

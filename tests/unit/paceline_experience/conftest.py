@@ -212,16 +212,14 @@ class World:
             watermarks=self.watermarks(),
         )
 
-    async def opened(self) -> JobLedger:
-        """Opened."""
-        ledger = self.ledger()
+    async def opened(self, *, clock: Clock | None = None) -> JobLedger:
+        ledger = self.ledger(clock=clock)
         await ledger.open()
         return ledger
 
     async def started(self, *, clock: Clock | None = None) -> JobLedger:
         """Opened, with incarnation 1 and version 0 of step 0."""
-        ledger = self.ledger(clock=clock)
-        await ledger.open()
+        ledger = await self.opened(clock=clock)
         incarnation = await ledger.grant_incarnation()
         await ledger.rewind(incarnation=incarnation, step=0)
         await ledger.announce(incarnation=incarnation, step=0, parent=-1, num_bytes=10)
