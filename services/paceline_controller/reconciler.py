@@ -136,6 +136,8 @@ class Reconciler:
     async def once(self) -> None:
         """One pass."""
         known = await self._look_at_jobs()
+        # Starts and stops that end while or after the runtime is listed are not seen in the list.
+        moving = set(self._acts)
         observed = {found.name: found for found in await self._runtime.list()}
         queue = await self._start_queued(observed) if known else Queue()
         able = self._able()
@@ -144,8 +146,9 @@ class Reconciler:
         whole = plan(able.values(), self._options, self._sizes, tracking=tracking)
         wanted = self._units(whole.values())
         self._stop_unwanted(wanted, observed)
-        self._keep_slots(wanted, observed)
-        await self._note_deaths(observed)
+        moving |= self._acts.keys()
+        self._keep_slots(wanted, observed, moving)
+        await self._note_deaths(observed, moving)
         self._count(observed)
         await self._check_health(observed)
         self._start_missing()
@@ -230,7 +233,9 @@ class Reconciler:
             if found.outdated or unwanted:
                 self._act(found.name, partial(self._stop, found.name))
 
-    def _keep_slots(self, wanted: dict[str, Wanted], observed: dict[str, Observed]) -> None:
+    def _keep_slots(
+        self, wanted: dict[str, Wanted], observed: dict[str, Observed], moving: set[str]
+    ) -> None:
         """One slot for each wanted process; what already runs is adopted."""
         self._slots = {
             name: self._slots.get(name) or Slot.of(process, self._options)
@@ -240,15 +245,15 @@ class Reconciler:
             self._slots[name].wanted = process
         for name, slot in self._slots.items():
             found = observed.get(name)
-            if found and found.alive and not slot.running and name not in self._acts:
+            if found and found.alive and not slot.running and name not in moving:
                 slot.began(self._clock())
                 log.info("adopted", process=name)
             if job := (self._jobs or {}).get(slot.wanted.job_id):
                 slot.stepped(job.step)
 
-    async def _note_deaths(self, observed: dict[str, Observed]) -> None:
+    async def _note_deaths(self, observed: dict[str, Observed], moving: set[str]) -> None:
         alive = {name for name, found in observed.items() if found.alive}
-        gone = self._slots.keys() - alive - self._acts.keys()
+        gone = self._slots.keys() - alive - moving
         died = {n: slot for n, slot in self._slots.items() if n in gone and slot.running}
         # Together: when a machine goes, all that ran on it has died.
         words = await asyncio.gather(*map(self._runtime.last_words, died))

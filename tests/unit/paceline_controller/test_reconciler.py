@@ -93,6 +93,43 @@ async def test_every_start_of_a_trainer_has_a_new_incarnation(world: World) -> N
     assert world.starts_of("trainer-a-1") == [1, 2]
 
 
+class Late(MemoryRuntime):
+    """A start of the trainer ends just after the next list was answered, which does not show it."""
+
+    def __init__(self) -> None:
+        super().__init__(expand=replicas_of)
+        self.begun, self.gate = False, asyncio.Event()
+
+    async def list(self) -> Any:
+        found = await super().list()
+        if self.begun and not self.gate.is_set():
+            self.gate.set()
+            for _ in range(5):  # the start ends meanwhile
+                await asyncio.sleep(0)
+        return found
+
+    async def start(self, wanted: Any, *, incarnation: int) -> None:
+        if wanted.name == "trainer-a-1":
+            self.begun = True
+            await self.gate.wait()
+        await super().start(wanted, incarnation=incarnation)
+
+
+async def test_a_start_that_ends_after_the_list_is_no_death() -> None:
+    """A list that was answered before the trainer was made said that it is gone."""
+    world = World(OPTIONS.model_copy(update={"give_up_after": 1}))
+    world.runtime = Late()
+    world.reconciler = world.controller()
+    world.submit()
+    await world.reconciler.once()  # starts are under way
+    await asyncio.sleep(0)
+    await world.reconciler.once()
+    assert "trainer-a-1" in world.alive()
+    assert world.state is JobState.STARTING
+    await world.passes(5)
+    assert (world.state, world.starts_of("trainer-a-1")) == (JobState.STARTING, [1])
+
+
 async def test_pauses_between_restarts_grow(world: World) -> None:
     await world.passes()
     started: list[float] = []
