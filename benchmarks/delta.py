@@ -32,7 +32,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.weights import choose_chunk_bytes
-from paceline.weights.delta import decode_into, encode
+from paceline.weights.snapshot.delta import decode_into, encode
 
 MODEL = Path("models/smollm2-135m-instruct")
 MISSING = """the model is missing; to make it:

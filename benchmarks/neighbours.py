@@ -30,7 +30,8 @@ from typing import Any
 import psutil
 from hostile_jobs import jobs, mutant
 
-from paceline.client import Client
+from paceline.api.documents import JobView
+from paceline.client.client import Client
 from paceline.config.quota import Quota
 from paceline.errors import (
     InvalidError,
@@ -40,8 +41,7 @@ from paceline.errors import (
     StateError,
 )
 from paceline.files import read_json
-from paceline.local import Local
-from paceline.rest import JobView
+from paceline.local.supervisor import Local
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
@@ -53,7 +53,7 @@ HONEST_EVERY = 5  # rounds
 # One runs, one waits.
 QUOTA = Quota(jobs=1, submitted=2, rollout_workers=2)
 SECTIONS: dict[str, Any] = {
-    "sampling": {"max_tokens": 4, "max_context": 16, "truncated": "score"},
+    "sampling": {"max_tokens": 4, "max_context": 16, "on_truncation": "score"},
     "experience": {"batch_groups": 8, "group_size": 8, "max_staleness": 4},
     "eval": {"every": 1000, "tasks": 8, "options": {"split": "heldout"}, "temperature": 0},
 }
@@ -173,7 +173,7 @@ def honest(valid: list[dict[str, Any]]) -> Specs:
 def compare(arguments: argparse.Namespace, local: Local) -> dict[str, Any]:
     """Rounds until enough mutants have run."""
     with Client(local.url, token=local.token, timeout_s=60.0) as admin:
-        admin.set_quota("neighbour", QUOTA)
+        admin.set_quota("neighbour", quota=QUOTA)
         clients = [
             Client(local.url, token=admin.create_token(n, tenant=n).secret, timeout_s=60.0)
             for n in ("victim", "neighbour")

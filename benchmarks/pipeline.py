@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.config import load_job
+from paceline.enums import JobState
 from paceline.files import token_of
-from paceline.rpc import call, connect
-from paceline.types import JobState
+from paceline.transport.rpc import call, connect
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
 
@@ -200,7 +200,7 @@ def table(
         "light_cpu_seconds_per_1000_episodes": round(1000 * light / max(episodes, 1), 3),
         "staleness_histogram": summary.get("staleness_histogram"),
         "staleness_max": summary.get("staleness_max"),
-        "audit_ok": summary.get("audit_ok"),
+        "ledger_consistent": summary.get("ledger_consistent"),
     }
 
 

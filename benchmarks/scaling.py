@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.service import ControllerOptions
-from paceline.planner import Speed
-from paceline.testing.scaling import Change, Law, World, reversals, simulate
+from paceline_controller.scaling.planner import Speed
 from paceline_controller.scaling.rehearsal import Rehearsal, planned
+from paceline_controller.scaling.simulated import (
+    SizeChange,
+    WorkloadModel,
+    World,
+    reversals,
+    simulate,
+)
 
 PERIOD_S = 5.0
 OPTIONS = ControllerOptions()
-LAW = Law(
+LAW = WorkloadModel(
     batch_groups=16,
     group_size=8,
     max_staleness=2,
@@ -35,7 +41,7 @@ LAWS = {
 }
 
 
-def grown(law: Law, seed: int, hours: float) -> dict[str, Any]:
+def grown(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
     """From one worker, for so long after the first order: how far from the planner's number.
 
     `planned` is that of the law itself, not of the figures as they were measured; periods count
@@ -43,7 +49,7 @@ def grown(law: Law, seed: int, hours: float) -> dict[str, Any]:
     """
     world, rehearsal = World(law, seed=seed), Rehearsal(law, OPTIONS)
     number = planned(law, OPTIONS)
-    changes: list[Change] = []
+    changes: list[SizeChange] = []
     up_s, away_s, most_away_s = None, 0.0, 0.0
     found: dict[str, Any] = {"planned": number}
     while len(changes) < 2 or world.now_s < changes[1].at_s + 3600 * hours:
@@ -84,12 +90,12 @@ class Paid:
         return self._rehearsal.size(world)
 
 
-def kept(law: Law, seed: int, hours: float) -> dict[str, Any]:
+def kept(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
     """From the right number on: turns in an hour, waiting, worker-hours."""
     world = World(law, seed=seed)
     number = planned(law, OPTIONS)
     paid = Paid(Rehearsal(law, OPTIONS, replicas=round(number)))
-    changes: Sequence[Change] = simulate(world, paid, seconds=3600 * hours, period_s=PERIOD_S)
+    changes: Sequence[SizeChange] = simulate(world, paid, seconds=3600 * hours, period_s=PERIOD_S)
     training = world.training
     return {
         "planned": number,

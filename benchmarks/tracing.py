@@ -24,7 +24,7 @@ from typing import Any
 
 from pipeline import DEMO, ROOT, SIMULATED, machine, observe, steady, table
 
-from paceline.testing.otlp import Collector
+from paceline_harness.otlp import Collector
 
 FIGURES = ("episodes_per_s", "cpu_seconds_per_1000_episodes")
 

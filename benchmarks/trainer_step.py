@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
-from paceline.chassis import run_loop
 from paceline.config import JobSpec, parse_job
-from paceline.rpc import SERVER_OPTIONS, connect
+from paceline.server.chassis import run_loop
+from paceline.transport.rpc import SERVER_OPTIONS, connect
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import (
@@ -51,7 +51,8 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
         """Succeeded as soon as the last step is in."""
-        state = "succeeded" if self._step >= self._steps else "running"
+        done = self._step >= self._steps
+        state = types_pb2.JOB_STATE_SUCCEEDED if done else types_pb2.JOB_STATE_RUNNING
         return types_pb2.Job(status=types_pb2.JobStatus(job_id="j", state=state))
 
     async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
@@ -61,7 +62,7 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
     async def TakeBatch(self, request: Any, context: Any) -> AsyncIterator[pb.BatchPart]:
         """The same samples every time."""
         if self._step >= self._steps:
-            yield pb.BatchPart(stop="finished")
+            yield pb.BatchPart(stop=types_pb2.STOP_REASON_FINISHED)
             return
         yield pb.BatchPart(
             batch_id="b",
@@ -75,19 +76,19 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
 
     async def CommitStep(self, request: Any, context: Any) -> pb.CommitStepReply:
         """Note the time."""
-        self.commits.append((time.perf_counter(), json.loads(request.metrics_json)))
+        self.commits.append((time.perf_counter(), dict(request.metrics)))
         self._step += 1
         return pb.CommitStepReply(step=self._step)
 
-    async def Checkpointed(self, request: Any, context: Any) -> pb.CheckpointedReply:
+    async def CommitCheckpoint(self, request: Any, context: Any) -> pb.CommitCheckpointReply:
         """Noted nowhere."""
-        return pb.CheckpointedReply()
+        return pb.CommitCheckpointReply()
 
-    async def Announce(self, request: Any, context: Any) -> roster_pb2.AnnounceReply:
+    async def PublishVersion(self, request: Any, context: Any) -> roster_pb2.PublishVersionReply:
         """The next number."""
         version = types_pb2.PolicyVersion(version=self._versions, step=request.step)
         self._versions += 1
-        return roster_pb2.AnnounceReply(version=version)
+        return roster_pb2.PublishVersionReply(version=version)
 
 
 def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
@@ -98,8 +99,8 @@ def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
         index=index % 8,
         tokens=chance.integers(0, VOCAB, length).tolist(),
         spans=[
-            types_pb2.Span(start=0, end=PROMPT, source="template"),
-            types_pb2.Span(start=PROMPT, end=length, source="policy"),
+            types_pb2.TokenSpan(start=0, end=PROMPT, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
+            types_pb2.TokenSpan(start=PROMPT, end=length, source=types_pb2.TOKEN_SOURCE_POLICY),
         ],
         logprobs=(-3 * chance.random(ANSWER)).tolist(),
         versions=[types_pb2.VersionRun(version=0, count=ANSWER)],
@@ -152,20 +153,20 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     import torch
 
     from paceline.weights import WeightServer
-    from paceline_trainer.checkpoint import Checkpoints
-    from paceline_trainer.client import Ledger
-    from paceline_trainer.distributed import Group
-    from paceline_trainer.learner import Learner
-    from paceline_trainer.mismatch import mismatch_of
-    from paceline_trainer.model import load_policy, shard
-    from paceline_trainer.objectives.base import load_objective
-    from paceline_trainer.optimizer import Optimizer
-    from paceline_trainer.place import Place
-    from paceline_trainer.publish import Copier, Publisher
-    from paceline_trainer.trainer import Clock, Engine, Trainer
+    from paceline_trainer.checkpoints.checkpoint import Checkpoints
+    from paceline_trainer.client import TrainerLedger
+    from paceline_trainer.objective import load_objective
+    from paceline_trainer.ranks.distributed import RankGroup
+    from paceline_trainer.ranks.rank_info import RankInfo
+    from paceline_trainer.step.learner import Learner
+    from paceline_trainer.step.mismatch import mismatch_of
+    from paceline_trainer.step.model import load_policy, shard
+    from paceline_trainer.step.optimizer import Optimizer
+    from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+    from paceline_trainer.weights.publish import Publisher, Snapshotter
 
     channel = connect(f"127.0.0.1:{port}")
-    ledger = Ledger(
+    ledger = TrainerLedger(
         experience=ExperienceStub(channel),
         roster=RosterStub(channel),
         jobs=JobsStub(channel),
@@ -173,7 +174,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
         incarnation=1,
     )
     compute = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-    group = Group(Place())
+    group = RankGroup(RankInfo())
     policy = load_policy(spec.model.path)
     shard(policy, group, dtype=spec.trainer.dtype)
     optimizer = Optimizer(policy, spec.trainer.optimizer, total_steps=spec.stop.steps)
@@ -188,15 +189,19 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     )
     server = WeightServer(host="127.0.0.1")
     endpoint = await server.start()
-    copier = Copier(policy, group, engine_dtype=spec.model.dtype, dtype=spec.trainer.dtype)
+    snapshotter = Snapshotter(
+        policy, group, engine_dtype=spec.model.dtype, dtype=spec.trainer.dtype
+    )
     checkpoints = Checkpoints(folder / "checkpoints", group=group, keep=2)
     trainer = Trainer(
-        engine=Engine(policy, optimizer, learner, checkpoints, copier, mismatch, group),
+        engine=TrainingBackend(
+            policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
+        ),
         ledger=ledger,
         publisher=Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=1),
         compute=compute,
         spec=spec.trainer,
-        clock=Clock(),
+        clock=PhaseClock(),
     )
     await trainer.run()
     await server.close()

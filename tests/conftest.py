@@ -15,12 +15,12 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.files import read_json, token_of
-from paceline.testing.prometheus import MISSING, Prometheus, installed
+from paceline_harness.prometheus import MISSING, Prometheus, installed
 
 if TYPE_CHECKING:
-    from paceline_trainer.distributed import Group
+    from paceline_trainer.ranks.distributed import RankGroup
 
 # How fast examples are made says how busy the machine is, and nothing of what is tested.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -234,11 +234,11 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
 
 
 @pytest.fixture(scope="session")
-def group() -> Iterator["Group"]:
+def group() -> Iterator["RankGroup"]:
     """The ranks of a trainer of one; a process can have only one such group."""
-    from paceline_trainer.distributed import Group
-    from paceline_trainer.place import Place
+    from paceline_trainer.ranks.distributed import RankGroup
+    from paceline_trainer.ranks.rank_info import RankInfo
 
-    made = Group(Place())
+    made = RankGroup(RankInfo())
     yield made
     made.close()

@@ -17,9 +17,9 @@ import numpy as np
 import yaml
 from chaos.journal import Journal
 
-from paceline_trainer.objectives.base import Loss, TokenBatch
-from paceline_trainer.objectives.decoupled_ppo import decoupled_ppo
-from paceline_trainer.objectives.options import DecoupledOptions
+from paceline.methods.decoupled_ppo.objective import decoupled_ppo
+from paceline.methods.decoupled_ppo.options import DecoupledOptions
+from paceline.methods.parts.batch import Loss, TokenBatch
 
 
 class RecordedOptions(DecoupledOptions):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from chaos.accounting import COLUMNS, OTHERS
 
+ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = Path(__file__).with_name("page.md")
+RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
+
+
+def files() -> dict[Path, str]:
+    """The page of the campaign whose results are kept, with its content."""
+    return {ROOT / "docs" / "faults.md": write_page(json.loads(RESULTS.read_text()))}
 
 
 def write_page(result: dict[str, Any]) -> str:

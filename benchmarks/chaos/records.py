@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos.accounting import Books, Event, Published
 
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.errors import PacelineError
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{3})Z \w+ (.*)")
@@ -72,12 +72,12 @@ def _is_training(name: str, books: Books) -> bool:
 
 def from_api(books: Books, client: Client) -> None:
     """What the ledger says of itself, and what it has measured."""
-    audit = client.audit(books.job_id)
+    audit = client.verify(books.job_id)
     books.counts, books.problems = dict(audit.counts), tuple(audit.problems)
     token, more = "", True
     while more:
         with suppress(PacelineError):
-            page = client.trajectories(
+            page = client.list_trajectories(
                 books.job_id, purpose="eval", page_size=100, page_token=token
             )
             books.measured += [asdict(each) for each in page.trajectories]

@@ -105,7 +105,7 @@ class Runner:
         mine: list[Injected] = []
         if self._until(job_id, lambda status: status.step >= 1 or status.state.terminal):
             # What the platform says of it later goes by the store's clock, which jumps.
-            self._running_since = time.monotonic() - self._last(job_id).running_s
+            self._running_since = time.monotonic() - self._last(job_id).runtime_s
             self._throw(scene, schedule, ending, mine)
             self._end(scene, ending, mine)
         status = self._last(job_id)
@@ -350,13 +350,13 @@ class Runner:
             "model": {"path": str(self._model)},
             "tasks": {"environment": "chaos", "options": world, "epochs": 1, "step_timeout_s": 2.0},
             "eval": {"every": 50, "tasks": 16, "options": held_out, "timeout_s": 40.0},
-            "sampling": {"max_tokens": 6, "max_context": 40, "truncated": "score"},
+            "sampling": {"max_tokens": 6, "max_context": 40, "on_truncation": "score"},
             "reward": [{"kind": "chaos", **notes, "pause_s": 0.05, "timeout_s": 2.0}],
             "experience": {
                 "batch_groups": BATCH_GROUPS,
                 "group_size": GROUP_SIZE,
                 "lease_s": 3.0,
-                "hold_s": 10.0,
+                "straggler_timeout_s": 10.0,
                 "max_attempts": 50,
                 "keep_trajectories": KEPT,
             },

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psutil
 from chaos.view import Attempt, Key, Sign, View
 
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.errors import PacelineError
 
 

@@ -18,12 +18,12 @@ import psutil
 from chaos.relay import Relay
 from chaos.store import Store
 
-from paceline import logs
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.config.service import LogSettings
+from paceline.enums import WorkerKind
 from paceline.files import read_json
-from paceline.local import HOST, Local
-from paceline.types import WorkerKind
+from paceline.local.supervisor import HOST, Local
+from paceline.telemetry import logs
 
 HERE = Path(__file__).resolve().parent.parent
 DISK_BYTES = 1 << 29
@@ -33,14 +33,12 @@ OPTIONS = {
     WorkerKind.CONTROLLER: {
         "environment_replicas": WORKERS,
         "reward_replicas": WORKERS,
-        "restart_most_s": 2.0,
+        "max_restart_backoff_s": 2.0,
     }
 }
 ENTRY_POINTS = """\
 [paceline.environments]
-chaos = chaos.world:Counted
-[paceline.tasks]
-chaos = chaos.world:CountedTasks
+chaos = chaos.world:ENVIRONMENT
 [paceline.rewards]
 chaos = chaos.world:reward
 [paceline.objectives]

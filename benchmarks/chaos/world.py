@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from chaos.journal import journal
 
-from paceline.interfaces import Message, Observation, RewardInput, StepResult
-from paceline.tasks.digest import task_id
+from paceline.digest import task_id
+from paceline.plugins import EnvironmentPlugin, Message, Observation, RewardInput, StepResult
 from paceline.types import Score, Task
 
 NAME = "chaos"
@@ -28,6 +28,7 @@ MOOD = "mood.json"
 WORTH = (0.25, 1.0)
 EXIT_CODE = 9
 _instances = count()
+ENVIRONMENT = EnvironmentPlugin(tasks="chaos.world:CountedTasks", world="chaos.world:Counted")
 
 
 def truth(task: str, answer: str) -> float:

@@ -20,8 +20,8 @@ from typing import Any
 import uvloop
 
 from paceline.config.service import TlsSettings
-from paceline.testing.certificates import Authority
-from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan, pull
+from paceline.weights import SnapshotHeader, Staging, WeightServer, choose_chunk_bytes, plan, pull
+from paceline_harness.certificates import Authority
 
 JOB = "hops"
 KEY = bytes(range(32))
@@ -112,25 +112,31 @@ async def relay(pipe: Connection, parent: str, versions: int, tls: TlsSettings |
     server = WeightServer(host="127.0.0.1", tls=tls)
     pipe.send(await server.start())
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         return server.stage(header, key=KEY)
 
     for version in range(1, versions + 1):
         await asyncio.to_thread(pipe.recv)
         cpu_s = time.process_time()
         await pull(
-            [parent], job_id=JOB, version=version, into=into, timeout_s=WAIT_S, key=KEY, tls=tls
+            [parent],
+            job_id=JOB,
+            version=version,
+            stage=into,
+            timeout_s=WAIT_S,
+            key=KEY,
+            tls=tls,
         )
         pipe.send((time.monotonic(), time.process_time() - cpu_s))
     await asyncio.to_thread(pipe.recv)
     await server.close()
 
 
-def header_of(num_bytes: int, *, version: int, peers: int) -> Header:
+def header_of(num_bytes: int, *, version: int, peers: int) -> SnapshotHeader:
     """A snapshot of one tensor."""
     entries, total = plan([("weight", "uint8", (num_bytes,))])
     chunk_bytes = choose_chunk_bytes(num_bytes, receivers=peers)
-    return Header(JOB, version, version, version - 1, -1, 1, total, chunk_bytes, entries)
+    return SnapshotHeader(JOB, version, version, version - 1, -1, 1, total, chunk_bytes, entries)
 
 
 def fill(staging: Staging, data: bytes) -> None:

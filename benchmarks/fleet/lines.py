@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from paceline.config.service import LogSettings
-from paceline.logs import setup
+from paceline.telemetry.logs import setup
 
 Answer = Callable[..., Awaitable[dict[str, Any]]]
 _MOST_LINE_BYTES = 1 << 20

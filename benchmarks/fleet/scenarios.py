@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from paceline.testing.fleet import Fleet, Program
-from paceline.testing.network import Host, Network
+from paceline_harness.fleet import Fleet, Program
+from paceline_harness.network import Host, Network
 
 MIB = 1 << 20
 WAIT_S = 600.0

@@ -14,12 +14,13 @@ from blake3 import blake3
 from lines import answer, tell, usage
 from snapshots import Weights, noise, shapes
 
-from paceline import rpc
-from paceline.membership import Membership
-from paceline.types import Worker, WorkerKind
+from paceline.enums import WorkerKind
+from paceline.server.membership import Membership
+from paceline.transport import rpc
+from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights import Header, Staging, WeightServer, choose_chunk_bytes, plan
+from paceline.weights import SnapshotHeader, Staging, WeightServer, choose_chunk_bytes, plan
 
 PIECE_BYTES = 4 << 20
 KEY = bytes(range(32))  # of what is offered without the tracker
@@ -30,7 +31,7 @@ class Process:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
-        self._server = WeightServer(host=given.address, patient=True)
+        self._server = WeightServer(host=given.address, keep_streaming=True)
         self._endpoint = ""
         self._step = 0
         self._data: bytes | memoryview = b""
@@ -86,8 +87,8 @@ class Process:
         """Announce, and produce the bytes while they are served; after a share of them wait."""
         begin_s = time.monotonic()
         reply = await rpc.call(
-            self._roster.Announce,
-            pb.AnnounceRequest(
+            self._roster.PublishVersion,
+            pb.PublishVersionRequest(
                 job_id=self._given.job_id,
                 incarnation=1,
                 step=self._step,
@@ -125,11 +126,11 @@ class Process:
         await self._fill(header, KEY)
         return {"job_id": job_id, "version": 1, "key": KEY.hex(), "endpoint": self._endpoint}
 
-    def _header(self, job_id: str, version: int, chunk_bytes: int) -> Header:
+    def _header(self, job_id: str, version: int, chunk_bytes: int) -> SnapshotHeader:
         # Unrelated bytes are of another model each time: no version is a base for the next.
         model = "model" if self._weights is not None else f"model{self._step}"
         entries, total = plan(shapes(len(self._data), model))
-        return Header(
+        return SnapshotHeader(
             job_id=job_id,
             version=version,
             step=self._step,
@@ -141,7 +142,7 @@ class Process:
             tensors=entries,
         )
 
-    async def _fill(self, header: Header, key: bytes, *, held_at: float = 1.0) -> None:
+    async def _fill(self, header: SnapshotHeader, key: bytes, *, held_at: float = 1.0) -> None:
         # Rank 0 answers for every chunk.
         part = self._given.part
         parts = self._given.parts if part else 1

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from lines import tell
 
-from paceline.interfaces import Emission, EngineStatus, Generation
+from paceline.plugins import EngineOutput, EngineRequest, EngineStatus, WeightSnapshot
 from paceline.weights import Staging
 
 
@@ -29,19 +29,20 @@ class Shelf:
     async def start(self) -> None:
         """Nothing to load."""
 
-    def submit(self, batch: Sequence[Generation]) -> None:
+    def submit(self, batch: Sequence[EngineRequest]) -> None:
         """Nobody asks."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Nothing runs."""
 
-    async def emissions(self) -> AsyncIterator[list[Emission]]:
+    async def emissions(self) -> AsyncIterator[list[EngineOutput]]:
         """None."""
         for nothing in ():
             yield nothing
 
-    async def load(self, snapshot: Staging, activation: str) -> None:
+    async def load(self, snapshot: WeightSnapshot, activation: str) -> None:
         """Take it."""
+        assert isinstance(snapshot, Staging)
         self.put(snapshot)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:

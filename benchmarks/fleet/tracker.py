@@ -10,15 +10,15 @@ import uvloop
 from grpc import aio
 from lines import answer, tell, usage
 
-from paceline import rpc
-from paceline.metrics import Metrics
+from paceline.telemetry.metrics import Metrics
+from paceline.transport import rpc
 from paceline.types import PolicyVersion
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
-from paceline.weights.route import Source
-from paceline_experience.roster import Query, Roster
-from paceline_experience.roster_servicer import RosterServicer
-from paceline_experience.routes import Tracker
-from paceline_experience.training import Announced, Training
+from paceline.weights.route import ChunkSource
+from paceline_experience.api.roster import RosterServicer
+from paceline_experience.fleet.roster import Query, Roster
+from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.training import SeedInstructions, Training
 
 KEY = bytes(range(32))
 LEASE_S = 6.0
@@ -28,10 +28,10 @@ SWEEP_S = 1.0
 class Publications(Training):
     """Without jobs and their ledgers: numbers publications by their steps."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: RoutePlanner) -> None:
         self._tracker = tracker
 
-    async def announce(
+    async def publish_version(
         self,
         job_id: str,
         *,
@@ -39,10 +39,10 @@ class Publications(Training):
         step: int,
         parent: int,
         num_bytes: int,
-        seed: Source,
+        seed: ChunkSource,
         digest: str = "",
         number: int = -1,
-    ) -> Announced:
+    ) -> SeedInstructions:
         """A version has the number of its step; part 0 comes first."""
         version = PolicyVersion(
             version=step,
@@ -54,13 +54,13 @@ class Publications(Training):
         )
         made = self._tracker.publication(job_id, version, seed)
         self._tracker.announce(job_id, made, key=KEY)
-        return Announced(version, -1, KEY, made.chunk_bytes, made.source)
+        return SeedInstructions(version, -1, KEY, made.chunk_bytes, made.source)
 
 
 async def run(address: str) -> None:
     """Serve until nobody commands any more."""
     roster = Roster(lease_s=LEASE_S)
-    tracker = Tracker(roster)
+    tracker = RoutePlanner(roster)
     training = Publications(tracker)
     servicer = RosterServicer(roster=roster, tracker=tracker, training=training, live_jobs=list)
     interceptors = [rpc.ErrorInterceptor(metrics=Metrics())]
@@ -76,7 +76,7 @@ async def run(address: str) -> None:
         return {"members": {worker.worker_id: worker.active_version for worker in found}}
 
     async def weights(job_id: str) -> dict[str, Any]:
-        found = tracker.holdings(job_id)
+        found = tracker.placement(job_id)
         troubles = {each.endpoint: each.trouble for each in found.holders}
         shapes = [(each.shape, each.predicted_s) for each in found.versions]
         return {"troubles": troubles, "shapes": shapes}
@@ -95,7 +95,7 @@ async def sweep(roster: Roster) -> None:
         roster.expire()
 
 
-async def follow(roster: Roster, tracker: Tracker) -> None:
+async def follow(roster: Roster, tracker: RoutePlanner) -> None:
     """Tell the tracker of every change."""
     while True:
         event = roster.changed.event()

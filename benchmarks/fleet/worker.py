@@ -15,15 +15,16 @@ from forwarder import Forwarder
 from lines import answer, tell, usage
 from shelf import Shelf
 
-from paceline import rpc
+from paceline.enums import WorkerKind
 from paceline.errors import NotFoundError
-from paceline.membership import Membership
-from paceline.metrics import Metrics
-from paceline.types import PolicyVersion, Worker, WorkerKind
+from paceline.server.membership import Membership
+from paceline.telemetry.metrics import Metrics
+from paceline.transport import rpc
+from paceline.types import PolicyVersion, Worker
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import Receiver, Staging, WeightServer
-from paceline.weights.route import Route, Source, TransferProgress
-from paceline_rollout.worker import Follower
+from paceline.weights.route import ChunkSource, Route, TransferProgress
+from paceline_rollout.weight_updater import WeightUpdater
 
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
@@ -63,7 +64,7 @@ class Process:
 
     def _follow(self, roster: RosterAsyncStub) -> list[Coroutine[Any, Any, None]]:
         """As a rollout worker does."""
-        follower = Follower(
+        follower = WeightUpdater(
             roster=roster,
             engine=self._shelf,
             server=self._server,
@@ -126,7 +127,7 @@ class Process:
             complete=done.set_result,
         )
         noun = PolicyVersion(version=version, step=version)
-        receiver.route(Route(noun, (Source(endpoint),), key=bytes.fromhex(key)))
+        receiver.route(Route(noun, (ChunkSource(endpoint),), key=bytes.fromhex(key)))
         running = asyncio.create_task(receiver.run())
         await done
         running.cancel()

@@ -1,15 +1,17 @@
-"""Writes the TrainingJob definition of the chart from the job file's models; `--check` compares."""
+"""The TrainingJob definition of the chart, from the job file's models."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel
 
 from paceline.config.job import MAX_BATCH_EPISODES, JobSpec
-from paceline.types import JobState
+from paceline.config.needs import GROUP
+from paceline.enums import JobState
+from paceline.plugins import declared, registry
 
 TARGET = Path(__file__).parent / "paceline" / "files" / "trainingjob.yaml"
 HEADER = "# Written by deploy/helm/crd.py from paceline.config.job; do not edit.\n"
@@ -28,13 +30,10 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or with `--check` say whether it is current (exit code 1 if not)."""
-    text = HEADER + yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
-    if arguments == ["--check"]:
-        return 0 if TARGET.read_text() == text else 1
-    TARGET.write_text(text)
-    return 0
+def files() -> dict[Path, str]:
+    """The file with its content."""
+    text = yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
+    return {TARGET: HEADER + text}
 
 
 def definition() -> Schema:
@@ -122,25 +121,17 @@ def _spec() -> Schema:
 
 def _rules() -> dict[str, list[Schema]]:
     """Rules between fields by section ("" is the whole spec), as `JobSpec` has them."""
-    grouped = (
-        f"!({_value('self.advantage.kind', 'grpo')} in ['grpo', 'dr_grpo', 'rloo']) || "
-        f"{_value('self.group_size', 8)} >= 2"
-    )
-    batch = (
-        f"{_value('self.batch_groups', 32)} * {_value('self.group_size', 8)} <= "
-        f"{MAX_BATCH_EPISODES}"
-    )
-    published = (
-        f"{_value('self.trainer.publish_every', 1)} <= "
-        f"{_value('self.experience.max_staleness', 4)} + 1"
-    )
+    size = _value("group_size", "experience")
+    grouped = f"!({_value('advantage.kind', 'experience')} in {_compares_groups()}) || {size} >= 2"
+    batch = f"{_value('batch_groups', 'experience')} * {size} <= {MAX_BATCH_EPISODES}"
+    published = f"{_value('trainer.publish_every')} <= {_value('experience.max_staleness')} + 1"
     part = "(has({0}.name) && {0}.name != '' ? {0}.name : {0}.kind)".format
     distinct = f"self.reward.all(a, self.reward.exists_one(b, {part('a')} == {part('b')}))"
-    fits = f"{_value('self.max_tokens', 256)} < {_value('self.max_context', 2048)}"
-    replicas = _value("self.replicas", 1)
+    fits = f"{_value('max_tokens', 'sampling')} < {_value('max_context', 'sampling')}"
+    replicas = _value("replicas", "rollout")
     within = (
         f"!has(self.scaling) || dyn(self.scaling) == null || "
-        f"({_value('self.scaling.min_replicas', 1, depth=1)} <= {replicas} && "
+        f"({_value('scaling.min_replicas', 'rollout', depth=1)} <= {replicas} && "
         f"{replicas} <= self.scaling.max_replicas)"
     )
     return {
@@ -158,13 +149,41 @@ def _rules() -> dict[str, list[Schema]]:
     }
 
 
-def _value(path: str, default: Any, *, depth: int = 0) -> str:
-    """CEL for a field that may be absent at any level below the first `depth + 1` names."""
-    names = path.split(".")
+def _compares_groups() -> list[str]:
+    """Advantages of this distribution that need groups; of others the gateway refuses jobs."""
+    return [
+        name
+        for name, point in sorted(registry.installed("advantages").items())
+        if point.dist is not None and point.dist.name == "paceline"
+        if GROUP in declared(registry.options_of("advantages", name)).needs_with({})
+    ]
+
+
+def _value(path: str, section: str = "", *, depth: int = 0) -> str:
+    """CEL for a field below `self`, which is a section of the spec, or by its default.
+
+    It may be absent at any level below the first `depth` names.
+    """
+    names = ["self", *path.split(".")]
     prefixes = [".".join(names[: i + 1]) for i in range(depth + 1, len(names))]
     there = " && ".join(f"has({prefix})" for prefix in prefixes)
+    default = _default(f"{section}.{path}" if section else path)
     shown = f"'{default}'" if isinstance(default, str) else str(default)
-    return f"({there} ? {path} : {shown})"
+    return f"({there} ? self.{path} : {shown})"
+
+
+def _default(path: str) -> Any:
+    """What the job file's models say for a field that is left out."""
+    *sections, last = path.split(".")
+    model: type[BaseModel] = JobSpec
+    for name in sections:
+        annotation = model.model_fields[name].annotation
+        (model,) = (
+            kind
+            for kind in (annotation, *get_args(annotation))
+            if isinstance(kind, type) and issubclass(kind, BaseModel)
+        )
+    return model.model_fields[last].default
 
 
 def _rule(rule: str, message: str) -> Schema:
@@ -242,7 +261,3 @@ def _members(schema: Schema, models: Schema) -> Schema:
     if schema.get("additionalProperties") is True:
         out["x-kubernetes-preserve-unknown-fields"] = True
     return out
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,9 @@
-"""Writes the chart's README's table of values from their `# --` comments; `--check` compares."""
+"""The table of values in the chart's README, from their `# --` comments."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,11 @@ KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]\w*):")
 COMMENT = re.compile(r"^ *# (?P<first>-- )?(?P<text>.*)$")
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or with `--check` say whether it is current (exit code 1 if not)."""
+def files() -> dict[Path, str]:
+    """The file with its content."""
     before, _, rest = README.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    text = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
-    if arguments == ["--check"]:
-        return 0 if README.read_text() == text else 1
-    README.write_text(text)
-    return 0
+    return {README: f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"}
 
 
 def table() -> str:
@@ -63,7 +58,3 @@ def _shown(values: Any, path: tuple[str, ...]) -> str:
     for key in path:
         values = values[key]
     return f"`{json.dumps(values)}`"
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,8 @@
-"""Writes the closed schema of the chart's values; `--check` compares."""
+"""The closed schema of the chart's values."""
 
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -66,13 +65,9 @@ API_TYPES = {
 }
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file, or with `--check` say whether it is current (exit code 1 if not)."""
-    text = json.dumps(schema(), indent=2) + "\n"
-    if arguments == ["--check"]:
-        return 0 if TARGET.read_text() == text else 1
-    TARGET.write_text(text)
-    return 0
+def files() -> dict[Path, str]:
+    """The file with its content."""
+    return {TARGET: json.dumps(schema(), indent=2) + "\n"}
 
 
 def schema() -> Schema:
@@ -413,7 +408,3 @@ def _digest() -> Schema:
 def _quantities() -> Schema:
     amount: Schema = {"anyOf": [{"type": "number", "minimum": 0}, QUANTITY]}
     return {"type": "object", "additionalProperties": amount}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

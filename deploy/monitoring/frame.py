@@ -1,4 +1,4 @@
-"""What all dashboards share: data source, variables, links between them, kinds of panels."""
+"""Building blocks of all dashboards: data source, variables, links and panel types."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TAG = "paceline"
 WIDTH = 24
-# Dashboards name no data source: whoever opens one chooses among those of the Grafana at hand.
+# Dashboards do not fix a data source: users choose one of those configured in Grafana.
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 Steps = Sequence[tuple[float | None, str]]
-"""Colours of values: each holds from its value on, the first (None) below all."""
+"""Colour thresholds: each applies from its value upwards, the first (None) below all."""
 Panels = Sequence[models.Panel | models.RowPanel]
 PLAIN: Steps = ((None, "blue"),)
 SHARE_BUSY: Steps = ((None, "blue"), (0.5, "green"), (0.9, "orange"))
@@ -30,7 +30,7 @@ BAD_IF_ANY: Steps = ((None, "green"), (1e-9, "red"))
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """PromQL and the name of each series that it gives, e.g. `{{job}}`."""
+    """PromQL with the legend of its series, e.g. `{{job}}`."""
 
     expr: str
     legend: str = ""
@@ -39,14 +39,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a panel, in the grid of 24 columns."""
+    """Size of a panel in the 24-column grid."""
 
     width: int = 12
     height: int = 8
 
 
 class _Panel(Protocol):
-    """What every panel builder of the SDK can do."""
+    """Methods common to all panel builders of the SDK."""
 
     def title(self, title: str) -> Self: ...
     def description(self, description: str) -> Self: ...
@@ -61,13 +61,13 @@ class _Panel(Protocol):
 
 def graph(
     title: str,
-    about: str,
+    description: str,
     *queries: Query,
     unit: str = units.Short,
     size: Size = Size(),
     stacked: bool = False,
     steps: Steps = (),
-    most: float | None = None,
+    max_value: float | None = None,
 ) -> models.Panel:
     """Lines over time; thresholds are drawn as dashed lines."""
     panel = lines.Panel().min(0).fill_opacity(40 if stacked else 8).line_width(1)
@@ -84,14 +84,14 @@ def graph(
     if steps:
         style = common.GraphThresholdsStyleConfig().mode(shapes.GraphThresholdsStyleMode.DASHED)
         panel = panel.thresholds_style(style)
-    if most is not None:
-        panel = panel.max(most)
-    return _dressed(panel, title, about, queries, unit=unit, size=size, steps=steps or PLAIN)
+    if max_value is not None:
+        panel = panel.max(max_value)
+    return _dressed(panel, title, description, queries, unit=unit, size=size, steps=steps or PLAIN)
 
 
 def number(
     title: str,
-    about: str,
+    description: str,
     query: Query,
     *,
     unit: str = units.Short,
@@ -99,15 +99,15 @@ def number(
     steps: Steps = PLAIN,
     empty: str = "none",
 ) -> models.Panel:
-    """The present value, with its course behind it; `empty` where there is no series."""
+    """The current value over a sparkline; `empty` if there is no series."""
     panel = stat.Panel().graph_mode(shapes.BigValueGraphMode.AREA).no_value(empty)
     panel = panel.color_mode(shapes.BigValueColorMode.VALUE).reduce_options(_last())
-    return _dressed(panel, title, about, [query], unit=unit, size=size, steps=steps)
+    return _dressed(panel, title, description, [query], unit=unit, size=size, steps=steps)
 
 
 def name(
     title: str,
-    about: str,
+    description: str,
     query: Query,
     *,
     unit: str = units.PercentUnit,
@@ -115,43 +115,47 @@ def name(
     steps: Steps = PLAIN,
     empty: str = "none",
 ) -> models.Panel:
-    """Says which series it is, with its value; for queries that pick one."""
+    """Name and value of a series; for queries that select one."""
     panel = stat.Panel().graph_mode(shapes.BigValueGraphMode.NONE).no_value(empty)
     panel = panel.color_mode(shapes.BigValueColorMode.BACKGROUND).reduce_options(_last())
     panel = panel.text_mode(shapes.BigValueTextMode.VALUE_AND_NAME)
-    return _dressed(panel, title, about, [query], unit=unit, size=size, steps=steps, instant=True)
+    return _dressed(
+        panel, title, description, [query], unit=unit, size=size, steps=steps, instant=True
+    )
 
 
 def bars(
     title: str,
-    about: str,
+    description: str,
     *queries: Query,
     unit: str = units.Short,
     size: Size = Size(),
     steps: Steps = PLAIN,
-    most: float | None = None,
+    max_value: float | None = None,
 ) -> models.Panel:
-    """Present values side by side."""
+    """Current values side by side."""
     panel = bargauge.Panel().orientation(shapes.VizOrientation.HORIZONTAL).min(0)
     panel = panel.display_mode(shapes.BarGaugeDisplayMode.BASIC).reduce_options(_last())
-    if most is not None:
-        panel = panel.max(most)
-    shown = _dressed(panel, title, about, queries, unit=unit, size=size, steps=steps, instant=True)
+    if max_value is not None:
+        panel = panel.max(max_value)
+    shown = _dressed(
+        panel, title, description, queries, unit=unit, size=size, steps=steps, instant=True
+    )
     return shown
 
 
 def grid(
     title: str,
-    about: str,
+    description: str,
     *queries: Query,
     unit: str = units.Short,
     size: Size = Size(),
     steps: Steps = PLAIN,
     columns: Sequence[str] = (),
 ) -> models.Panel:
-    """A table with a row for each set of labels; `columns` names the values of several queries."""
+    """A table with a row per label set; `columns` names the values of several queries."""
     shown = _dressed(
-        table.Panel(), title, about, queries, unit=unit, size=size, steps=steps, instant=True
+        table.Panel(), title, description, queries, unit=unit, size=size, steps=steps, instant=True
     )
     for target in shown.targets or []:
         target.format_val = PromQueryFormat.TABLE  # pyright: ignore[reportAttributeAccessIssue]
@@ -170,23 +174,23 @@ def grid(
 
 
 def heading(title: str) -> models.RowPanel:
-    """Begins a section."""
+    """Start a section."""
     return dashboard.Row(title).build()
 
 
 def board(
     slug: str,
     title: str,
-    about: str,
+    description: str,
     panels: Panels,
     *,
     variables: Sequence[Builder[models.VariableModel]] = (),
 ) -> models.Dashboard:
-    """A whole dashboard; panels are placed from left to right, ids given in their order."""
+    """A complete dashboard; panels are laid out left to right and numbered in order."""
     made = (
         dashboard.Dashboard(f"Paceline / {title}")
         .uid(f"paceline-{slug}")
-        .description(about)
+        .description(description)
         .tags([TAG])
         .time("now-1h", "now")
         .refresh("30s")
@@ -206,7 +210,7 @@ def board(
 
 
 def place(panels: Panels) -> list[models.Panel | models.RowPanel]:
-    """Ids and positions: a line is full at 24 columns, a heading begins a new one."""
+    """Assign ids and positions: a row has 24 columns, and a heading starts a new one."""
     x = y = tallest = 0
     for count, panel in enumerate(panels, 1):
         spot = panel.grid_pos or models.GridPos(h=1, w=WIDTH)
@@ -221,7 +225,7 @@ def place(panels: Panels) -> list[models.Panel | models.RowPanel]:
 def variable(
     key: str, label: str, query: str, *, many: bool = True
 ) -> Builder[models.VariableModel]:
-    """Values of a label to choose from; `.*` stands for all, so that series without it show too."""
+    """Variable with the values of a label; All is `.*`, so series without the label show too."""
     made = (
         dashboard.QueryVariable(key)
         .label(label)
@@ -240,7 +244,7 @@ def variable(
 def _dressed(
     panel: _Panel,
     title: str,
-    about: str,
+    description: str,
     queries: Sequence[Query],
     *,
     unit: str,
@@ -248,7 +252,7 @@ def _dressed(
     steps: Steps,
     instant: bool = False,
 ) -> models.Panel:
-    panel = panel.title(title).description(about).unit(unit).datasource(SOURCE)
+    panel = panel.title(title).description(description).unit(unit).datasource(SOURCE)
     panel = panel.span(size.width).height(size.height).thresholds(_thresholds(steps))
     for index, query in enumerate(queries):
         panel = panel.with_target(_target(query, chr(65 + index), instant=instant))

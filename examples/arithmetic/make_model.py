@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from paceline.tasks.arithmetic import ArithmeticTasks
+from paceline.environments.arithmetic.tasks import ArithmeticTasks
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 VOCABULARY = (*SPECIAL, *"0123456789+-*= ")

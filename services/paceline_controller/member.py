@@ -1,15 +1,16 @@
-"""The controller as the roster is to see it, wherever it runs its workloads."""
+"""The controller's entry in the roster, the same for all runtimes."""
 
 from __future__ import annotations
 
 import time
 
-from paceline.chassis import Chassis
-from paceline.types import Worker, WorkerKind
+from paceline.enums import WorkerKind
+from paceline.server.chassis import Chassis
+from paceline.types import Worker
 
 
 def worker_of(chassis: Chassis) -> Worker:
-    """What is reported with every beat."""
+    """The controller, as reported with every heartbeat."""
     settings = chassis.settings
     return Worker(
         worker_id=settings.worker_id,

@@ -1,4 +1,4 @@
-"""Wanted against observed: one pass after another until both agree."""
+"""Reconciles wanted with observed workloads, pass after pass."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from paceline.api.tenants import Tenant
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ControllerOptions
+from paceline.enums import TRAINER_SAYS, JobState, WorkerKind
 from paceline.errors import (
     InvalidError,
     PacelineError,
@@ -18,50 +20,48 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.failures import KILLED, OOM, describe
-from paceline.logs import Log
-from paceline.tenants import Tenant
+from paceline.server.failures import KILLED, OOM, describe
+from paceline.telemetry.logs import Log
 from paceline.text import clipped
-from paceline.types import TRAINER_SAYS, JobState, WorkerKind
-from paceline_controller.costs import Costs
-from paceline_controller.plan import LiveJob, Wanted, plan, problem
-from paceline_controller.queue import Queue
+from paceline_controller.jobs.costs import Costs
+from paceline_controller.jobs.plan import LiveJob, Wanted, plan, problem
+from paceline_controller.jobs.queue import Queue
+from paceline_controller.jobs.slots import ProcessSlot
+from paceline_controller.jobs.starting import MAX_NOTES, JobStarter, running_replicas
 from paceline_controller.runtimes.base import Observed, Runtime
 from paceline_controller.scaling.decide import Bounds
-from paceline_controller.slots import Slot
-from paceline_controller.starting import MOST_NOTES, Starting, replicas_there
 
-# Between two passes, however much changes.
-LEAST_PAUSE_S = 0.05
+# Minimum pause between two passes.
+MIN_PAUSE_S = 0.05
 log = Log("reconciler")
 
 
-class Ledger(Protocol):
-    """What the reconciler asks of the experience service."""
+class JobRegistry(Protocol):
+    """What the reconciler needs of the experience service."""
 
     async def live_jobs(self) -> list[LiveJob]:
         """All jobs that are not over."""
         ...
 
     async def grant_incarnation(self, job_id: str) -> int:
-        """The number of the next start of a trainer."""
+        """Number the next start of a trainer."""
         ...
 
     async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
-        """The newest life of a trainer has ended badly: how many have without progress, and why."""
+        """The newest incarnation has failed; returns failures without progress, and the reason."""
         ...
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on, or tell it why it waits."""
+        """Move a job to another state, or set the reason why it waits."""
         ...
 
     async def tenants(self) -> Mapping[str, Tenant]:
-        """What each tenant may use, and uses."""
+        """Quota and usage of each tenant."""
         ...
 
 
 class Sizing(Protocol):
-    """Who says how many replicas there are of what is scaled."""
+    """Decides the replicas of scaled workloads."""
 
     async def sizes(
         self,
@@ -76,17 +76,17 @@ class Sizing(Protocol):
 
 
 class Reconciler:
-    """Starts what is missing, stops what is not wanted, restarts what died, moves jobs on.
+    """Starts missing workloads, stops unwanted ones, restarts dead ones, and moves jobs on.
 
-    `reason_bytes` is what the ledger keeps of a reason: one that it cuts off is not new each time.
-    `untracked` says whether a job has trackers that lack some of it; the tracking process is not
-    run here without it.
+    `reason_bytes` is the length to which the ledger cuts reasons: the same cut makes an unchanged
+    reason compare equal. `untracked` tells whether the trackers of some job are unfinished; without
+    it the tracking process is not run here.
     """
 
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        ledger: JobRegistry,
         runtime: Runtime,
         options: ControllerOptions,
         child_grace_s: float,
@@ -104,10 +104,10 @@ class Reconciler:
         self._child_grace_s = child_grace_s
         self._reason_bytes = reason_bytes
         self._clock = clock
-        self._starting = Starting(ledger=ledger, options=options, reason_bytes=reason_bytes)
+        self._starting = JobStarter(ledger=ledger, options=options, reason_bytes=reason_bytes)
         self._sizes: dict[str, int] = {}
         self._jobs: dict[str, LiveJob] | None = None  # None: not asked successfully yet
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, ProcessSlot] = {}
         self._acts: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._untracked = untracked
@@ -115,19 +115,19 @@ class Reconciler:
         self._said: dict[str, str] = {}  # by trainers of jobs that are under way
 
     def wake(self) -> None:
-        """Something has changed: do not wait for the end of the period."""
+        """Start the next pass now, since something has changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Pass after pass; what goes wrong in one is logged and met again in the next."""
+        """Run passes until cancelled; an error is logged, and the next pass tries again."""
         while True:
             try:
                 await self.once()
             except UnavailableError as error:
-                log.warning("pass put off", error=error)
+                log.warning("pass skipped", error=error)
             except Exception:  # the supervisor boundary of this task
                 log.exception("pass failed")
-            await asyncio.sleep(min(LEAST_PAUSE_S, self._options.period_s))
+            await asyncio.sleep(min(MIN_PAUSE_S, self._options.period_s))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.period_s):
                     await self._changed.wait()
@@ -135,7 +135,7 @@ class Reconciler:
 
     async def once(self) -> None:
         """One pass."""
-        known = await self._look_at_jobs()
+        known = await self._refresh_jobs()
         # Starts and stops that end while or after the runtime is listed are not seen in the list.
         moving = set(self._acts)
         observed = {found.name: found for found in await self._runtime.list()}
@@ -160,16 +160,16 @@ class Reconciler:
         if self._costs is not None and self._jobs is not None:
             wanted = {name: slot.wanted for name, slot in self._slots.items()}
             now_s = self._clock()
-            self._costs.look(observed.values(), wanted, jobs=self._jobs, now_s=now_s)
+            self._costs.account(observed.values(), wanted, jobs=self._jobs, now_s=now_s)
 
     async def settle(self) -> None:
-        """Wait for the starts and stops that are under way."""
+        """Wait for pending starts and stops."""
         while self._acts:
             await asyncio.wait(self._acts.values())
             await asyncio.sleep(0)
 
     async def halt(self) -> None:
-        """Break off the starts and stops that are under way; whoever comes next takes them up."""
+        """Cancel pending starts and stops; the next leader resumes them."""
         acts = list(self._acts.values())
         for act in acts:
             act.cancel()
@@ -183,13 +183,13 @@ class Reconciler:
         await asyncio.gather(*stops)
 
     def _able(self) -> dict[str, LiveJob]:
-        """Jobs that can run here."""
+        """Jobs that can run in this installation."""
         jobs = self._jobs or {}
         return {n: job for n, job in jobs.items() if not problem(job, self._options)}
 
     async def _start_queued(self, observed: dict[str, Observed]) -> Queue:
-        there = replicas_there(observed.values())
-        after, queue = await self._starting.once(self._able(), self._sizes, there)
+        running = running_replicas(observed.values())
+        after, queue = await self._starting.once(self._able(), self._sizes, running)
         self._jobs = (self._jobs or {}) | after
         return queue
 
@@ -202,7 +202,7 @@ class Reconciler:
         return await self._sizing.sizes(jobs, observed.values(), bounds=bounds, now_s=self._clock())
 
     async def _tracks(self, jobs: Iterable[LiveJob]) -> bool:
-        """A job with trackers is or was here: they go on when it is over."""
+        """Whether a job has, or had, trackers: they outlive the job."""
         if self._untracked is None or self._tracking:
             return self._tracking
         self._tracking = any(job.spec.tracking for job in jobs)
@@ -217,8 +217,8 @@ class Reconciler:
     def _units(self, wanted: Iterable[Wanted]) -> dict[str, Wanted]:
         return {unit.name: unit for unit in self._runtime.units(wanted)}
 
-    async def _look_at_jobs(self) -> bool:
-        """Whether the jobs are those of this moment."""
+    async def _refresh_jobs(self) -> bool:
+        """Refresh the jobs; returns whether that succeeded."""
         try:
             found = await self._ledger.live_jobs()
         except PacelineError as error:
@@ -236,9 +236,9 @@ class Reconciler:
     def _keep_slots(
         self, wanted: dict[str, Wanted], observed: dict[str, Observed], moving: set[str]
     ) -> None:
-        """One slot for each wanted process; what already runs is adopted."""
+        """Keep one slot per wanted process; running ones are adopted."""
         self._slots = {
-            name: self._slots.get(name) or Slot.of(process, self._options)
+            name: self._slots.get(name) or ProcessSlot.of(process, self._options)
             for name, process in wanted.items()
         }
         for name, process in wanted.items():
@@ -255,14 +255,14 @@ class Reconciler:
         alive = {name for name, found in observed.items() if found.alive}
         gone = self._slots.keys() - alive - moving
         died = {n: slot for n, slot in self._slots.items() if n in gone and slot.running}
-        # Together: when a machine goes, all that ran on it has died.
+        # Concurrently: when a machine fails, all processes on it have died.
         words = await asyncio.gather(*map(self._runtime.last_words, died))
         for (name, slot), said in zip(died.items(), words, strict=True):
             await self._end_life(slot, said)
             log.warning("process died", process=name, lives=slot.fruitless)
             if self._costs is not None:
                 self._costs.restarted(slot.wanted.kind)
-            await self._give_up_if_hopeless(slot)
+            await self._give_up_if_failing(slot)
 
     async def _check_health(self, observed: dict[str, Observed]) -> None:
         now_s = self._clock()
@@ -284,7 +284,7 @@ class Reconciler:
                 silent = f"it did not answer for {self._options.start_timeout_s:g} s"
                 await self._end_life(slot, silent)
                 self._act(slot.wanted.name, partial(self._stop, slot.wanted.name))
-                await self._give_up_if_hopeless(slot)
+                await self._give_up_if_failing(slot)
 
     def _start_missing(self) -> None:
         for name, slot in self._slots.items():
@@ -293,7 +293,7 @@ class Reconciler:
 
     def _resize(self, observed: dict[str, Observed]) -> None:
         if self._jobs is None:
-            return  # the shared pools would lose what unknown jobs need of them
+            return  # the shared pools would be scaled below the needs of unknown jobs
         for name, slot in self._slots.items():
             found, replicas = observed.get(name), slot.wanted.replicas
             if found and found.alive and found.replicas != replicas and name not in self._acts:
@@ -308,9 +308,9 @@ class Reconciler:
                 await self._set_state(job.job_id, JobState.CANCELLED)
 
     async def _explain(self) -> None:
-        """Jobs that are under way hear what keeps their workloads from running.
+        """Set the reason of started jobs to what keeps their workloads from running.
 
-        Once nothing does, what the trainer has said stands there again.
+        Once nothing does, the trainer's own reason is restored.
         """
         under_way = (JobState.STARTING, JobState.RUNNING)
         found = {n: job for n, job in (self._jobs or {}).items() if job.state in under_way}
@@ -318,7 +318,7 @@ class Reconciler:
         self._said = {n: words for n, words in (self._said | said).items() if n in found}
         reasons = {n: self._reason_of(n) for n in found}
         changed = [job for n, job in found.items() if job.reason != reasons[n]]
-        for job in changed[:MOST_NOTES]:
+        for job in changed[:MAX_NOTES]:
             await self._set_state(job.job_id, job.state, reason=reasons[job.job_id])
 
     def _reason_of(self, job_id: str) -> str:
@@ -326,12 +326,12 @@ class Reconciler:
         return clipped(reason, self._reason_bytes)
 
     def _has_any(self, job: LiveJob, observed: dict[str, Observed]) -> bool:
-        """Something of the job runs, starts or stops."""
+        """Whether any workload of the job runs, starts or stops."""
         acting = any(job.job_id in name for name in self._acts)
         return acting or any(found.job_id == job.job_id for found in observed.values())
 
-    async def _end_life(self, slot: Slot, words: str) -> None:
-        """It ended badly; of a trainer the ledger keeps how often, and what it has said itself."""
+    async def _end_life(self, slot: ProcessSlot, words: str) -> None:
+        """Record a failure; those of trainers are also counted in the ledger."""
         slot.ended(self._clock())
         slot.words = words
         if words.startswith(OOM):
@@ -344,29 +344,29 @@ class Reconciler:
                 return
             slot.fruitless = max(slot.fruitless, lives)
             end = words.partition("\n")[0]
-            # A rank that is killed says nothing; the others say that it has left them.
+            # A killed rank reports nothing; the other ranks report that it has left.
             killed = end.startswith((OOM, KILLED)) and end not in told
             slot.words = f"{end}; {told}" if killed else told
 
-    async def _give_up_if_hopeless(self, slot: Slot) -> None:
+    async def _give_up_if_failing(self, slot: ProcessSlot) -> None:
         if slot.fruitless < self._options.give_up_after:
             return
         name, lives, words = slot.wanted.name, slot.fruitless, slot.words
         if slot.wanted.kind is WorkerKind.TRACKING:
             slot.fruitless = 0
-            log.error("trackers get nothing", process=name, lives=lives, words=words)
-            return  # no job waits for it
+            log.error("the tracking process keeps failing", process=name, lives=lives, words=words)
+            return  # no job depends on it
         if job_id := slot.wanted.job_id:
             reason = f"{name} failed {lives} times without progress: {words}"
             if await self._give_up(job_id, name, reason):
                 slot.fruitless = 0
             return
         slot.fruitless = 0
-        # What a shared pool says last may quote any tenant's job: only the operator reads it.
+        # The output of a shared pool may quote jobs of any tenant: only operators may see it.
         log.error("a shared pool does not run", process=name, lives=lives, words=words)
         reason = f"the shared pool {name} does not run: it failed {lives} times; see its log"
         for job in list((self._jobs or {}).values()):
-            if job.state is not JobState.QUEUED:  # the pool may be back when its turn comes
+            if job.state is not JobState.QUEUED:  # the pool may have recovered when it starts
                 await self._give_up(job.job_id, name, reason)
 
     async def _give_up(self, job_id: str, name: str, reason: str) -> bool:
@@ -374,7 +374,7 @@ class Reconciler:
         return await self._set_state(job_id, JobState.FAILED, reason=reason)
 
     async def _set_state(self, job_id: str, state: JobState, *, reason: str = "") -> bool:
-        """Whether it is done."""
+        """Set a job's state; returns whether that succeeded."""
         try:
             await self._ledger.set_state(job_id, state, reason=reason)
         except PacelineError as error:
@@ -382,7 +382,7 @@ class Reconciler:
             return False
         return True
 
-    async def _start(self, slot: Slot) -> None:
+    async def _start(self, slot: ProcessSlot) -> None:
         wanted, incarnation = slot.wanted, 0
         try:
             if wanted.kind is WorkerKind.TRAINER:
@@ -391,15 +391,15 @@ class Reconciler:
         except StateError as error:
             log.info("not started", process=wanted.name, error=error)
         except (InvalidError, PermissionDeniedError, OSError) as error:
-            # The next attempt is unlikely to fare better: it counts as a life.
+            # A retry is unlikely to succeed: it counts as a failure.
             log.exception("cannot start", process=wanted.name)
             await self._end_life(slot, describe(error))
             if isinstance(error, InvalidError) and wanted.job_id and not slot.best_step:
-                # The same would be refused again, and a job without steps has nothing to lose.
+                # A retry would be refused too, and a job without steps has nothing to lose.
                 reason = f"{wanted.name} cannot be started: {error.message}"
                 await self._give_up(wanted.job_id, wanted.name, reason)
                 return
-            await self._give_up_if_hopeless(slot)
+            await self._give_up_if_failing(slot)
         except PacelineError as error:
             log.warning("cannot start", process=wanted.name, error=error)
         else:
@@ -411,7 +411,7 @@ class Reconciler:
             slot.running = False
 
     def _act(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do one thing at a time with a process, beside the passes."""
+        """Start a background action on a process, unless another one is pending."""
         if name in self._acts:
             return
         task = asyncio.create_task(_guarded(name, work), name=f"act {name}")

@@ -1,4 +1,4 @@
-"""The controller as a process: reconciles, beats for its children, drains them at the end."""
+"""The controller on one machine: reconciles, keeps a heartbeat file, drains its children."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
-from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
 from paceline.config.service import ControllerOptions
 from paceline.files import lock_for_life
-from paceline.membership import Membership
-from paceline.ports import PortSlots
-from paceline.rpc import connect_as
+from paceline.local.ports import PortSlots
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.transport.rpc import connect_as
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
-from paceline_controller.costs import Costs
-from paceline_controller.ledger import RemoteLedger
+from paceline_controller.jobs.costs import Costs
 from paceline_controller.member import worker_of
 from paceline_controller.reconciler import Reconciler
+from paceline_controller.registry import GrpcJobRegistry
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_controller.scaling.demand_source import GrpcDemandSource
 from paceline_controller.scaling.scaler import Scaler
-from paceline_controller.scaling.source import RemoteSource
 
 BEAT_S = 1.0
 
@@ -36,7 +36,7 @@ class ControllerService(Service):
         run_dir = settings.run_dir.resolve()
         self._lock = lock_for_life(run_dir / "controller.lock", what="a controller")
         self._beat = run_dir / "controller.beat"
-        # The rest is for the kills and for this process's own end.
+        # The rest of the grace period is for kills and for this process itself.
         child_grace_s = settings.grace_s / 2
         self._channel = connect_as(settings, settings.experience)
         options = validate(ControllerOptions, settings.options)
@@ -49,7 +49,7 @@ class ControllerService(Service):
             pools=options.pools,
         )
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
-        ledger = RemoteLedger(
+        ledger = GrpcJobRegistry(
             jobs=JobsStub(self._channel),
             experience=experience,
             tenants=TenantsStub(self._channel),
@@ -63,7 +63,7 @@ class ControllerService(Service):
             child_grace_s=child_grace_s,
             reason_bytes=settings.limits.reason_bytes,
             sizing=Scaler(
-                source=RemoteSource(roster=roster, experience=experience),
+                source=GrpcDemandSource(roster=roster, experience=experience),
                 options=options,
                 metrics=chassis.metrics,
             ),
@@ -72,7 +72,7 @@ class ControllerService(Service):
         self._beats: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Children look at the beat from their first second on."""
+        """Start the heartbeat, which children check from their first second on."""
         self._beats = asyncio.create_task(_touch_forever(self._beat), name="beat")
 
     async def run(self) -> None:
@@ -82,12 +82,12 @@ class ControllerService(Service):
             tasks.create_task(self._reconciler.run(), name="reconciler")
 
     async def drain(self) -> None:
-        """Local children end with their controller."""
+        """Stop all children: local ones end with their controller."""
         await self._reconciler.stop_all()
         await self._membership.leave()
 
     async def close(self) -> None:
-        """Let go of the run directory."""
+        """Release the run directory."""
         if self._beats is not None:
             self._beats.cancel()
         await self._runtime.close()
@@ -96,11 +96,11 @@ class ControllerService(Service):
 
 
 async def build(chassis: Chassis) -> Service:
-    """What the chassis runs."""
+    """Build the controller for the configured runtime."""
     options = validate(ControllerOptions, chassis.settings.options)
     if options.runtime == "kubernetes":
-        # The client of the API takes a second and 20 MB, which a laptop can do without.
-        from paceline_controller import cluster
+        # Imported late: the Kubernetes client takes a second and 20 MB.
+        from paceline_controller.cluster import cluster
 
         return await cluster.build(chassis, options)
     return ControllerService(chassis)

@@ -1,4 +1,4 @@
-"""Many small things sent as few messages."""
+"""Batches small items into few messages."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ Item = TypeVar("Item")
 
 
 class Coalescer(Generic[Item]):
-    """Collects what comes within `window_s` and hands it to `send` as lists of at most `most`."""
+    """Collects items for `window_s` and passes them to `send` as lists of at most `max_items`."""
 
     def __init__(
         self,
         send: Callable[[list[Item]], Coroutine[Any, Any, None]],
         *,
         window_s: float,
-        most: int,
+        max_items: int,
     ) -> None:
         self._send = send
         self._window_s = window_s
-        self._most = most
+        self._max_items = max_items
         self._items: list[Item] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, item: Item) -> None:
-        """Send it soon."""
+        """Queue an item; it is sent within `window_s`."""
         self._items.append(item)
-        if len(self._items) >= self._most:
+        if len(self._items) >= self._max_items:
             self._flush()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._window_s, self._flush)
 
     def close(self) -> None:
-        """Stop all sending."""
+        """Cancel all sends, pending and in flight."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -54,15 +54,20 @@ class Coalescer(Generic[Item]):
         task.add_done_callback(self._tasks.discard)
 
 
-def portions(items: Sequence[Item], *, size: Callable[[Item], int], most: int) -> list[list[Item]]:
-    """The items in order, cut so that no portion of several is larger than `most`."""
+def portions(
+    items: Sequence[Item], *, size: Callable[[Item], int], max_size: int
+) -> list[list[Item]]:
+    """Split the items, in order, into portions of at most `max_size`.
+
+    An item that is larger gets a portion of its own.
+    """
     found: list[list[Item]] = []
-    room = 0
+    remaining = 0
     for item in items:
         needed = size(item)
-        if not found or needed > room:
+        if not found or needed > remaining:
             found.append([])
-            room = most
+            remaining = max_size
         found[-1].append(item)
-        room -= needed
+        remaining -= needed
     return found

@@ -1,4 +1,4 @@
-"""What an environment worker knows of each job: read once, shared by all its episodes."""
+"""What an environment worker needs of a job: read once, shared by all of its episodes."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline import artefacts, plugins
-from paceline.chat import Dialogue, Tokenizer
 from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
+from paceline.config.named import problems
+from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
-from paceline.interfaces import Environment, Observation
-from paceline.rpc import call
-from paceline.transcript import TranscriptBuilder
-from paceline.types import Assignment, Purpose, Sampling, Source, Span
+from paceline.plugins import Environment, Observation, Topology, registry
+from paceline.server import artifacts
+from paceline.tokens.chat import Dialogue, Tokenizer
+from paceline.tokens.transcript import TranscriptBuilder
+from paceline.transport.rpc import call
+from paceline.types import Assignment, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
-from paceline_environment.turn import Home
+from paceline_environment.episodes.turn import PrefixHolders
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
-_MOST_JOBS = 64
+_MAX_JOBS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ class JobContext:
     spec: JobSpec
     tokenizer: Tokenizer
     environment: Callable[..., Environment]
-    topology: Callable[..., Any]
+    topology: Topology
     rewards: str  # JSON of the `reward:` section
-    part_s: float  # seconds that its slowest part may take
-    samplings: dict[Purpose, Sampling]
+    part_s: float  # longest timeout of its reward parts, in seconds
+    samplings: dict[Purpose, SamplingParams]
     options: dict[Purpose, dict[str, Any]]
     limits: LimitSettings
 
@@ -47,31 +50,31 @@ class JobContext:
         return Dialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
 
     def make_environment(self, purpose: Purpose) -> Environment:
-        """A world for one episode."""
+        """An environment for one episode."""
         return self.environment(**self.options[purpose])
 
 
-class Group:
-    """What the episodes of an assignment share, the rendered first observation above all."""
+class GroupContext:
+    """What the episodes of an assignment share, above all the rendered first observation."""
 
     def __init__(self, *, job: JobContext, assignment: Assignment, task: types_pb2.Task) -> None:
         self.job = job
         self.assignment = assignment
         self.task = task
-        self.home = Home()
-        self._shown: dict[Any, tuple[tuple[int, ...], tuple[Span, ...]]] = {}
+        self.holders = PrefixHolders()
+        self._rendered: dict[Any, tuple[tuple[int, ...], tuple[TokenSpan, ...]]] = {}
 
     def first(self, observation: Observation) -> TranscriptBuilder:
-        """A transcript that begins with an observation, rendered once for all who see it.
+        """A transcript that begins with an observation, rendered once per group.
 
         Raises:
-            InvalidError: it leaves the policy no room to answer.
-            LimitError: its text is too long to be looked at.
+            InvalidError: it leaves the policy no tokens to answer with.
+            LimitError: its text is longer than limit prompt_bytes.
         """
         key = (observation.messages, observation.text)
-        if key not in self._shown:
-            self._shown[key] = _render_first(self.job, observation)
-        tokens, spans = self._shown[key]
+        if key not in self._rendered:
+            self._rendered[key] = _render_first(self.job, observation)
+        tokens, spans = self._rendered[key]
         builder = TranscriptBuilder()
         builder.add_spans(tokens, spans)
         return builder
@@ -79,22 +82,22 @@ class Group:
 
 def _render_first(
     job: JobContext, observation: Observation
-) -> tuple[tuple[int, ...], tuple[Span, ...]]:
-    shown = job.dialogue().show(observation)
-    most = job.spec.sampling.max_context
-    if len(shown.tokens) >= most:
+) -> tuple[tuple[int, ...], tuple[TokenSpan, ...]]:
+    rendered = job.dialogue().show(observation)
+    max_context = job.spec.sampling.max_context
+    if len(rendered.tokens) >= max_context:
         raise InvalidError(
-            f"prompt of {len(shown.tokens)} tokens does not fit max_context {most}; "
+            f"prompt of {len(rendered.tokens)} tokens does not fit max_context {max_context}; "
             "raise sampling.max_context or make the tasks shorter"
         )
-    # A policy needs something to go on from; an empty observation begins with an end token.
-    if not shown.tokens:
-        return job.tokenizer.eos[:1], (Span(0, 1, Source.TEMPLATE),)
-    return shown.tokens, shown.spans
+    # An engine needs at least one token of context: an empty observation becomes an end token.
+    if not rendered.tokens:
+        return job.tokenizer.eos[:1], (TokenSpan(0, 1, TokenSource.TEMPLATE),)
+    return rendered.tokens, rendered.spans
 
 
 class Jobs:
-    """Reads jobs from experience; one read for all who ask at the same time."""
+    """Reads jobs from experience and caches them; concurrent callers share one read."""
 
     def __init__(
         self,
@@ -109,21 +112,21 @@ class Jobs:
         self._known: dict[str, asyncio.Task[JobContext]] = {}
 
     def cached(self, job_id: str) -> JobContext | None:
-        """The job, if it has been read."""
+        """A job that has been read; None if it has not."""
         task = self._known.get(job_id)
         if task is None or not task.done() or task.cancelled() or task.exception():
             return None
         return task.result()
 
     async def get(self, job_id: str) -> JobContext:
-        """The job.
+        """A job, from the cache or from experience.
 
         Raises:
-            InvalidError: it cannot be run here: a plug-in or the tokenizer is missing.
+            InvalidError: this worker cannot run it: a plug-in or the tokenizer is missing.
             PacelineError: experience cannot be reached.
         """
         if job_id not in self._known:
-            if len(self._known) >= _MOST_JOBS:
+            if len(self._known) >= _MAX_JOBS:
                 del self._known[next(iter(self._known))]
             self._known[job_id] = asyncio.create_task(self._read(job_id))
         reading = self._known[job_id]
@@ -137,17 +140,24 @@ class Jobs:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
         job = await call(self._jobs.GetJob, request, timeout_s=20.0, idempotent=True)
         spec = parse_job(json.loads(job.spec_json))
-        digests = job.artefacts.items()
-        files = {name: await artefacts.fetch(self._experience, digest) for name, digest in digests}
+        digests = job.artifacts.items()
+        files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
         return build_context(job_id, spec, Tokenizer.from_files(files), limits=self._limits)
+
+
+def _topology(spec: JobSpec) -> Topology:
+    plugin = spec.sampling.topology
+    if found := list(problems(spec, {"topologies"}, in_process=True)):
+        raise InvalidError("; ".join(found))
+    return partial(registry.find("topologies", plugin.kind), **plugin.options)
 
 
 def build_context(
     job_id: str, spec: JobSpec, tokenizer: Tokenizer, *, limits: LimitSettings
 ) -> JobContext:
-    """Find the plug-ins of a job and fix how it samples."""
+    """Load a job's plug-ins and compute its sampling parameters."""
     sampling = spec.sampling
-    train = Sampling(
+    train = SamplingParams(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -164,8 +174,8 @@ def build_context(
         job_id=job_id,
         spec=spec,
         tokenizer=tokenizer,
-        environment=plugins.find("environments", spec.tasks.environment),
-        topology=plugins.find("topologies", "linear"),
+        environment=registry.environment(spec.tasks.environment).load_world(),
+        topology=_topology(spec),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
         part_s=max(part.timeout_s for part in spec.reward),
         samplings=samplings,

@@ -1,4 +1,4 @@
-"""The stream on which work comes in; made anew, and nothing forgotten, whenever it breaks."""
+"""The lease stream: assignments in, credits and renewals out. Reconnects without losing any."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline import wire
+from paceline.enums import GiveBackReason
 from paceline.errors import PacelineError
-from paceline.logs import Log
-from paceline.rpc import backoff_s, exchange
-from paceline.types import Assignment, Progress
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s, exchange
+from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
+from paceline.v1 import types_pb2
 from paceline_environment.coalesce import portions
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
 
+_REASONS = wire.numbers_of(GiveBackReason, pb.GiveBackReason.DESCRIPTOR)
 log = Log("leases")
 _STREAM_S = 24 * 3600.0
 _WINDOW_S = 0.01
-_MOST_PAUSE_S = 1.0  # before a broken stream is made anew
-_MOST_TOKENS = 500_000  # of one message, well below the limit of gRPC
+_MAX_BACKOFF_S = 1.0
+_MAX_TOKENS = 500_000  # per message, well below the limit of gRPC
 
 
 class Key(NamedTuple):
@@ -34,22 +37,25 @@ class Key(NamedTuple):
     attempt: int
 
 
+GivenBack = tuple[Key, GiveBackReason, str]  # the last is a detail for humans
+
+
 @dataclass(slots=True)
-class Outbox:
-    """What the next message will say."""
+class LeaseOutbox:
+    """Content of the next message."""
 
     credits: int = 0
     eval_credits: int = 0
-    progress: list[Progress] = field(default_factory=list[Progress])
+    progress: list[EpisodeProgress] = field(default_factory=list[EpisodeProgress])
     renew: list[Key] = field(default_factory=list[Key])
-    give_back: list[tuple[Key, str, str]] = field(default_factory=list[tuple[Key, str, str]])
-    holds_no_more: bool = False  # `renew` names every open episode
+    give_back: list[GivenBack] = field(default_factory=list[GivenBack])
+    renew_is_complete: bool = False  # `renew` names every open episode
 
 
-class Leases:
+class LeaseClient:
     """Client of `Experience.Lease`.
 
-    `hello` says what a new stream begins with: all free slots, and all open episodes to renew.
+    `hello` returns the first message of a stream: all free slots, and all open episodes to renew.
     """
 
     def __init__(
@@ -58,42 +64,42 @@ class Leases:
         experience: ExperienceAsyncStub,
         worker_id: str,
         environments: Sequence[str],
-        hello: Callable[[], Outbox],
+        hello: Callable[[], LeaseOutbox],
         receive: Callable[[list[Assignment], list[Key]], None],
     ) -> None:
         self._experience = experience
         self._first = {"worker_id": worker_id, "environments": environments}
         self._hello = hello
         self._receive = receive
-        self._outbox = Outbox()
+        self._outbox = LeaseOutbox()
         self._wake = asyncio.Event()
         self._finishing = False
         self._stream = 0
 
     def add_credits(self, train: int, evals: int) -> None:
-        """Slots have become free."""
+        """Offer slots that have become free."""
         self._outbox.credits += train
         self._outbox.eval_credits += evals
         self._wake.set()
 
-    def renew(self, keys: Sequence[Key], progress: Sequence[Progress]) -> None:
-        """Keep leases; `progress` renews those it speaks of."""
+    def renew(self, keys: Sequence[Key], progress: Sequence[EpisodeProgress]) -> None:
+        """Renew leases; `progress` also renews those of its episodes."""
         self._outbox.renew.extend(keys)
         self._outbox.progress.extend(progress)
         self._wake.set()
 
-    def give_back(self, key: Key, reason: str, detail: str) -> None:
-        """Let someone else try."""
+    def give_back(self, key: Key, reason: GiveBackReason, detail: str) -> None:
+        """Give a lease back, so that another worker can take the episode."""
         self._outbox.give_back.append((key, reason, detail))
         self._wake.set()
 
     def finish(self) -> None:
-        """Send what is left and close the stream; `run` returns."""
+        """Send what is queued and close the stream; `run` then returns."""
         self._finishing = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Lease until told to finish."""
+        """Keep a stream open until `finish` is called."""
         attempt = 0
         while not self._finishing:
             try:
@@ -101,17 +107,17 @@ class Leases:
                 async for reply in exchange(self._experience.Lease, requests, timeout_s=_STREAM_S):
                     attempt = 0
                     self._receive(
-                        [wire.assignment_from(message) for message in reply.assignments],
+                        [wire.from_proto(message, Assignment) for message in reply.assignments],
                         [Key(m.job_id, m.group_id, m.index, m.attempt) for m in reply.abort],
                     )
             except PacelineError as error:
                 log.warning("lease stream lost", error=error)
             finally:
-                # Ends the old stream's request iterator, which nobody else does.
+                # Nothing else ends the request iterator of the old stream.
                 self._stream += 1
                 self._wake.set()
             if not self._finishing:
-                await asyncio.sleep(backoff_s(attempt, most_s=_MOST_PAUSE_S))
+                await asyncio.sleep(backoff_s(attempt, max_s=_MAX_BACKOFF_S))
                 attempt += 1
 
     async def _requests(self) -> AsyncIterator[pb.LeaseRequest]:
@@ -132,38 +138,42 @@ class Leases:
                 yield message
 
     def _messages(self, **first: object) -> list[pb.LeaseRequest]:
-        said, self._outbox = self._outbox, Outbox()
-        return messages(said, **first)
+        outbox, self._outbox = self._outbox, LeaseOutbox()
+        return messages(outbox, **first)
 
 
-def messages(said: Outbox, **first: object) -> list[pb.LeaseRequest]:
-    """What there is to say, in messages that fit; `first` are more fields of the first one.
+def messages(outbox: LeaseOutbox, **first: object) -> list[pb.LeaseRequest]:
+    """Split an outbox into messages that fit; `first` are further fields of the first message.
 
-    Progress comes first: what is given back is not leased any more.
+    Progress comes first: it is only accepted for episodes that are still leased.
     """
     made = [pb.LeaseRequest(**first)]  # pyright: ignore[reportArgumentType]
-    for number, part in enumerate(portions(said.progress, size=_tokens, most=_MOST_TOKENS)):
+    for number, part in enumerate(
+        portions(outbox.progress, size=_num_tokens, max_size=_MAX_TOKENS)
+    ):
         if number:
             made.append(pb.LeaseRequest())
-        made[-1].progress.extend(wire.progress_to(progress) for progress in part)
+        made[-1].progress.extend(
+            wire.to_proto(progress, types_pb2.EpisodeProgress) for progress in part
+        )
     last = made[-1]
-    last.credits, last.eval_credits = said.credits, said.eval_credits
-    last.renew.extend(_key(key) for key in said.renew)
-    last.holds_no_more = said.holds_no_more
-    last.give_back.extend(_key(*each) for each in said.give_back)
+    last.credits, last.eval_credits = outbox.credits, outbox.eval_credits
+    last.renew.extend(_key(key) for key in outbox.renew)
+    last.renew_is_complete = outbox.renew_is_complete
+    last.give_back.extend(_key(*each) for each in outbox.give_back)
     return made
 
 
-def _tokens(progress: Progress) -> int:
+def _num_tokens(progress: EpisodeProgress) -> int:
     return sum(len(transcript.tokens) for transcript in progress.transcripts)
 
 
-def _key(key: Key, reason: str = "", detail: str = "") -> pb.EpisodeKey:
+def _key(key: Key, reason: GiveBackReason | None = None, detail: str = "") -> pb.EpisodeKey:
     return pb.EpisodeKey(
         job_id=key.job_id,
         group_id=key.group_id,
         index=key.sibling,
         attempt=key.attempt,
-        reason=reason,
+        reason=_REASONS[reason] if reason else pb.GIVE_BACK_REASON_UNSPECIFIED,
         detail=detail,
     )

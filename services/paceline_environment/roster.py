@@ -1,4 +1,4 @@
-"""Which workers of one kind are there: a watch on the roster that outlives its stream."""
+"""Watches the live workers of one kind; reconnects when the stream breaks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from paceline import wire
+from paceline.enums import WorkerKind
 from paceline.errors import PacelineError
-from paceline.logs import Log
-from paceline.rpc import backoff_s, stream
-from paceline.types import Worker, WorkerKind
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s, stream
+from paceline.types import Worker
 from paceline.v1 import roster_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ log = Log("roster")
 _WATCH_S = 3600.0
 
 
-class Workers:
-    """The live workers of a kind at a site. While the roster is away the last answer stands."""
+class WorkerWatch:
+    """The live workers of a kind at a site; the last known ones while experience is unreachable."""
 
     def __init__(self, *, roster: RosterAsyncStub, kind: WorkerKind, site: str = "") -> None:
         self._roster = roster
@@ -32,16 +33,16 @@ class Workers:
         self.listeners: list[Callable[[], None]] = []  # called after every change
 
     def all(self) -> list[Worker]:
-        """Every one."""
+        """Workers of all jobs."""
         return self._workers
 
     def of(self, job_id: str) -> list[Worker]:
-        """Those that serve a job: its own ones, else the shared ones."""
+        """Workers that serve a job: its own, else the shared ones."""
         own = [worker for worker in self._workers if worker.job_id == job_id]
         return own or [worker for worker in self._workers if not worker.job_id]
 
     async def change(self, timeout_s: float) -> None:
-        """Wait for the next change, but not for longer."""
+        """Wait for the next change, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -49,7 +50,7 @@ class Workers:
             return
 
     def set(self, workers: list[Worker]) -> None:
-        """Take over what the roster says."""
+        """Replace the workers and call the listeners."""
         self._workers = [worker for worker in workers if worker.endpoint]
         self._changed.set()
         self._changed = asyncio.Event()
@@ -59,14 +60,14 @@ class Workers:
     async def run(self) -> None:
         """Watch until cancelled."""
         attempt = 0
-        request = pb.ListWorkersRequest(kind=self._kind, site=self._site)
+        request = pb.ListWorkersRequest(kind=wire.number_of(self._kind), site=self._site)
         while True:
             try:
                 replies = stream(self._roster.WatchWorkers, request, timeout_s=_WATCH_S)
                 async for reply in replies:
                     attempt = 0
-                    self.set([wire.worker_from(worker) for worker in reply.workers])
+                    self.set([wire.from_proto(worker, Worker) for worker in reply.workers])
             except PacelineError as error:
-                log.warning("no roster", kind=self._kind, error=error)
+                log.warning("roster watch lost", kind=self._kind, error=error)
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1

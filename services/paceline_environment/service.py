@@ -1,4 +1,4 @@
-"""Puts an environment worker together and runs it on the chassis."""
+"""Assembles an environment worker and runs it on the chassis."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
 from paceline.config.service import EnvironmentOptions
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.membership import Membership
-from paceline.rpc import connect_as
-from paceline.types import Worker, WorkerKind
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.transport.rpc import connect_as
+from paceline.types import Worker
 from paceline.v1.environment_pb2_grpc import add_EnvironmentServicer_to_server
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_environment.episode import Peers
+from paceline_environment.episodes.episode import EpisodePeers
+from paceline_environment.episodes.scoring import Scoring
+from paceline_environment.episodes.stages import Stages
 from paceline_environment.jobs import Jobs
-from paceline_environment.leases import Leases
-from paceline_environment.places import Places
-from paceline_environment.policy import Policy
-from paceline_environment.roster import Workers
-from paceline_environment.scoring import Scoring
-from paceline_environment.servicer import Servicer
-from paceline_environment.stages import Stages
+from paceline_environment.leases import LeaseClient
+from paceline_environment.rollouts.failover import PolicyClient
+from paceline_environment.rollouts.router import RolloutRouter
+from paceline_environment.roster import WorkerWatch
+from paceline_environment.servicer import EnvironmentServicer
 from paceline_environment.submitter import Submitter
-from paceline_environment.worker import EpisodeWorker, Limits
+from paceline_environment.worker import EpisodeWorker, WorkerCapacity
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-_LAST_WORDS_S = 3.0
+_LEASES_DRAIN_S = 3.0
 
 
 class EnvironmentService(Service):
-    """Leases episodes from experience until it is told to stop."""
+    """Leases episodes from experience and runs them until it is stopped."""
 
     def __init__(self, chassis: Chassis, options: EnvironmentOptions) -> None:
         settings = chassis.settings
@@ -48,17 +49,17 @@ class EnvironmentService(Service):
         experience: ExperienceAsyncStub = ExperienceStub(self._channel)
         jobs: JobsAsyncStub = JobsStub(self._channel)
         roster: RosterAsyncStub = RosterStub(self._channel)
-        self._rollouts = Workers(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
-        self._rewards = Workers(roster=roster, kind=WorkerKind.REWARD)
+        self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
+        self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
         self.stages = Stages(usage=chassis.usage)
-        self._places = Places(
+        self._router = RolloutRouter(
             workers=self._rollouts,
             stages=self.stages,
             metrics=chassis.metrics,
-            worth=options.prefix_worth,
+            prefix_value=options.prefix_worth,
         )
-        self._policy = Policy(
-            places=self._places,
+        self._policy = PolicyClient(
+            router=self._router,
             connect=partial(connect_as, settings, kind=WorkerKind.ROLLOUT),
             stages=self.stages,
             metrics=chassis.metrics,
@@ -71,7 +72,7 @@ class EnvironmentService(Service):
         self._submitter = Submitter(experience=experience)
         self.worker = EpisodeWorker(
             jobs=Jobs(jobs=jobs, experience=experience, limits=settings.limits),
-            peers=Peers(
+            peers=EpisodePeers(
                 settings.worker_id,
                 self._policy,
                 self._scoring,
@@ -80,10 +81,12 @@ class EnvironmentService(Service):
                 tracer=chassis.tracer,
             ),
             submitter=self._submitter,
-            limits=Limits(options.slots, options.eval_slots, options.flush_s, options.flush_tokens),
+            limits=WorkerCapacity(
+                options.slots, options.eval_slots, options.flush_s, options.flush_tokens
+            ),
             metrics=chassis.metrics,
         )
-        self._leases = Leases(
+        self._leases = LeaseClient(
             experience=experience,
             worker_id=settings.worker_id,
             environments=options.environments,
@@ -97,9 +100,11 @@ class EnvironmentService(Service):
         self._membership = Membership(roster=roster, report=self.report)
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress
-        progress.watch("steps", self.stages.pulse, least_s=lambda: self.worker.longest_step_s)
-        progress.tell(self.stages.facts)
-        servicer = Servicer(
+        progress.watch(
+            "steps", self.stages.progress, min_limit_s=lambda: self.worker.longest_step_s
+        )
+        progress.add_status(self.stages.status)
+        servicer = EnvironmentServicer(
             worker_id=settings.worker_id,
             slots=options.slots,
             stages=self.stages,
@@ -108,13 +113,13 @@ class EnvironmentService(Service):
         add_EnvironmentServicer_to_server(servicer, chassis.server)
 
     async def run(self) -> None:
-        """Everything runs in tasks of its own, so that draining can still use the streams."""
+        """Run in separate tasks, so that draining can still use the streams."""
         parts = {
             "rollouts": self._rollouts.run(),
             "rewards": self._rewards.run(),
             "membership": self._membership.run(),
             "leases": self._leases.run(),
-            "keep": self.worker.keep(),
+            "episodes": self.worker.run(),
         }
         self._tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -122,16 +127,16 @@ class EnvironmentService(Service):
             await task
 
     async def drain(self) -> None:
-        """Give open episodes back with what they have."""
+        """Give open episodes back with their progress."""
         await self._membership.leave()
         await self.worker.drain()
         self._leases.finish()
         leases = [task for task in self._tasks if task.get_name() == "leases"]
         if leases:
-            await asyncio.wait(leases, timeout=_LAST_WORDS_S)
+            await asyncio.wait(leases, timeout=_LEASES_DRAIN_S)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Cancel all tasks and close all channels."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,7 +146,7 @@ class EnvironmentService(Service):
         await self._channel.close()
 
     def report(self) -> Worker:
-        """What the roster is told."""
+        """The worker and its load for the roster."""
         settings, waiting = self._chassis.settings, self.stages.waiting
         busy_s = time.process_time()
         load: dict[str, float] = {
@@ -149,7 +154,7 @@ class EnvironmentService(Service):
             "slots": self._options.slots,
             "finished": self.stages.finished,
             "infra_errors": self.stages.infra_errors,
-            "queued_tokens": self._places.queued_tokens.total(),
+            "queued_tokens": self._router.queued_tokens.total(),
             "tokens_lost": self.stages.tokens_lost,
             "tokens_resumed": self.stages.tokens_resumed,
             "busy_s": busy_s,
@@ -169,5 +174,5 @@ class EnvironmentService(Service):
 async def build(chassis: Chassis) -> EnvironmentService:
     """An environment worker from the settings of its process."""
     if not chassis.settings.experience:
-        raise ConfigError("experience: host:port of the experience service is needed")
+        raise ConfigError("experience: host:port of the experience service is required")
     return EnvironmentService(chassis, validate(EnvironmentOptions, chassis.settings.options))

@@ -1,16 +1,16 @@
-"""The wire of an environment worker."""
+"""gRPC surface of an environment worker."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from paceline.v1 import environment_pb2 as pb
-from paceline.v1.environment_pb2_grpc import EnvironmentServicer
-from paceline_environment.stages import Stages
+from paceline.v1 import environment_pb2_grpc as pb_grpc
+from paceline_environment.episodes.stages import Stages
 
 
-class Servicer(EnvironmentServicer):
-    """Tells what the worker is doing."""
+class EnvironmentServicer(pb_grpc.EnvironmentServicer):
+    """Reports what the worker is doing."""
 
     def __init__(
         self, *, worker_id: str, slots: int, stages: Stages, num_open: Callable[[], int]
@@ -23,7 +23,7 @@ class Servicer(EnvironmentServicer):
     async def Status(
         self, request: pb.EnvironmentStatusRequest, context: object
     ) -> pb.EnvironmentStatus:
-        """Counters now."""
+        """Current counters."""
         return pb.EnvironmentStatus(
             worker_id=self._worker_id,
             open_episodes=self._num_open(),

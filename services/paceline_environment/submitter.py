@@ -1,4 +1,4 @@
-"""Hands finished trajectories to experience: together, and again until it has said yes."""
+"""Submits finished trajectories to experience: batched, and retried until acknowledged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline import wire
 from paceline.config.quota import MAX_TRAJECTORY_BYTES
+from paceline.enums import EpisodeOutcome
 from paceline.errors import (
     FencedError,
     InvalidError,
@@ -16,8 +17,8 @@ from paceline.errors import (
     PacelineError,
     StateError,
 )
-from paceline.logs import Log
-from paceline.rpc import backoff_s, call
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s, call
 from paceline.types import Trajectory
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
@@ -26,19 +27,20 @@ from paceline_environment.coalesce import Coalescer, portions
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
 
+_OUTCOMES = wire.members_of(EpisodeOutcome, pb.EpisodeOutcome.DESCRIPTOR)
 log = Log("submitter")
 _WINDOW_S = 0.015
-_MOST = 256
-_MOST_BYTES = 8 << 20  # of one message with several, well below the limit of gRPC
-_MOST_INTERNAL = 5  # answers INTERNAL to a single trajectory before it is given up
+_MAX_ITEMS = 256
+_MAX_BYTES = 8 << 20  # per message with several trajectories, well below the limit of gRPC
+_MAX_INTERNAL_ERRORS = 5  # INTERNAL answers to a single trajectory before it is given up
 _TIMEOUT_S = 20.0
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingSubmission:
     message: types_pb2.Trajectory
     num_bytes: int
-    outcome: asyncio.Future[str]
+    outcome: asyncio.Future[EpisodeOutcome]
 
 
 class Submitter:
@@ -46,39 +48,39 @@ class Submitter:
 
     def __init__(self, *, experience: ExperienceAsyncStub) -> None:
         self._experience = experience
-        self._jobs: dict[str, Coalescer[_Waiting]] = {}
+        self._jobs: dict[str, Coalescer[_PendingSubmission]] = {}
 
-    async def submit(self, job_id: str, trajectory: Trajectory) -> str:
-        """Until it is acknowledged; the outcome (`SubmitReply.outcomes`).
+    async def submit(self, job_id: str, trajectory: Trajectory) -> EpisodeOutcome:
+        """Submit a trajectory and wait until it is acknowledged.
 
         Raises:
-            LimitError: it is too large to be sent.
+            LimitError: it is too large to send.
             InvalidError: experience refuses this trajectory.
         """
         if job_id not in self._jobs:
 
-            async def send(items: list[_Waiting]) -> None:
-                for batch in portions(items, size=lambda each: each.num_bytes, most=_MOST_BYTES):
+            async def send(items: list[_PendingSubmission]) -> None:
+                for batch in portions(items, size=lambda each: each.num_bytes, max_size=_MAX_BYTES):
                     await self._send(job_id, batch)
 
-            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, most=_MOST)
-        message = wire.trajectory_to(trajectory)
+            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, max_items=_MAX_ITEMS)
+        message = wire.to_proto(trajectory, types_pb2.Trajectory)
         num_bytes = message.ByteSize()
         if num_bytes > MAX_TRAJECTORY_BYTES:
             raise LimitError(
                 f"limit trajectory_bytes: {num_bytes} bytes, and no tenant is allowed more than "
                 f"{MAX_TRAJECTORY_BYTES}; make the episodes shorter"
             )
-        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._jobs[job_id].put(_Waiting(message, num_bytes, outcome))
+        outcome: asyncio.Future[EpisodeOutcome] = asyncio.get_running_loop().create_future()
+        self._jobs[job_id].put(_PendingSubmission(message, num_bytes, outcome))
         return await outcome
 
     def close(self) -> None:
-        """Stop; what is not acknowledged will be run again elsewhere."""
+        """Stop; episodes that are not acknowledged are leased to another worker."""
         for job in self._jobs.values():
             job.close()
 
-    async def _send(self, job_id: str, batch: list[_Waiting]) -> None:
+    async def _send(self, job_id: str, batch: list[_PendingSubmission]) -> None:
         attempt = internal = 0
         request = pb.SubmitRequest(job_id=job_id, trajectories=[w.message for w in batch])
         while True:
@@ -86,25 +88,27 @@ class Submitter:
                 reply = await call(
                     self._experience.Submit, request, timeout_s=_TIMEOUT_S, idempotent=True
                 )
-                return _settle(batch, list(reply.outcomes))
+                return _settle(batch, [_OUTCOMES[number] for number in reply.outcomes])
             except FencedError as error:
-                log.warning("experience changes hands", job=job_id, error=error)
+                log.warning("experience fenced, retrying", job=job_id, error=error)
             except (NotFoundError, StateError) as error:
-                log.warning("job takes nothing any more", job=job_id, error=error)
-                return _settle(batch, ["dropped"] * len(batch))
+                log.warning("job has ended, trajectories dropped", job=job_id, error=error)
+                return _settle(batch, [EpisodeOutcome.DROPPED] * len(batch))
             except InvalidError as error:
                 return await self._one_by_one(job_id, batch, error)
             except PacelineError as error:
                 log.warning("cannot submit", job=job_id, num=len(batch), error=error)
-                # The root class is what a server that stumbled over one of them answers.
+                # INTERNAL maps to the root class: one of the trajectories may crash the server.
                 internal += type(error) is PacelineError
-                if internal >= _MOST_INTERNAL:
+                if internal >= _MAX_INTERNAL_ERRORS:
                     return await self._one_by_one(job_id, batch, InvalidError(str(error)))
             await asyncio.sleep(backoff_s(attempt))
             attempt += 1
 
-    async def _one_by_one(self, job_id: str, batch: list[_Waiting], error: InvalidError) -> None:
-        """One bad trajectory must not hold up the others."""
+    async def _one_by_one(
+        self, job_id: str, batch: list[_PendingSubmission], error: InvalidError
+    ) -> None:
+        """Send each alone, so that an invalid trajectory does not block the others."""
         if len(batch) == 1:
             if not batch[0].outcome.done():
                 batch[0].outcome.set_exception(error)
@@ -113,7 +117,7 @@ class Submitter:
             await self._send(job_id, [waiting])
 
 
-def _settle(batch: list[_Waiting], outcomes: list[str]) -> None:
+def _settle(batch: list[_PendingSubmission], outcomes: list[EpisodeOutcome]) -> None:
     if len(outcomes) != len(batch):
         raise PacelineError(f"{len(batch)} trajectories came back with {len(outcomes)} outcomes")
     for waiting, outcome in zip(batch, outcomes, strict=True):

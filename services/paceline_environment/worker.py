@@ -1,4 +1,4 @@
-"""Open episodes: takes them in, keeps their leases, sees each one to its end."""
+"""Runs the episodes that this worker has leased, and settles every lease."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import asyncio
 from dataclasses import dataclass
 
 from paceline import wire
+from paceline.enums import GiveBackReason, Purpose
 from paceline.errors import InvalidError, LimitError, PacelineError, VersionGoneError
-from paceline.logs import Log
-from paceline.metrics import Metrics
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import NOTHING, Span
 from paceline.text import clipped
-from paceline.tracing import NOTHING, Span
-from paceline.types import Assignment, Progress, Purpose
-from paceline_environment.episode import Episode, Peers
-from paceline_environment.jobs import Group, JobContext, Jobs
-from paceline_environment.leases import Key, Leases, Outbox
+from paceline.types import Assignment, EpisodeProgress
+from paceline.v1 import types_pb2
+from paceline_environment.episodes.episode import Episode, EpisodePeers
+from paceline_environment.jobs import GroupContext, JobContext, Jobs
+from paceline_environment.leases import Key, LeaseClient, LeaseOutbox
 from paceline_environment.submitter import Submitter
 
 log = Log("worker")
 _MAX_DETAIL_BYTES = 4096
-_RENEW_SHARE = 3  # leases are renewed when a third of them has passed
+_RENEW_SHARE = 3  # a lease is renewed after a third of its duration
 
 
 @dataclass(slots=True)
-class Open:
+class OpenEpisode:
     """An episode that this worker holds the lease of."""
 
     key: Key
@@ -41,8 +43,8 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much a worker takes and how often it tells of it."""
+class WorkerCapacity:
+    """Slots of a worker, and how often it saves the progress of its episodes."""
 
     slots: int
     eval_slots: int
@@ -51,243 +53,267 @@ class Limits:
 
 
 class EpisodeWorker:
-    """One asyncio task for each open episode; one loop that looks after all of them."""
+    """One asyncio task per open episode, and one loop that renews, saves and times out."""
 
     def __init__(
-        self, *, jobs: Jobs, peers: Peers, submitter: Submitter, limits: Limits, metrics: Metrics
+        self,
+        *,
+        jobs: Jobs,
+        peers: EpisodePeers,
+        submitter: Submitter,
+        limits: WorkerCapacity,
+        metrics: Metrics,
     ) -> None:
         self._jobs = jobs
         self._peers = peers
         self._submitter = submitter
         self._limits = limits
         self._metrics = metrics
-        self._leases: Leases | None = None
-        self._open: dict[tuple[str, str, int], Open] = {}
+        self._leases: LeaseClient | None = None
+        self._open: dict[tuple[str, str, int], OpenEpisode] = {}
         self._granted = {Purpose.TRAIN: 0, Purpose.EVAL: 0}  # credits not used yet
-        self._held = {Purpose.TRAIN: 0, Purpose.EVAL: 0}
+        self._num_leased = {Purpose.TRAIN: 0, Purpose.EVAL: 0}
         self._starting: set[asyncio.Task[None]] = set()
         self._longest_step_s = 0.0
         self._draining = False
         # A rate does not see the first event of a counter.
         metrics.add("finished", 0)
-        metrics.add("given_back", 0, cause="infra_error")
+        metrics.add("given_back", 0, cause=GiveBackReason.INFRA_ERROR)
 
     @property
     def num_open(self) -> int:
-        """Episodes at this moment."""
+        """Number of open episodes."""
         return len(self._open)
 
     @property
     def longest_step_s(self) -> float:
-        """That a step of a world may take by the jobs seen so far."""
+        """The longest `step_timeout_s` of the jobs seen so far."""
         return self._longest_step_s
 
-    def attach(self, leases: Leases) -> None:
-        """Where to tell of episodes."""
+    def attach(self, leases: LeaseClient) -> None:
+        """Set the client through which leases are renewed and given back."""
         self._leases = leases
 
-    def hello(self) -> Outbox:
-        """What a new lease stream begins with."""
+    def hello(self) -> LeaseOutbox:
+        """The first message of a new lease stream."""
         self._granted = {Purpose.TRAIN: 0, Purpose.EVAL: 0}
         train, evals = self._free()
         now = self._peers.clock()
-        for held in self._open.values():
-            held.renewed = now
-        renew = [held.key for held in self._open.values()]
-        return Outbox(train, evals, renew=renew, holds_no_more=True)
+        for leased in self._open.values():
+            leased.renewed = now
+        renew = [leased.key for leased in self._open.values()]
+        return LeaseOutbox(train, evals, renew=renew, renew_is_complete=True)
 
     def receive(self, assignments: list[Assignment], aborts: list[Key]) -> None:
-        """Work has come in, or is wanted no more."""
+        """Start new assignments and cancel aborted episodes."""
         for key in aborts:
-            held = self._open.get(key[:3])
-            if held is not None and held.key.attempt == key.attempt:
-                self._close(held)
+            leased = self._open.get(key[:3])
+            if leased is not None and leased.key.attempt == key.attempt:
+                self._close(leased)
         for assignment in assignments:
             self._granted[assignment.purpose] -= len(assignment.indices)
             job = self._jobs.cached(assignment.job_id)
-            opened = [self._take(assignment, at) for at in range(len(assignment.indices))]
+            opened = [
+                self._open_episode(assignment, position)
+                for position in range(len(assignment.indices))
+            ]
             if job is not None:
                 self._start(job, assignment, opened)
             else:
-                task = asyncio.create_task(self._start_later(assignment, opened))
+                task = asyncio.create_task(self._read_and_start(assignment, opened))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
 
-    async def keep(self) -> None:
-        """Renew, flush and watch the clock until cancelled."""
+    async def run(self) -> None:
+        """Maintain open episodes until cancelled."""
         while True:
             await asyncio.sleep(min(self._limits.flush_s, 1.0) / 4)
-            self.look_after(self._peers.clock())
-            for purpose, count in self._held.items():
+            self.maintain(self._peers.clock())
+            for purpose, count in self._num_leased.items():
                 self._metrics.set("open", count, purpose=purpose)
 
-    def look_after(self, now: float) -> None:
-        """Renew what is due, tell of new tokens, end what takes too long."""
+    def maintain(self, now: float) -> None:
+        """Renew leases that are due, save new tokens, end episodes that exceed their timeout."""
         renew: list[Key] = []
-        progress: list[Progress] = []
-        for held in list(self._open.values()):
-            if now - held.since > held.limit_s:
-                detail = f"the episode took more than {held.limit_s:g} s"
-                self._give_back(held, "infra_error", detail)
-            elif self._due(held, now):
-                assert held.episode is not None
-                progress.append(held.episode.progress())
-                held.flushed = held.renewed = now
-                held.flushed_tokens = held.episode.num_sampled
-            elif now - held.renewed > held.lease_s / _RENEW_SHARE:
-                renew.append(held.key)
-                held.renewed = now
+        progress: list[EpisodeProgress] = []
+        for leased in list(self._open.values()):
+            if now - leased.since > leased.limit_s:
+                detail = f"the episode took more than {leased.limit_s:g} s"
+                self._give_back(leased, GiveBackReason.INFRA_ERROR, detail)
+            elif self._due(leased, now):
+                assert leased.episode is not None
+                progress.append(leased.episode.progress())
+                leased.flushed = leased.renewed = now
+                leased.flushed_tokens = leased.episode.num_sampled
+            elif now - leased.renewed > leased.lease_s / _RENEW_SHARE:
+                renew.append(leased.key)
+                leased.renewed = now
         if self._leases is not None and (renew or progress):
             self._leases.renew(renew, progress)
 
     async def drain(self, timeout_s: float = 5.0) -> None:
-        """Give everything back but what only waits to be acknowledged."""
+        """Give back all episodes except those that only wait for an acknowledgement."""
         self._draining = True
         for task in self._starting:
             task.cancel()
-        last: list[asyncio.Task[None]] = []
-        for held in list(self._open.values()):
-            if held.scored and held.task is not None:
-                last.append(held.task)
+        submitting: list[asyncio.Task[None]] = []
+        for leased in list(self._open.values()):
+            if leased.scored and leased.task is not None:
+                submitting.append(leased.task)
                 continue
-            if self._leases is not None and held.episode is not None:
-                self._leases.renew([], [held.episode.progress()])
-            self._give_back(held, "drain", "")
-        if last:
-            await asyncio.wait(last, timeout=timeout_s)
+            if self._leases is not None and leased.episode is not None:
+                self._leases.renew([], [leased.episode.progress()])
+            self._give_back(leased, GiveBackReason.DRAIN, "")
+        if submitting:
+            await asyncio.wait(submitting, timeout=timeout_s)
 
-    def _due(self, held: Open, now: float) -> bool:
-        if held.episode is None or held.scored:
+    def _due(self, leased: OpenEpisode, now: float) -> bool:
+        if leased.episode is None or leased.scored:
             return False
-        new = held.episode.num_sampled - held.flushed_tokens
+        new = leased.episode.num_sampled - leased.flushed_tokens
         if new <= 0:
             return False
-        return now - held.flushed >= self._limits.flush_s or new >= self._limits.flush_tokens
+        return now - leased.flushed >= self._limits.flush_s or new >= self._limits.flush_tokens
 
-    def _take(self, assignment: Assignment, at: int) -> Open:
-        index, attempt = assignment.indices[at], assignment.attempts[at]
+    def _open_episode(self, assignment: Assignment, position: int) -> OpenEpisode:
+        index, attempt = assignment.indices[position], assignment.attempts[position]
         key = Key(assignment.job_id, assignment.group_id, index, attempt)
         if (older := self._open.get(key[:3])) is not None:
             self._close(older)
         now = self._peers.clock()
-        held = Open(key, assignment.purpose, assignment.lease_s, now, renewed=now, flushed=now)
+        leased = OpenEpisode(
+            key, assignment.purpose, assignment.lease_s, now, renewed=now, flushed=now
+        )
         if assignment.traces:
-            lease = self._peers.tracer.received(assignment.traces[at])
-            held.span = lease.child("attempt", attempt=attempt, worker=self._peers.worker_id)
-        self._open[key[:3]] = held
-        self._held[assignment.purpose] += 1
-        return held
+            lease = self._peers.tracer.received(assignment.traces[position])
+            leased.span = lease.child("attempt", attempt=attempt, worker=self._peers.worker_id)
+        self._open[key[:3]] = leased
+        self._num_leased[assignment.purpose] += 1
+        return leased
 
-    async def _start_later(self, assignment: Assignment, opened: list[Open]) -> None:
+    async def _read_and_start(self, assignment: Assignment, opened: list[OpenEpisode]) -> None:
         try:
             with self._peers.stages.waits_on("experience"):
                 job = await self._jobs.get(assignment.job_id)
         except PacelineError as error:
-            reason = "invalid" if isinstance(error, InvalidError) else "infra_error"
-            for held in opened:
-                self._give_back(held, reason, str(error))
+            is_invalid = isinstance(error, InvalidError)
+            reason = GiveBackReason.INVALID if is_invalid else GiveBackReason.INFRA_ERROR
+            for leased in opened:
+                self._give_back(leased, reason, str(error))
             return
         except Exception as error:  # importing a plug-in may raise anything
             log.exception("job cannot be read", job=assignment.job_id)
-            for held in opened:
-                self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
+            for leased in opened:
+                self._give_back(
+                    leased, GiveBackReason.INFRA_ERROR, f"{type(error).__name__}: {error}"
+                )
             return
         self._start(job, assignment, opened)
 
-    def _start(self, job: JobContext, assignment: Assignment, opened: list[Open]) -> None:
+    def _start(self, job: JobContext, assignment: Assignment, opened: list[OpenEpisode]) -> None:
         self._longest_step_s = max(self._longest_step_s, job.spec.tasks.step_timeout_s)
-        group = Group(job=job, assignment=assignment, task=wire.task_to(assignment.task))
+        group = GroupContext(
+            job=job, assignment=assignment, task=wire.to_proto(assignment.task, types_pb2.Task)
+        )
         earlier = {progress.index: progress for progress in assignment.progress}
-        for held in opened:
-            if self._open.get(held.key[:3]) is not held:
+        for leased in opened:
+            if self._open.get(leased.key[:3]) is not leased:
                 continue
-            held.limit_s = job.spec.tasks.episode_timeout_s
-            held.task = asyncio.create_task(self._run(held, group, earlier.get(held.key.sibling)))
+            leased.limit_s = job.spec.tasks.episode_timeout_s
+            leased.task = asyncio.create_task(
+                self._run(leased, group, earlier.get(leased.key.sibling))
+            )
 
-    async def _run(self, held: Open, group: Group, progress: Progress | None) -> None:
-        """The boundary of one episode: whatever happens, its lease is settled."""
-        key = held.key
-        with held.span:
+    async def _run(
+        self, leased: OpenEpisode, group: GroupContext, progress: EpisodeProgress | None
+    ) -> None:
+        """Supervise one episode: however it ends, its lease is settled."""
+        key = leased.key
+        with leased.span:
             try:
-                await self._attempt(held, group, progress)
+                await self._attempt(leased, group, progress)
                 self._peers.stages.finished += 1
                 self._metrics.add("finished")
-                self._close(held)
+                self._close(leased)
             except VersionGoneError as error:
-                self._give_back(held, "version_gone", str(error))
+                self._give_back(leased, GiveBackReason.VERSION_GONE, str(error))
             except LimitError as error:
-                self._give_back(held, "oversized", str(error))
+                self._give_back(leased, GiveBackReason.OVERSIZED, str(error))
             except InvalidError as error:
-                self._give_back(held, "invalid", str(error))
+                self._give_back(leased, GiveBackReason.INVALID, str(error))
             except PacelineError as error:
-                self._give_back(held, "infra_error", str(error))
+                self._give_back(leased, GiveBackReason.INFRA_ERROR, str(error))
             except Exception as error:  # a plug-in may raise anything
                 log.exception(
                     "episode failed", job=key.job_id, group=key.group_id, index=key.sibling
                 )
-                self._give_back(held, "infra_error", f"{type(error).__name__}: {error}")
+                self._give_back(
+                    leased, GiveBackReason.INFRA_ERROR, f"{type(error).__name__}: {error}"
+                )
 
-    async def _attempt(self, held: Open, group: Group, progress: Progress | None) -> None:
-        held.span.past("prepare", held.span.start_ns)
-        held.episode = Episode(
+    async def _attempt(
+        self, leased: OpenEpisode, group: GroupContext, progress: EpisodeProgress | None
+    ) -> None:
+        leased.span.past("prepare", leased.span.start_ns)
+        leased.episode = Episode(
             group=group,
-            index=held.key.sibling,
-            attempt=held.key.attempt,
+            index=leased.key.sibling,
+            attempt=leased.key.attempt,
             peers=self._peers,
             progress=progress,
-            span=held.span,
+            span=leased.span,
         )
-        trajectory = await held.episode.run()
-        held.scored = True
+        trajectory = await leased.episode.run()
+        leased.scored = True
         stages = self._peers.stages
         awaits = stages.waits_on("experience")
-        with stages.wait("submit"), awaits, held.span.child("submit", kind="client"):
-            await self._submitter.submit(held.key.job_id, trajectory)
+        with stages.wait("submit"), awaits, leased.span.child("submit", kind="client"):
+            await self._submitter.submit(leased.key.job_id, trajectory)
 
-    def _give_back(self, held: Open, reason: str, detail: str) -> None:
-        if self._open.get(held.key[:3]) is not held:
+    def _give_back(self, leased: OpenEpisode, reason: GiveBackReason, detail: str) -> None:
+        if self._open.get(leased.key[:3]) is not leased:
             return
-        held.span.end(error=f"{reason}: {detail}")
-        if reason != "drain":
+        leased.span.end(error=f"{reason}: {detail}")
+        if reason is not GiveBackReason.DRAIN:
             log.warning(
-                "gives back",
-                job=held.key.job_id,
-                group=held.key.group_id,
-                index=held.key.sibling,
+                "lease given back",
+                job=leased.key.job_id,
+                group=leased.key.group_id,
+                index=leased.key.sibling,
                 reason=reason,
                 detail=detail,
             )
         self._metrics.add("given_back", cause=reason)
-        if reason == "infra_error":
+        if reason is GiveBackReason.INFRA_ERROR:
             self._peers.stages.infra_errors += 1
         if self._leases is not None:
-            self._leases.give_back(held.key, reason, clipped(detail, _MAX_DETAIL_BYTES))
-        self._close(held)
+            self._leases.give_back(leased.key, reason, clipped(detail, _MAX_DETAIL_BYTES))
+        self._close(leased)
 
-    def _close(self, held: Open) -> None:
-        """Forget an episode and offer its slot."""
-        if self._open.get(held.key[:3]) is not held:
+    def _close(self, leased: OpenEpisode) -> None:
+        """Drop an episode and offer its slot."""
+        if self._open.get(leased.key[:3]) is not leased:
             return
-        del self._open[held.key[:3]]
-        self._held[held.purpose] -= 1
-        if held.task is None:
-            held.span.end(error="given up")
-        elif held.task is not asyncio.current_task():
-            held.task.cancel()
+        del self._open[leased.key[:3]]
+        self._num_leased[leased.purpose] -= 1
+        if leased.task is None:
+            leased.span.end(error="aborted")
+        elif leased.task is not asyncio.current_task():
+            leased.task.cancel()
         train, evals = self._free()
         if self._leases is not None and (train or evals):
             self._leases.add_credits(train, evals)
 
     def _free(self) -> tuple[int, int]:
-        """Credits to grant now; they count as granted."""
+        """Credits of free slots that are not granted yet, which are granted by this call."""
         if self._draining:
             return 0, 0
-        given: list[int] = []
+        offered: list[int] = []
         for purpose, slots in (
             (Purpose.TRAIN, self._limits.slots),
             (Purpose.EVAL, self._limits.eval_slots),
         ):
-            free = max(0, slots - self._held[purpose] - self._granted[purpose])
+            free = max(0, slots - self._num_leased[purpose] - self._granted[purpose])
             self._granted[purpose] += free
-            given.append(free)
-        return given[0], given[1]
+            offered.append(free)
+        return offered[0], offered[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.chassis import main
+from paceline.server.chassis import main
 from paceline_experience.service import build
 
 if __name__ == "__main__":

@@ -6,54 +6,55 @@ import asyncio
 import os
 import time
 
-from paceline.chassis import Chassis, Service
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.logs import Log
-from paceline.metrics import Shown
-from paceline.types import Job, Worker, WorkerKind
+from paceline.server.chassis import Chassis, Service
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import GaugeSet
+from paceline.types import Job, Worker
 from paceline.v1.access_pb2_grpc import (
     add_AccessServicer_to_server,
-    add_GatekeeperServicer_to_server,
+    add_AuthenticationServicer_to_server,
 )
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
 from paceline.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
-from paceline_experience.access.audit_log import AuditLog
-from paceline_experience.access.servicer import AccessServicer, GatekeeperServicer
-from paceline_experience.access.tokens import Tokens
-from paceline_experience.artefacts import Artefacts
-from paceline_experience.desk import Desk
-from paceline_experience.dispatch import Dispatcher
-from paceline_experience.dry_run import DryRun
-from paceline_experience.experience_servicer import ExperienceServicer
-from paceline_experience.flight import Flight
-from paceline_experience.history import History
-from paceline_experience.hooks import JobHooks
-from paceline_experience.jobs import JobStore
-from paceline_experience.jobs_servicer import JobsServicer
-from paceline_experience.ledger import JobLedger
-from paceline_experience.ledgers import Entry, Ledgers, sweep
-from paceline_experience.meter import JobMeter
-from paceline_experience.presence import Presence
-from paceline_experience.quotas import Quotas
-from paceline_experience.roster import Query, Roster
-from paceline_experience.roster_servicer import RosterServicer
-from paceline_experience.routes import CALM_S, Tracker
-from paceline_experience.store import Store
-from paceline_experience.tenant_gauges import values_of
-from paceline_experience.tenants import Tenants
-from paceline_experience.tenants_servicer import TenantsServicer
-from paceline_experience.training import Training
-from paceline_experience.vitals import Vitals
-from paceline_experience.watch import Watch
-from paceline_experience.watermarks import Watermarks
+from paceline_experience.api.access import AccessServicer, AuthenticationServicer
+from paceline_experience.api.experience import ExperienceServicer
+from paceline_experience.api.jobs import JobsServicer
+from paceline_experience.api.roster import RosterServicer
+from paceline_experience.api.tenants import TenantsServicer
+from paceline_experience.dispatch.dispatch import Dispatcher
+from paceline_experience.dispatch.presence import Presence
+from paceline_experience.dispatch.slots import SlotAccounting
+from paceline_experience.fleet.roster import Query, Roster
+from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
+from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.history import History
+from paceline_experience.jobs.hooks import JobHooks
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, sweep
+from paceline_experience.jobs.metrics import JobMetricsCollector
+from paceline_experience.jobs.service import JobService
+from paceline_experience.jobs.training import Training
+from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.meter import JobMeter
+from paceline_experience.liveness import StoreLiveness
+from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.audit_log import AuditLog
+from paceline_experience.tenancy.quotas import Quotas
+from paceline_experience.tenancy.tokens import Tokens
+from paceline_experience.usage.gauges import values_of
+from paceline_experience.usage.tenants import Tenants
 
-_LOOK_S = 1.0
-_PATIENCE_S = 0.2  # that other jobs have with one
+_MEMBERS_INTERVAL_S = 1.0
+_SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
 
@@ -70,9 +71,9 @@ class ExperienceService(Service):
         self._audit = AuditLog(
             store,
             path=self._settings.run_dir / "audit" / f"{self._settings.worker_id}.jsonl",
-            most=options.audit_entries,
+            max_entries=options.max_audit_entries,
         )
-        self._artefacts = Artefacts(store)
+        self._artifacts = ArtifactStore(store)
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
@@ -92,31 +93,31 @@ class ExperienceService(Service):
             meter=self._meter,
             dry_run=dry_run,
         )
-        self._watch = Watch(
+        self._collector = JobMetricsCollector(
             self._metrics,
             usage=chassis.usage,
             jobs=self._jobs,
             ledgers=self._ledgers,
             roster=self._roster,
             store=store,
-            audit_s=options.audit_s,
+            verify_interval_s=options.verify_interval_s,
         )
         store.usage = chassis.usage
-        self._gauges = Shown(self._metrics)
-        self._flight = Flight(self._ledgers)
+        self._gauges = GaugeSet(self._metrics)
+        self._accounting = SlotAccounting(self._ledgers)
         self._presence = Presence(self._ledgers, return_s=options.lease_return_s)
         self._tenants = Tenants(
             store=store,
             jobs=self._jobs,
             ledgers=self._ledgers,
             roster=self._roster,
-            flight=self._flight,
+            accounting=self._accounting,
             quotas=self._quotas,
         )
-        self._tracker = Tracker(self._roster)
-        self._desk = Desk(
+        self._tracker = RoutePlanner(self._roster)
+        self._job_service = JobService(
             jobs=self._jobs,
-            artefacts=self._artefacts,
+            artifacts=self._artifacts,
             history=self._history,
             ledgers=self._ledgers,
             tracker=self._tracker,
@@ -127,7 +128,7 @@ class ExperienceService(Service):
             jobs=self._jobs,
             ledgers=self._ledgers,
             tracker=self._tracker,
-            export=self._desk.export,
+            export=self._job_service.export,
         )
         self._add_servicers(chassis)
 
@@ -136,34 +137,34 @@ class ExperienceService(Service):
 
     async def start(self) -> None:
         """Open the ledgers of all live jobs."""
-        await self._jobs.mend()
+        await self._jobs.repair()
         await self._ledgers.open_all()
-        await self._tenants.look()
+        await self._tenants.refresh()
         log.info("open", jobs=len(self._ledgers.active))
 
     async def run(self) -> None:
-        """Look after leases, evals, members and the ownership of jobs."""
+        """Sweep leases, evals and members, and keep the ownership of jobs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_members(), name="members")
-            tasks.create_task(self._keep(), name="keep")
-            tasks.create_task(self._open(), name="open")
+            tasks.create_task(self._keep_ownership(), name="ownership")
+            tasks.create_task(self._open_ledgers(), name="open")
             tasks.create_task(self._sweep(tasks), name="sweep")
             tasks.create_task(self._follow_roster(), name="roster")
-            tasks.create_task(self._vitals.run(), name="vitals")
-            tasks.create_task(self._watch.run(), name="watch")
-            tasks.create_task(self._watch.follow(), name="look")
-            tasks.create_task(self._watch.audit(), name="audit")
+            tasks.create_task(self._liveness.run(), name="liveness")
+            tasks.create_task(self._collector.run_waits(), name="waits")
+            tasks.create_task(self._collector.run_collect(), name="collect")
+            tasks.create_task(self._collector.run_verify(), name="verify")
 
     async def _follow_members(self) -> None:
-        """Waits for nothing: to the roster, a look that comes late says that nothing ran."""
+        """Awaits nothing else: the roster takes a late call for a frozen process."""
         while True:
             self._roster.join(self._worker())
             for worker in self._roster.expire():
                 self._presence.lost(worker.worker_id)
-            await asyncio.sleep(min(self._options.sweep_s, _LOOK_S))
+            await asyncio.sleep(min(self._options.sweep_s, _MEMBERS_INTERVAL_S))
 
-    async def _keep(self) -> None:
-        """Stay the owner of jobs, and hand out again what absent workers have."""
+    async def _keep_ownership(self) -> None:
+        """Renew the ownership of jobs, and requeue the leases of absent workers."""
         while True:
             try:
                 await self._ledgers.renew()
@@ -172,55 +173,55 @@ class ExperienceService(Service):
             await self._presence.sweep()
             await asyncio.sleep(self._options.sweep_s)
 
-    async def _open(self) -> None:
-        """Plug-ins of a job may take long to try; nothing else waits for it."""
+    async def _open_ledgers(self) -> None:
+        """In a task of its own: plug-ins of a job may take long to try."""
         while True:
             try:
-                await self._ledgers.complete()
+                await self._ledgers.open_missing()
             except PacelineError as error:
                 log.warning("cannot open jobs", error=error)
             await asyncio.sleep(self._options.sweep_s)
 
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
-        """Look after one job after the other; one that takes long goes on beside the others."""
+        """Sweep one job after the other; a slow one continues in the background."""
         slow: set[str] = set()
         while True:
             for job_id, entry in list(self._ledgers.active.items()):
                 if job_id in slow:
                     continue
-                task = tasks.create_task(self._look_after(job_id, entry), name="look after")
-                done, _ = await asyncio.wait({task}, timeout=_PATIENCE_S)
+                task = tasks.create_task(self._sweep_job(job_id, entry), name="sweep job")
+                done, _ = await asyncio.wait({task}, timeout=_SLOW_SWEEP_S)
                 if not done:
                     slow.add(job_id)
                     task.add_done_callback(lambda _, job_id=job_id: slow.discard(job_id))
-            await self._look_at_tenants()
+            await self._refresh_tenants()
             await asyncio.sleep(self._options.sweep_s)
 
-    async def _look_after(self, job_id: str, entry: Entry) -> None:
+    async def _sweep_job(self, job_id: str, entry: OpenLedger) -> None:
         await sweep(entry)
-        self._tracker.hold(job_id, await entry.ledger.hold())  # an eval may be over
+        self._tracker.hold(job_id, await entry.ledger.held_version())  # an eval may be over
 
     async def _follow_roster(self) -> None:
-        """Tell the tracker, and every ledger which versions its rollout workers answer with."""
-        async for _ in self._roster.changed.waves(CALM_S):
+        """Pass roster changes to the route planner, and served versions to every ledger."""
+        async for _ in self._roster.changed.debounced(DEBOUNCE_S):
             self._tracker.sync()
             for job_id, entry in list(self._ledgers.active.items()):
                 workers = self._roster.workers(Query(job_id=job_id, kind=WorkerKind.ROLLOUT))
                 entry.ledger.serve(w.active_version for w in workers if w.job_id == job_id)
 
     async def close(self) -> None:
-        """Let go of ledgers and store."""
+        """Close ledgers and store."""
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
         self._audit.close()
         await self._store.close()
 
-    async def _look_at_tenants(self) -> None:
+    async def _refresh_tenants(self) -> None:
         try:
-            self._gauges.show(values_of(await self._tenants.look()))
+            self._gauges.show(values_of(await self._tenants.refresh()))
         except PacelineError as error:
-            log.warning("cannot look at tenants; quotas stay as they were", error=error)
+            log.warning("cannot refresh tenants; quotas stay as they were", error=error)
 
     def _worker(self) -> Worker:
         return Worker(
@@ -233,19 +234,19 @@ class ExperienceService(Service):
         )
 
     def _meter(self, job_id: str) -> JobMeter:
-        return self._watch.meter(job_id)
+        return self._collector.meter(job_id)
 
     def _hooks(self, job: Job) -> JobHooks:
         return JobHooks(
-            job=job, jobs=self._jobs, history=self._history, conclude=self._desk.conclude
+            job=job, jobs=self._jobs, history=self._history, conclude=self._job_service.conclude
         )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
-        await self._training.restore(job, held=await ledger.hold())
+        await self._training.restore(job, held=await ledger.held_version())
 
     def _add_servicers(self, chassis: Chassis) -> None:
         jobs = JobsServicer(
-            desk=self._desk,
+            job_service=self._job_service,
             jobs=self._jobs,
             ledgers=self._ledgers,
             tracker=self._tracker,
@@ -253,20 +254,23 @@ class ExperienceService(Service):
         )
         tokens = Tokens(self._store, self._audit)
         experience = ExperienceServicer(
-            desk=self._desk,
+            job_service=self._job_service,
             ledgers=self._ledgers,
             dispatcher=Dispatcher(
-                self._ledgers, flight=self._flight, limits=self._tenants, presence=self._presence
+                self._ledgers,
+                accounting=self._accounting,
+                quotas=self._tenants,
+                presence=self._presence,
             ),
             training=self._training,
-            artefacts=self._artefacts,
+            artifacts=self._artifacts,
         )
-        self._vitals = Vitals(
+        self._liveness = StoreLiveness(
             self._store,
             samples=lambda: experience.num_submitted,
             within_s=chassis.settings.probes.answer_s,
         )
-        self._vitals.register(chassis.health.progress)
+        self._liveness.register(chassis.health.progress)
         roster = RosterServicer(
             roster=self._roster,
             tracker=self._tracker,
@@ -279,8 +283,8 @@ class ExperienceService(Service):
         add_AccessServicer_to_server(
             AccessServicer(tokens=tokens, audit=self._audit), chassis.server
         )
-        add_GatekeeperServicer_to_server(
-            GatekeeperServicer(tokens=tokens, audit=self._audit), chassis.server
+        add_AuthenticationServicer_to_server(
+            AuthenticationServicer(tokens=tokens, audit=self._audit), chassis.server
         )
         add_TenantsServicer_to_server(
             TenantsServicer(tenants=self._tenants, audit=self._audit), chassis.server
@@ -288,7 +292,7 @@ class ExperienceService(Service):
 
 
 async def build(chassis: Chassis) -> ExperienceService:
-    """The service as its settings want it.
+    """Build the service from its settings.
 
     Raises:
         StoreError: nothing answers at `store_url` within `store_wait_s`.

@@ -1,1 +1,1 @@
-"""REST and gRPC job API."""
+"""The gateway: REST and gRPC API for users."""

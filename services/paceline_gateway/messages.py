@@ -1,4 +1,4 @@
-"""Bounds on what users' messages say, whatever they are about."""
+"""Bounds on users' messages, whatever their type."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from paceline.errors import InvalidError
-from paceline.rpc import MAX_MESSAGE_BYTES
+from paceline.transport.operations import input_of, operations
+from paceline.transport.rpc import MAX_MESSAGE_BYTES
 
 MAX_SMALL_BYTES = 64 << 10
 MAX_PARTS = 1_000
-LARGE = frozenset({"/paceline.v1.Jobs/SubmitJob"})
 MAX_TEXT = 1_000
 MAX_ITEMS = 100
-# The largest integer that every reader of JSON keeps.
+# The largest integer that every JSON parser represents exactly.
 MAX_INTEGER = 2**53 - 1
-# Bounded by what reads them: job files and the small files of a model.
-_OF_THEIR_OWN = frozenset({"spec_json", "files"})
+# Checked by their own code: job files and the small files of a model.
+_CHECKED_ELSEWHERE = frozenset({"spec_json", "files"})
 _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _INTEGERS = (
     FieldDescriptor.CPPTYPE_INT32,
@@ -31,14 +31,14 @@ Request = TypeVar("Request", bound=Message)
 
 
 def checked(message: Request, prefix: str = "") -> Request:
-    """The message.
+    """Check a message and return it.
 
     Raises:
-        InvalidError: a text or a list in it is too long, a number is negative or not finite.
+        InvalidError: a string or a list in it is too long, a number is negative or not finite.
     """
     for field, value in message.ListFields():
         name = prefix + field.name
-        if field.name in _OF_THEIR_OWN:
+        if field.name in _CHECKED_ELSEWHERE:
             continue
         values = value if field.is_repeated else [value]
         if len(values) > MAX_ITEMS:
@@ -54,8 +54,8 @@ def _check(field: FieldDescriptor, name: str, value: Any) -> None:
         checked(value, prefix=f"{name}.")
     elif kind == FieldDescriptor.CPPTYPE_STRING:
         _check_text(name, value)
-    elif kind in _INTEGERS and not 0 <= value <= MAX_INTEGER:
-        raise InvalidError(_integer(name, value))
+    elif kind in _INTEGERS:
+        _check_integer(name, value, max_of(field))
     elif kind in _FLOATS and not math.isfinite(value):
         raise InvalidError(f"{name}: a finite number is needed (got {value!r})")
 
@@ -67,27 +67,39 @@ def _check_text(name: str, value: str) -> None:
         raise InvalidError(f"{name}: no NUL is allowed (got {value[:80]!r})")
 
 
-def _integer(name: str, value: int) -> str:
-    return f"{name}: an integer from 0 to {MAX_INTEGER} is needed (got {value})"
+def _check_integer(name: str, value: int, largest: int) -> None:
+    if not 0 <= value <= largest:
+        raise InvalidError(f"{name}: an integer from 0 to {largest} is needed (got {value})")
+
+
+def max_of(field: FieldDescriptor) -> int:
+    """The largest integer that a field accepts."""
+    return input_of(field).max or MAX_INTEGER
+
+
+def is_large(method: str) -> bool:
+    """Whether requests of `/package.Service/Method` may be large."""
+    found = operations().get(method)
+    return found is not None and found.large
 
 
 def check_size(method: str, data: bytes) -> None:
-    """For the interceptor: raise `InvalidError` if a message is larger than its method needs.
+    """For the interceptor: raise `InvalidError` if a message is too large for its method.
 
-    A message of many small parts would need many times its size once it is parsed.
+    A message with many small fields would take many times its size when parsed.
     """
-    limit = MAX_MESSAGE_BYTES if method in LARGE else MAX_SMALL_BYTES
+    limit = MAX_MESSAGE_BYTES if is_large(method) else MAX_SMALL_BYTES
     if len(data) > limit:
         raise InvalidError(f"message: has {len(data)} bytes; at most {limit} are allowed")
-    if parts_of(data, MAX_PARTS) > MAX_PARTS:
+    if count_fields(data, MAX_PARTS) > MAX_PARTS:
         raise InvalidError(f"message: has too many parts; at most {MAX_PARTS} are allowed")
 
 
-def parts_of(data: bytes, limit: int) -> int:
-    """Of how many fields a message consists, as far as `limit`.
+def count_fields(data: bytes, limit: int) -> int:
+    """Number of fields in an encoded message; stops counting above `limit`.
 
     Raises:
-        InvalidError: there is a group among them.
+        InvalidError: it contains a group.
     """
     number, at = 0, 0
     while at < len(data) and number <= limit:

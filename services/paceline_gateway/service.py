@@ -12,51 +12,39 @@ from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2_grpc
 
-from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
 from paceline.config.service import GatewayOptions, TlsSettings
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
-from paceline.logs import Log
-from paceline.membership import Membership
-from paceline.rpc import connect_as
-from paceline.types import Worker, WorkerKind
-from paceline.v1 import (
-    access_pb2,
-    access_pb2_grpc,
-    jobs_pb2,
-    jobs_pb2_grpc,
-    tenants_pb2,
-    tenants_pb2_grpc,
-)
-from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
-from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import connect_as
+from paceline.types import Worker
+from paceline.v1.access_pb2_grpc import AuthenticationStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.v1.tenants_pb2_grpc import TenantsStub
-from paceline_gateway.administration import Administration
-from paceline_gateway.app import create_app
-from paceline_gateway.auth import Door
-from paceline_gateway.bootstrap import bootstrap_token, own_tokens
-from paceline_gateway.guard import GrpcGuard, before_reading
-from paceline_gateway.handling import Handling
-from paceline_gateway.jobs import Desk
+from paceline_gateway.access.authentication import Authenticator
+from paceline_gateway.access.bootstrap import bootstrap_token, own_tokens
+from paceline_gateway.access.guard import GrpcGuard, before_reading
+from paceline_gateway.access.refusals import Refusals
+from paceline_gateway.http.app import create_app
+from paceline_gateway.http.server import WebServer
+from paceline_gateway.job_api import JobApi
 from paceline_gateway.messages import check_size
+from paceline_gateway.operations import handlers, serve_grpc
 from paceline_gateway.readiness import Readiness
-from paceline_gateway.refusals import Refusals
-from paceline_gateway.rules import check_grpc
-from paceline_gateway.servicer import AccessServicer, JobsServicer, TenantsServicer
-from paceline_gateway.web import Web
+from paceline_gateway.request_usage import RequestUsage
+from paceline_gateway.upstream import Upstream
 
 if TYPE_CHECKING:
-    from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
-    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.access_pb2_grpc import AuthenticationAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
-    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
 
 log = Log("gateway")
 
 
 async def build(chassis: Chassis) -> GatewayService:
-    """Make the service from the settings of this process; takes the REST port at once."""
+    """Build the service from its settings; binds the REST port at once."""
     settings = chassis.settings
     if not settings.experience:
         raise ConfigError("experience: host:port of the experience service is missing")
@@ -69,7 +57,7 @@ async def build(chassis: Chassis) -> GatewayService:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket.
+    """A listening socket.
 
     Raises:
         UnavailableError: the port is taken.
@@ -90,7 +78,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class GatewayService(Service):
-    """Serves users until it is told to stop."""
+    """Serves users over REST and gRPC."""
 
     def __init__(
         self, *, chassis: Chassis, listener: socket.socket, certificate: TlsSettings | None = None
@@ -99,36 +87,33 @@ class GatewayService(Service):
         self._chassis = chassis
         self._listener = listener
         self._channel = connect_as(settings, settings.experience)
-        jobs: JobsAsyncStub = JobsStub(self._channel)
         roster: RosterAsyncStub = RosterStub(self._channel)
-        access: AccessAsyncStub = AccessStub(self._channel)
-        tenants: TenantsAsyncStub = TenantsStub(self._channel)
-        gatekeeper: GatekeeperAsyncStub = GatekeeperStub(self._channel)
-        self._refusals = Refusals(gatekeeper=gatekeeper, metrics=chassis.metrics)
-        self._door = Door(
-            gatekeeper=gatekeeper,
+        authentication: AuthenticationAsyncStub = AuthenticationStub(self._channel)
+        self._refusals = Refusals(authentication=authentication, metrics=chassis.metrics)
+        self._authenticator = Authenticator(
+            authentication=authentication,
             refusals=self._refusals,
             own=own_tokens(bootstrap_token(settings)),
         )
-        self._desk = Desk(jobs=jobs, refused=self._refusals.note, usage=chassis.usage)
-        self._administration = Administration(access=access, tenants=tenants)
+        upstream = Upstream(self._channel, usage=chassis.usage)
+        jobs = JobApi(upstream=upstream, on_refusal=self._refusals.note)
+        self._handlers = handlers(upstream, jobs)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
         health: Any = health_pb2_grpc.HealthStub(self._channel)
-        made = create_app(
-            desk=self._desk,
-            administration=self._administration,
-            door=self._door,
+        self.app = create_app(
+            jobs=jobs,
+            handlers=self._handlers,
+            authenticator=self._authenticator,
             readiness=Readiness(check=health.Check),
         )
-        self.app = made
-        app = Handling(made, usage=chassis.usage)
-        self._web = Web(app, certificate)
+        app = RequestUsage(self.app, usage=chassis.usage)
+        self._web = WebServer(app, certificate)
         self._serving: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
-        """Where REST is served."""
+        """The URL of the REST API."""
         host = self._chassis.settings.host
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
         return f"{self._scheme}://{host}:{self._listener.getsockname()[1]}"
@@ -136,30 +121,14 @@ class GatewayService(Service):
     async def start(self) -> None:
         """Register the servicers and open REST."""
         server = self._chassis.server
-        self._chassis.check_first(before_reading(self._door), check_size)
-        jobs = self._guarded(JobsServicer(self._desk), "paceline.v1.Jobs")
-        access = self._guarded(AccessServicer(self._administration), "paceline.v1.Access")
-        jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)
-        access_pb2_grpc.add_AccessServicer_to_server(access, server)
-        tenants = self._guarded(TenantsServicer(self._administration), "paceline.v1.Tenants")
-        tenants_pb2_grpc.add_TenantsServicer_to_server(tenants, server)
-        check_grpc(
-            file.services_by_name[name]
-            for file, name in (
-                (jobs_pb2.DESCRIPTOR, "Jobs"),
-                (access_pb2.DESCRIPTOR, "Access"),
-                (tenants_pb2.DESCRIPTOR, "Tenants"),
-            )
-        )
+        self._chassis.check_first(before_reading(self._authenticator), check_size)
+        serve_grpc(server, self._handlers, GrpcGuard(authenticator=self._authenticator))
         self._serving = asyncio.create_task(self._web.serve([self._listener]), name="rest")
 
-    def _guarded(self, servicer: object, service: str) -> Any:
-        return GrpcGuard(servicer, service=service, door=self._door)
-
     async def run(self) -> None:
-        """Say where we are, then stay in the roster while REST is served."""
+        """Publish the addresses, then stay in the roster while REST is served."""
         assert self._serving is not None
-        self._tell()
+        self._write_addresses()
         member = asyncio.create_task(self._membership.run(), name="membership")
         reports = asyncio.create_task(self._refusals.run(), name="refusals")
         try:
@@ -173,7 +142,7 @@ class GatewayService(Service):
             reports.cancel()
 
     def report(self) -> Worker:
-        """This worker as the roster should know it."""
+        """This process, for the roster."""
         settings = self._chassis.settings
         return Worker(
             worker_id=settings.worker_id,
@@ -193,16 +162,16 @@ class GatewayService(Service):
             await self._serving
 
     async def close(self) -> None:
-        """Let go of the port and the channel."""
+        """Close the port and the channel."""
         self._listener.close()
         await self._channel.close()
 
-    def _tell(self) -> None:
-        """Write our addresses to `<run_dir>/gateway.json`; what others wrote there stays."""
+    def _write_addresses(self) -> None:
+        """Write the addresses to `<run_dir>/gateway.json`; keeps other fields of it."""
         path = self._chassis.settings.run_dir / "gateway.json"
         try:
             self._write(path)
-        except OSError as error:  # where clients find us by a name, the folder may be read-only
+        except OSError as error:  # may be read-only where clients use DNS
             log.info("addresses are not written", path=path, error=error)
 
     def _write(self, path: Path) -> None:
@@ -211,7 +180,7 @@ class GatewayService(Service):
             known = json.loads(path.read_text())
         except (FileNotFoundError, ValueError):
             known = {}
-        where = {"http": self.url, "url": self.url, "grpc": self._chassis.address}
+        addresses = {"http": self.url, "url": self.url, "grpc": self._chassis.address}
         draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(known | where))
+        draft.write_text(json.dumps(known | addresses))
         draft.replace(path)

@@ -1,1 +1,1 @@
-"""Stateless scoring."""
+"""Scores episodes; stateless."""

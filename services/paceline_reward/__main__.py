@@ -2,7 +2,7 @@
 
 import sys
 
-from paceline.chassis import main
+from paceline.server.chassis import main
 from paceline_reward.service import build
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A child process that runs user code: frames of JSON in, one frame out for each item."""
+"""A child process that runs user code: reads a frame of JSON per chunk, writes one per item."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from paceline import plugins
 from paceline.errors import PacelineError
-from paceline.interfaces import RewardInput
+from paceline.plugins import RewardInput, declared, registry
 from paceline.types import Score
-from paceline_reward.scores import as_score, infra_error, item_from, score_to
+from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
 
 HEAD = struct.Struct(">I")
-# The parent kills a child that hangs; this only ends one whose parent has died meanwhile.
-SPARE_S = 5.0
+# The parent kills a child that hangs; the alarm ends one whose parent has died.
+ALARM_MARGIN_S = 5.0
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe; arguments are folders to import from."""
+    """Serve until the parent closes the pipe; the arguments are folders to import from."""
     sys.path[:0] = sys.argv[1:]
     source, sink = _take_pipes()
     while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
@@ -35,42 +34,44 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Keep the pipes for frames: user code that prints or reads must not touch them."""
+    """Reserve the pipes for frames, so that user code that prints or reads does not use them."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
     os.dup2(2, 1)
     return source, sink
 
 
 def serve(request: dict[str, Any]) -> Any:
-    """Say whether the function can be imported, then score item by item."""
+    """Yield whether the function can be imported, then a score per item."""
     _alarm(request["load_s"])
     try:
-        function = plugins.find("rewards", request["target"])
+        function = registry.find("rewards", request["target"])
+        if load := declared(function).load:
+            load(**request["options"])
     except PacelineError as error:
         _alarm(0.0)
         yield {"failed": error.message}
         return
-    except Exception as error:  # the boundary of an import
+    except Exception as error:  # the supervisor boundary of an import
         _alarm(0.0)
         yield {"failed": f"importing {request['target']!r}: {type(error).__name__}: {error}"}
         return
     yield {"failed": ""}
     for raw in request["items"]:
         _alarm(request["timeout_s"])
-        yield score_to(score(function, item_from(raw), request["options"]))
+        yield score_to_json(score(function, item_from_json(raw), request["options"]))
     _alarm(0.0)
 
 
 def score(function: Callable[..., Any], item: RewardInput, options: dict[str, Any]) -> Score:
-    """One score; whatever the function raises is an `infra_error`."""
+    """Score an item; whatever the function raises becomes an `infra_error`."""
     try:
         value = function(item, **options)
         if inspect.isawaitable(value):
             value = asyncio.run(_finish(value))
         return as_score(value)
-    except (Exception, SystemExit) as error:  # the boundary of one score
+    except (Exception, SystemExit) as error:  # the supervisor boundary of one score
         return infra_error(f"{type(error).__name__}: {error}")
 
 
@@ -79,11 +80,11 @@ async def _finish(value: Any) -> Any:
 
 
 def _alarm(after_s: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, after_s + SPARE_S if after_s else 0.0)
+    signal.setitimer(signal.ITIMER_REAL, after_s + ALARM_MARGIN_S if after_s else 0.0)
 
 
 def frame(message: dict[str, Any]) -> bytes:
-    """A message behind its length."""
+    """A message, prefixed with its length."""
     body = json.dumps(message).encode()
     return HEAD.pack(len(body)) + body
 

@@ -1,4 +1,4 @@
-"""Child processes for user code: a child that hangs or crashes is replaced, others go on."""
+"""Runs user code in child processes; one that hangs or crashes is replaced."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.family import END_S, Family, start_family
-from paceline.interfaces import RewardInput
-from paceline.logs import Log
+from paceline.plugins import RewardInput
+from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_process_group
+from paceline.telemetry.logs import Log
 from paceline.types import Score
 from paceline_reward.child import HEAD, frame
-from paceline_reward.parts import Part
-from paceline_reward.scores import infra_error, item_to, score_from
-from paceline_reward.turns import NOBODY, Owner, Turns
+from paceline_reward.fair_queue import NO_OWNER, FairQueue, QueueOwner
+from paceline_reward.parts import RewardPart
+from paceline_reward.scores import infra_error, item_to_json, score_from_json
 
 log = Log("pool")
 MAX_CHUNK = 16
@@ -25,11 +25,11 @@ MAX_FRAME_BYTES = 4 << 20
 
 
 class BrokenChildError(PacelineError):
-    """A child hung, died or spoke nonsense; it has to be replaced."""
+    """A child hung, died or sent an invalid answer; it has to be replaced."""
 
 
-class Pool:
-    """At most `processes` children, each made when it is first needed."""
+class ChildPool:
+    """At most `processes` children, each started on first use."""
 
     def __init__(
         self, *, processes: int, import_from: Sequence[Path] = (), load_s: float = 60.0
@@ -38,18 +38,18 @@ class Pool:
         self.num_scored = 0
         self._import_from = [str(path) for path in import_from]
         self._load_s = load_s
-        self._turns = Turns(processes)
-        self._idle: list[Child] = []
-        self._alive: set[Child] = set()
+        self._queue = FairQueue(processes)
+        self._idle: list[RewardChild] = []
+        self._alive: set[RewardChild] = set()
 
     async def run(
-        self, part: Part, items: Sequence[RewardInput], *, owner: Owner = NOBODY
+        self, part: RewardPart, items: Sequence[RewardInput], *, owner: QueueOwner = NO_OWNER
     ) -> list[Score]:
-        """One score for each item, in order; it never raises for the sake of an item."""
+        """Score items, in order; an item that cannot be scored gets an `infra_error`."""
         size = max(1, min(MAX_CHUNK, -(-len(items) // self._processes)))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._chunk(part, items[start : start + size], owner))
+                group.create_task(self._score_chunk(part, items[start : start + size], owner))
                 for start in range(0, len(items), size)
             ]
         return [score for task in tasks for score in task.result()]
@@ -60,68 +60,72 @@ class Pool:
         self._alive.clear()
         self._idle.clear()
 
-    async def _chunk(self, part: Part, items: Sequence[RewardInput], owner: Owner) -> list[Score]:
+    async def _score_chunk(
+        self, part: RewardPart, items: Sequence[RewardInput], owner: QueueOwner
+    ) -> list[Score]:
         scores: list[Score] = []
         while len(scores) < len(items):
-            async with self._turns.place(owner):
+            async with self._queue.slot(owner):
                 scores += await self._attempt(part, items[len(scores) :])
         return scores
 
-    async def _attempt(self, part: Part, items: Sequence[RewardInput]) -> list[Score]:
-        """Scores up to and with the first item that breaks the child; at least one."""
+    async def _attempt(self, part: RewardPart, items: Sequence[RewardInput]) -> list[Score]:
+        """Score up to and including the first item that breaks the child; at least one item."""
         try:
             child = self._idle.pop() if self._idle else await self._start()
         except OSError as error:
             return [infra_error(f"cannot start a scorer process: {error}")] * len(items)
         scores: list[Score] = []
-        whole = False
+        intact = False
         try:
-            await child.begin(part, items, load_s=self._load_s)
+            await child.start_chunk(part, items, load_s=self._load_s)
             while len(scores) < len(items):
                 scores.append(await child.next(part.timeout_s))
                 self.num_scored += 1
-            whole = True
+            intact = True
         except UnloadableError as error:
-            whole = True
+            intact = True
             return [infra_error(error.message)] * len(items)
         except BrokenChildError as error:
-            log.warning("scorer broke", part=part.name, target=part.target, error=error)
-            # Nobody can say which item broke a child that did not get through its import.
+            log.warning("scorer process replaced", part=part.name, target=part.target, error=error)
+            # A child that broke during the import fails all items alike.
             count = 1 if child.loaded else len(items)
             return scores + [infra_error(error.message)] * count
         finally:
-            if whole:
+            if intact:
                 self._idle.append(child)
             else:
                 self._alive.discard(child)
                 await child.kill()
         return scores
 
-    async def _start(self) -> Child:
+    async def _start(self) -> RewardChild:
         command = (sys.executable, "-P", "-m", "paceline_reward.child", *self._import_from)
-        child = Child(await start_family(command))
+        child = RewardChild(await start_process_group(command))
         self._alive.add(child)
         return child
 
 
 class UnloadableError(PacelineError):
-    """The function cannot be imported; the child is fine."""
+    """The function cannot be imported; the child itself is intact."""
 
 
-class Child:
+class RewardChild:
     """One child process, working on at most one chunk at a time."""
 
-    def __init__(self, family: Family) -> None:
-        self._family = family
-        self._process = family.process
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._process = group.process
         self.loaded = False
 
-    async def begin(self, part: Part, items: Sequence[RewardInput], *, load_s: float) -> None:
-        """Hand over a chunk; returns when the function is imported.
+    async def start_chunk(
+        self, part: RewardPart, items: Sequence[RewardInput], *, load_s: float
+    ) -> None:
+        """Send a chunk; returns when the function is imported.
 
         Raises:
-            UnloadableError: it cannot be imported.
-            BrokenChildError: the child hung or died over it.
+            UnloadableError: the function cannot be imported.
+            BrokenChildError: the child hung or died during the import.
         """
         self.loaded = False
         request = {
@@ -129,10 +133,10 @@ class Child:
             "options": part.options,
             "timeout_s": part.timeout_s,
             "load_s": load_s,
-            "items": [item_to(item) for item in items],
+            "items": [item_to_json(item) for item in items],
         }
         assert self._process.stdin is not None
-        # No drain: a child that died is noticed by reading, and chunks are small.
+        # No drain: chunks are small, and a dead child is noticed by reading.
         self._process.stdin.write(frame(request))
         answer = await self._receive(load_s)
         if "failed" not in answer:
@@ -145,16 +149,16 @@ class Child:
         """The score of the next item.
 
         Raises:
-            BrokenChildError: the child hung or died over it.
+            BrokenChildError: the child hung or died during the item.
         """
         try:
-            return score_from(await self._receive(timeout_s))
+            return score_from_json(await self._receive(timeout_s))
         except TypeError as error:
             raise BrokenChildError(f"unreadable answer: {error}") from None
 
     async def kill(self) -> None:
-        """End it and everything it has started."""
-        await self._family.kill()
+        """Kill the child and all processes that it has started."""
+        await self._group.kill()
 
     async def _receive(self, timeout_s: float) -> dict[str, Any]:
         reader = self._process.stdout
@@ -168,18 +172,16 @@ class Child:
         except TimeoutError:
             raise BrokenChildError(f"no score within {timeout_s:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise BrokenChildError(
-                f"the scorer process died ({await self._last_words()})"
-            ) from None
-        # Code of the user's runs beside the pipe and could have written to it.
+            raise BrokenChildError(f"the scorer process died ({await self._exit_text()})") from None
+        # User code in the child can write to the pipe.
         try:
             return dict(json.loads(body))
         except (TypeError, ValueError, RecursionError) as error:
             raise BrokenChildError(f"unreadable answer: {error}") from None
 
-    async def _last_words(self) -> str:
+    async def _exit_text(self) -> str:
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 return f"exit code {await self._process.wait()}"
         except TimeoutError:
-            return "it closed its pipe"
+            return "its pipe is closed"

@@ -1,4 +1,4 @@
-"""Scores items by all parts of a job and combines them; items fail one by one."""
+"""Scores items with all parts of a job and combines them; each item fails on its own."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from paceline.interfaces import RewardInput
-from paceline.logs import Log
-from paceline.metrics import Metrics
-from paceline.progress import Pulse
-from paceline.tracing import Span
-from paceline.types import Score, VerifierStatus
-from paceline_reward.parts import Part, read_parts
-from paceline_reward.pool import Pool
+from paceline.enums import ScoreStatus
+from paceline.plugins import RewardInput
+from paceline.server.liveness import WorkProgress
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import Span
+from paceline.types import Score
+from paceline_reward.fair_queue import NO_OWNER, QueueOwner
+from paceline_reward.parts import RewardPart, read_parts
+from paceline_reward.pool import ChildPool
 from paceline_reward.scores import MAX_DETAIL, as_score, infra_error
-from paceline_reward.turns import NOBODY, Owner
 
 log = Log("scorer")
 _SEVERITY = {
-    VerifierStatus.OK: 0,
-    VerifierStatus.PARSE_ERROR: 1,
-    VerifierStatus.TIMEOUT: 2,
-    VerifierStatus.INFRA_ERROR: 3,
+    ScoreStatus.OK: 0,
+    ScoreStatus.PARSE_ERROR: 1,
+    ScoreStatus.TIMEOUT: 2,
+    ScoreStatus.INFRA_ERROR: 3,
 }
 
 
 class Scorer:
-    """Runs trusted built-ins here and everything else in the child pool."""
+    """Runs `inline` rewards in this process and all others in the child pool."""
 
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: ChildPool,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_cached: int = 256,
@@ -44,8 +45,8 @@ class Scorer:
         self._pool = pool
         self._clock = clock
         self._max_cached = max_cached
-        self._parts: dict[str, tuple[Part, ...]] = {}
-        self.longest_s = 0.0  # that any part may take for an item
+        self._parts: dict[str, tuple[RewardPart, ...]] = {}
+        self.longest_s = 0.0  # longest timeout of a part, per item
         self._pending = 0
         self._scored = 0
         self._busy_s = 0.0
@@ -59,15 +60,15 @@ class Scorer:
         items: Sequence[RewardInput],
         spans: Sequence[Span] = (),
         *,
-        owner: Owner = NOBODY,
+        owner: QueueOwner = NO_OWNER,
     ) -> list[Score]:
-        """One score for each item, in order; `spans` of items, if any, end with it.
+        """Score items, in order; `spans` of the items, if any, are ended.
 
         Raises:
             InvalidError: the section names a reward or an option that does not exist.
         """
         parts = self._parts_of(rewards_json)
-        self._enter(len(items))
+        self._add_pending(len(items))
         try:
             columns = [self._inline(part, items, spans) if part.inline else None for part in parts]
             waiting = [
@@ -76,19 +77,19 @@ class Scorer:
                 if column is None
             ]
             pooled = iter(await _all(waiting) if waiting else [])
-            whole = [column if column is not None else next(pooled) for column in columns]
-            scores = [combine(parts, row) for row in zip(*whole, strict=True)]
+            complete = [column if column is not None else next(pooled) for column in columns]
+            scores = [combine(parts, row) for row in zip(*complete, strict=True)]
             _end(spans, scores)
             return scores
         finally:
-            self._leave(len(items))
+            self._remove_pending(len(items))
 
-    def pulse(self) -> Pulse:
-        """Items being scored, and what comes of them; also of those within one call."""
-        return Pulse(self._pending, (self._scored, self._pool.num_scored))
+    def progress(self) -> WorkProgress:
+        """Items in progress and items done, including those of unfinished calls."""
+        return WorkProgress(self._pending, (self._scored, self._pool.num_scored))
 
     def load(self) -> dict[str, float]:
-        """Items being scored, items scored, and seconds with at least one call under way."""
+        """Items in progress, items scored, and seconds with at least one call in progress."""
         running_s = self._clock() - self._busy_since if self._pending else 0.0
         return {
             "pending": float(self._pending),
@@ -97,32 +98,36 @@ class Scorer:
         }
 
     async def idle(self) -> None:
-        """Wait until nothing is being scored."""
+        """Wait until no items are in progress."""
         await self._idle.wait()
 
     def _inline(
-        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span]
+        self, part: RewardPart, items: Sequence[RewardInput], spans: Sequence[Span]
     ) -> list[Score]:
         with self._timed(part, items):
             return _inline(part, items, spans)
 
     async def _pooled(
-        self, part: Part, items: Sequence[RewardInput], spans: Sequence[Span], owner: Owner
+        self,
+        part: RewardPart,
+        items: Sequence[RewardInput],
+        spans: Sequence[Span],
+        owner: QueueOwner,
     ) -> list[Score]:
-        below = _begin(part, spans)
+        children = _begin(part, spans)
         with self._timed(part, items):
             scores = await self._pool.run(part, items, owner=owner)
-        _end(below, scores)
+        _end(children, scores)
         return scores
 
     @contextmanager
-    def _timed(self, part: Part, items: Sequence[RewardInput]) -> Generator[None]:
+    def _timed(self, part: RewardPart, items: Sequence[RewardInput]) -> Generator[None]:
         started = self._clock()
         yield
         self._metrics.add("part_seconds", self._clock() - started, part=part.name)
         self._metrics.add("part_scores", len(items), part=part.name)
 
-    def _parts_of(self, rewards_json: str) -> tuple[Part, ...]:
+    def _parts_of(self, rewards_json: str) -> tuple[RewardPart, ...]:
         found = self._parts.get(rewards_json)
         if found is None:
             found = read_parts(rewards_json)
@@ -132,17 +137,17 @@ class Scorer:
             self._parts[rewards_json] = found
         return found
 
-    def _enter(self, count: int) -> None:
+    def _add_pending(self, count: int) -> None:
         if not self._pending:
             self._busy_since = self._clock()
         self._pending += count
-        self._metrics.set("scoring", self._pending)
+        self._metrics.set("scores_in_progress", self._pending)
         if self._pending:
             self._idle.clear()
 
-    def _leave(self, count: int) -> None:
+    def _remove_pending(self, count: int) -> None:
         self._pending -= count
-        self._metrics.set("scoring", self._pending)
+        self._metrics.set("scores_in_progress", self._pending)
         self._scored += count
         if not self._pending and not self._idle.is_set():
             self._busy_s += self._clock() - self._busy_since
@@ -155,14 +160,14 @@ async def _all(waiting: Sequence[Any]) -> list[list[Score]]:
     return [task.result() for task in tasks]
 
 
-def _inline(part: Part, items: Sequence[RewardInput], spans: Sequence[Span]) -> list[Score]:
-    below = _begin(part, spans)
+def _inline(part: RewardPart, items: Sequence[RewardInput], spans: Sequence[Span]) -> list[Score]:
+    children = _begin(part, spans)
     scores = inline(part, items)
-    _end(below, scores)
+    _end(children, scores)
     return scores
 
 
-def _begin(part: Part, spans: Sequence[Span]) -> list[Span]:
+def _begin(part: RewardPart, spans: Sequence[Span]) -> list[Span]:
     return [span.child("reward.part", {"gen_ai.evaluation.name": part.name}) for span in spans]
 
 
@@ -172,8 +177,8 @@ def _end(spans: Sequence[Span], scores: Sequence[Score]) -> None:
         span.end()
 
 
-def inline(part: Part, items: Sequence[RewardInput]) -> list[Score]:
-    """Scores of a trusted built-in."""
+def inline(part: RewardPart, items: Sequence[RewardInput]) -> list[Score]:
+    """Scores of a part that runs in this process."""
     assert part.inline is not None
     return [_call(part.inline, item, part.options) for item in items]
 
@@ -181,27 +186,27 @@ def inline(part: Part, items: Sequence[RewardInput]) -> list[Score]:
 def _call(function: Callable[..., Any], item: RewardInput, options: dict[str, Any]) -> Score:
     try:
         return as_score(function(item, **options))
-    except Exception as error:  # the boundary of one score
+    except Exception as error:  # the supervisor boundary of one score
         log.exception("score failed", episode=item.episode_id)
         return infra_error(f"{type(error).__name__}: {error}")
 
 
-def combine(parts: Sequence[Part], row: Sequence[Score]) -> Score:
-    """The weighted sum; the worst status of the parts is the status of the whole."""
+def combine(parts: Sequence[RewardPart], row: Sequence[Score]) -> Score:
+    """The weighted sum of an item's parts, with the worst of their statuses."""
     reward = 0.0
-    points: dict[str, float] = {}
+    part_rewards: dict[str, float] = {}
     worst = row[0]
-    answered = row[0]
+    answer = row[0]
     for part, score in zip(parts, row, strict=True):
         reward += part.weight * score.reward
-        points[part.name] = score.reward
+        part_rewards[part.name] = score.reward
         for name, value in score.parts.items():
-            points[f"{part.name}/{name}"] = value
+            part_rewards[f"{part.name}/{name}"] = value
         if _SEVERITY[score.status] > _SEVERITY[worst.status]:
             worst = score
-        if score.raw_answer and not answered.raw_answer:
-            answered = score
-    if worst.status is VerifierStatus.INFRA_ERROR:
+        if score.raw_answer and not answer.raw_answer:
+            answer = score
+    if worst.status is ScoreStatus.INFRA_ERROR:
         reward = 0.0
     detail = "; ".join(
         f"{part.name}: {score.detail}"
@@ -209,5 +214,5 @@ def combine(parts: Sequence[Part], row: Sequence[Score]) -> Score:
         if score.detail
     )
     return replace(
-        answered, reward=reward, parts=points, status=worst.status, detail=detail[:MAX_DETAIL]
+        answer, reward=reward, parts=part_rewards, status=worst.status, detail=detail[:MAX_DETAIL]
     )

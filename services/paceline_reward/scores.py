@@ -1,4 +1,4 @@
-"""What reward functions return, checked and as JSON."""
+"""Validates what reward functions return, and converts items and scores to JSON."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from paceline.interfaces import RewardInput
-from paceline.types import Score, Task, VerifierStatus
+from paceline.enums import ScoreStatus
+from paceline.plugins import RewardInput
+from paceline.types import Score, Task
 
 MAX_DETAIL = 500
 
 
 def as_score(value: Any) -> Score:
-    """What a reward function returned, as a `Score`; anything unusable is an `infra_error`."""
+    """The result of a reward function as a `Score`; an invalid one becomes an `infra_error`."""
     if isinstance(value, Real):
         try:
             value = Score(reward=float(value), parts={})
@@ -24,8 +25,8 @@ def as_score(value: Any) -> Score:
         return infra_error(f"returned {type(value).__name__}, neither a number nor a Score")
     try:
         reward = float(value.reward)
-        parts = {_text(name): float(points) for name, points in value.parts.items()}
-        status = VerifierStatus(value.status)
+        parts = {_text(name): float(part) for name, part in value.parts.items()}
+        status = ScoreStatus(value.status)
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         return infra_error(f"returned a Score with wrong fields: {error}")
     if not math.isfinite(reward) or not all(map(math.isfinite, parts.values())):
@@ -42,17 +43,17 @@ def as_score(value: Any) -> Score:
 
 
 def _text(value: Any) -> str:
-    """A text that can be sent: without halves of surrogate pairs."""
+    """A string that can be encoded as UTF-8: without lone surrogates."""
     return str(value).encode(errors="replace").decode()
 
 
 def infra_error(detail: str) -> Score:
-    """A score that means nothing."""
-    status = VerifierStatus.INFRA_ERROR
+    """The score of an item that could not be scored."""
+    status = ScoreStatus.INFRA_ERROR
     return Score(reward=0.0, parts={}, status=status, detail=detail[:MAX_DETAIL])
 
 
-def item_to(item: RewardInput) -> dict[str, Any]:
+def item_to_json(item: RewardInput) -> dict[str, Any]:
     """An item as JSON."""
     task = item.task
     return {
@@ -64,13 +65,13 @@ def item_to(item: RewardInput) -> dict[str, Any]:
     }
 
 
-def item_from(raw: dict[str, Any]) -> RewardInput:
+def item_from_json(raw: dict[str, Any]) -> RewardInput:
     """An item from JSON."""
     fields: dict[str, Any] = raw | {"task": Task(*raw["task"])}
     return RewardInput(**fields)
 
 
-def score_to(score: Score) -> dict[str, Any]:
+def score_to_json(score: Score) -> dict[str, Any]:
     """A score as JSON."""
     return {
         "reward": score.reward,
@@ -82,6 +83,6 @@ def score_to(score: Score) -> dict[str, Any]:
     }
 
 
-def score_from(raw: dict[str, Any]) -> Score:
-    """A score from JSON, checked again: user code could have written it."""
+def score_from_json(raw: dict[str, Any]) -> Score:
+    """A score from JSON, validated, as user code could have written it."""
     return as_score(Score(**raw))

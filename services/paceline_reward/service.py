@@ -1,4 +1,4 @@
-"""The reward process: its scorer behind gRPC, its place in the roster."""
+"""The reward process: a scorer behind gRPC, with membership in the roster."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 
 from grpc import aio
 
-from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
 from paceline.config.service import RewardOptions
-from paceline.membership import Membership
-from paceline.rpc import connect_as
-from paceline.types import Worker, WorkerKind
+from paceline.enums import WorkerKind
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.transport.rpc import connect_as
+from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_reward.pool import Pool
+from paceline_reward.pool import ChildPool
 from paceline_reward.scorer import Scorer
 from paceline_reward.servicer import RewardServicer
 
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 
 
 async def build(chassis: Chassis) -> RewardService:
-    """Make the service from the settings of this process."""
+    """A reward worker from the settings of its process."""
     options = validate(RewardOptions, chassis.settings.options)
-    pool = Pool(processes=options.processes)
+    pool = ChildPool(processes=options.processes)
     return RewardService(
         chassis=chassis, pool=pool, scorer=Scorer(pool=pool, metrics=chassis.metrics)
     )
 
 
 class RewardService(Service):
-    """Scores for every job of its pool until it is told to stop."""
+    """Scores episodes of all jobs of its pool."""
 
-    def __init__(self, *, chassis: Chassis, pool: Pool, scorer: Scorer) -> None:
+    def __init__(self, *, chassis: Chassis, pool: ChildPool, scorer: Scorer) -> None:
         self._chassis = chassis
         self._pool = pool
         self._scorer = scorer
@@ -45,9 +46,9 @@ class RewardService(Service):
         self._membership: Membership | None = None
 
     async def start(self) -> None:
-        """Register the servicer and prepare the way to the roster."""
+        """Register the servicer, and create the membership in the roster."""
         self._chassis.health.progress.watch(
-            "scores", self._scorer.pulse, least_s=lambda: self._scorer.longest_s
+            "scores", self._scorer.progress, min_limit_s=lambda: self._scorer.longest_s
         )
         servicer = RewardServicer(
             scorer=self._scorer, metrics=self._chassis.metrics, tracer=self._chassis.tracer
@@ -61,14 +62,14 @@ class RewardService(Service):
             self._membership = Membership(roster=roster, report=self.report)
 
     async def run(self) -> None:
-        """Stay in the roster."""
+        """Send heartbeats to the roster until cancelled."""
         if self._membership is None:
             await asyncio.Event().wait()
         else:
             await self._membership.run()
 
     def report(self) -> Worker:
-        """This worker as the roster should know it."""
+        """The worker and its load for the roster."""
         settings = self._chassis.settings
         return Worker(
             worker_id=settings.worker_id,
@@ -81,7 +82,7 @@ class RewardService(Service):
         )
 
     async def drain(self) -> None:
-        """Leave the roster, then finish what is open."""
+        """Leave the roster, then wait until no items are in progress."""
         if self._membership is not None:
             await self._membership.leave()
         await self._scorer.idle()

@@ -1,4 +1,4 @@
-"""The reward service on the wire."""
+"""gRPC surface of a reward worker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections import Counter
 from typing import Any
 
 from paceline import wire
-from paceline.interfaces import RewardInput
-from paceline.metrics import Metrics
-from paceline.tracing import OFF, Span, Tracer
+from paceline.plugins import RewardInput
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF, Span, Tracer
+from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
-from paceline.v1 import reward_pb2_grpc
+from paceline.v1 import reward_pb2_grpc, types_pb2
+from paceline_reward.fair_queue import QueueOwner
 from paceline_reward.scorer import Scorer
-from paceline_reward.turns import Owner
 
 
 class RewardServicer(reward_pb2_grpc.RewardServicer):
@@ -27,11 +28,11 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         """Score all items with the parts of the job."""
         items = [_item(message) for message in request.items]
         spans = [self._span(message.trace) for message in request.items]
-        owner = Owner(request.tenant, request.job_id)
+        owner = QueueOwner(request.tenant, request.job_id)
         scores = await self._scorer.score(request.rewards_json, items, spans, owner=owner)
         for status, count in Counter(score.status for score in scores).items():
             self._metrics.add("scored", count, status=status)
-        return pb.ScoreReply(scores=[wire.score_to(score) for score in scores])
+        return pb.ScoreReply(scores=[wire.to_proto(score, types_pb2.Score) for score in scores])
 
     def _span(self, trace: str) -> Span:
         return self._tracer.received(trace).child("reward", kind="server")
@@ -40,7 +41,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
 def _item(message: pb.ScoreItem) -> RewardInput:
     return RewardInput(
         episode_id=message.episode_id,
-        task=wire.task_from(message.task),
+        task=wire.from_proto(message.task, Task),
         response=message.response_text,
         environment_reward=message.environment_reward,
         truncated=message.truncated,

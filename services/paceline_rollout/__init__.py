@@ -1,1 +1,1 @@
-"""Tokens in, tokens out: one engine, weights swapped in flight."""
+"""Serves one inference engine: tokens in, tokens out, weights swapped in flight."""

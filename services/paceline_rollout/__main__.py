@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.chassis import main
+from paceline.server.chassis import main
 from paceline_rollout.service import build
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""What Prometheus is told of a rollout worker, beside how its weights travel."""
+"""Prometheus metrics of a rollout worker, except those of weight transfers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from paceline.interfaces import EngineStatus
-from paceline.metrics import Metrics
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
+from paceline.plugins import EngineStatus
+from paceline.telemetry.metrics import Metrics
 
 COUNTERS = ("tokens", "prompt_tokens", "cached_tokens")
 
 
-class Gauges:
+class RolloutGauges:
     """The metrics of one worker; it serves one job."""
 
     def __init__(
@@ -26,12 +26,12 @@ class Gauges:
         metrics.follow("token_age", lambda: self._clock() - self._since, job=job_id)
 
     def follow(self, *, lag: Callable[[], float], age_s: Callable[[], float]) -> None:
-        """Ask these how far behind the weights are, in versions, and since when they are there."""
+        """Export how many versions the weights are behind, and how long they have been active."""
         self._metrics.follow("version_lag", lag, job=self._job_id)
         self._metrics.follow("weights_age", age_s, job=self._job_id)
 
     def show(self, now: EngineStatus) -> None:
-        """The engine's counters as they are."""
+        """Export the engine's current counters."""
         job, metrics = self._job_id, self._metrics
         if now.tokens_generated != self._tokens:
             self._tokens, self._since = now.tokens_generated, self._clock()
@@ -43,5 +43,9 @@ class Gauges:
         if now.kv_ratio >= 0:
             metrics.set("kv", now.kv_ratio, job=job)
         # An engine without requests waits for episodes.
-        here, there = str(WorkerKind.ROLLOUT), str(WorkerKind.ENVIRONMENT)
-        metrics.total("wait", now.idle_s, service=here, on=there)
+        metrics.total(
+            "wait",
+            now.idle_s,
+            service=str(WorkerKind.ROLLOUT),
+            waiting_on=str(WorkerKind.ENVIRONMENT),
+        )

@@ -1,4 +1,4 @@
-"""What a rollout worker needs of its job: the spec, the small model files, the engine."""
+"""Reads a rollout worker's job: the spec, the small model files, the engine."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import artefacts, plugins
 from paceline.config import JobSpec, parse_job
 from paceline.errors import ConfigError, IntegrityError
-from paceline.interfaces import Engine
-from paceline.rpc import call
+from paceline.plugins import Engine, EngineFactory, registry
+from paceline.server import artifacts
+from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 async def read_job(jobs: JobsAsyncStub, job_id: str) -> tuple[JobSpec, dict[str, str]]:
     """The spec, and the digests of the model files by name; waits for the experience service."""
     request = jobs_pb2.GetJobRequest(job_id=job_id)
-    reply = await call(jobs.GetJob, request, timeout_s=START_S, idempotent=True)
-    return parse_job(json.loads(reply.spec_json)), dict(reply.artefacts)
+    reply = await call(jobs.GetJob, request, timeout_s=START_TIMEOUT_S, idempotent=True)
+    return parse_job(json.loads(reply.spec_json)), dict(reply.artifacts)
 
 
 async def fetch_files(
     experience: ExperienceAsyncStub, digests: Mapping[str, str], folder: Path
 ) -> None:
-    """Put the model files into a folder; those that are there and whole are kept."""
+    """Download the model files into a folder, except those that are already intact."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, digest in digests.items():
         if Path(name).name != name or name in {".", ".."}:
-            raise IntegrityError(f"artefact: {name!r} is not a plain file name")
+            raise IntegrityError(f"artifact: {name!r} is not a plain file name")
         path = folder / name
-        if path.exists() and artefacts.digest_of(path.read_bytes()) == digest:
+        if path.exists() and artifacts.digest_of(path.read_bytes()) == digest:
             continue
-        data = await artefacts.fetch(experience, digest, timeout_s=START_S)
+        data = await artifacts.fetch(experience, digest, timeout_s=START_TIMEOUT_S)
         await asyncio.to_thread(path.write_bytes, data)
 
 
@@ -52,13 +52,13 @@ def build_engine(
     job_id: str,
     engines: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Engine:
-    """The engine that the job names, with its options, and what the pool says of such engines.
+    """Build the job's engine from its options and the pool's settings for this kind of engine.
 
     Raises:
-        ConfigError: it does not know one of the options, or takes no settings of a pool.
+        ConfigError: the engine has no such option, or takes no settings of a pool.
     """
     rollout, kind = spec.rollout, spec.rollout.engine.kind
-    make: Any = plugins.find("engines", kind)
+    make: EngineFactory = registry.find("engines", kind)
     given: dict[str, Any] = {
         "model_dir": folder if (folder / "config.json").exists() else None,
         "dtype": spec.model.dtype,
@@ -75,11 +75,13 @@ def build_engine(
             raise ConfigError(f"options.engines.{kind}: this engine takes no settings of a pool")
         given["settings"] = settings
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())
-    ours = {*given, "settings"}
-    wrong = sorted(name for name in options if name in ours or not (open_ended or name in known))
-    if wrong:
-        allowed = ", ".join(sorted(set(known) - ours)) or "none"
+    reserved = {*given, "settings"}
+    unknown = sorted(
+        name for name in options if name in reserved or not (open_ended or name in known)
+    )
+    if unknown:
+        allowed = ", ".join(sorted(set(known) - reserved)) or "none"
         raise ConfigError(
-            f"rollout.engine.{wrong[0]}: unknown option of {kind!r}; allowed: {allowed}"
+            f"rollout.engine.{unknown[0]}: unknown option of {kind!r}; allowed: {allowed}"
         )
     return make(**given, **options)

@@ -1,4 +1,4 @@
-"""Tells the tracker how transfers go, without holding them up."""
+"""Reports weight transfers to the route planner without blocking them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from paceline import wire
 from paceline.errors import PacelineError
-from paceline.logs import Log
-from paceline.rpc import call
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import call
+from paceline.v1 import roster_pb2 as pb
 from paceline.weights.route import TransferReport
-from paceline.weights.wire import report_to
 
 if TYPE_CHECKING:
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-MOST = 256  # kept while the tracker does not answer; the oldest go first
-CALL_S = 5.0
+MAX_PENDING = 256  # while the planner does not answer; the oldest are dropped first
+CALL_TIMEOUT_S = 5.0
 log = Log("rollout")
 
 
 class Reports:
-    """A queue that never blocks who adds to it."""
+    """A queue of reports; adding to it never blocks."""
 
     def __init__(self, roster: RosterAsyncStub, *, job_id: str) -> None:
         self._roster = roster
         self._job_id = job_id
-        self._waiting: deque[TransferReport] = deque(maxlen=MOST)
-        self._news = asyncio.Event()
+        self._pending: deque[TransferReport] = deque(maxlen=MAX_PENDING)
+        self._wake = asyncio.Event()
 
     def add(self, report: TransferReport) -> None:
-        """Send it when its turn comes."""
-        self._waiting.append(report)
-        self._news.set()
+        """Queue a report."""
+        self._pending.append(report)
+        self._wake.set()
 
     async def run(self) -> None:
-        """Send until cancelled; what cannot be delivered is lost, for newer ones say more."""
+        """Send until cancelled; a report that fails is dropped, as newer ones supersede it."""
         while True:
-            await self._news.wait()
-            self._news.clear()
-            while self._waiting:
-                request = report_to(self._waiting.popleft(), job_id=self._job_id)
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                request = wire.to_proto(self._pending.popleft(), pb.ReportTransferRequest)
+                request.job_id = self._job_id
                 try:
-                    await call(self._roster.ReportTransfer, request, timeout_s=CALL_S)
+                    await call(self._roster.ReportTransfer, request, timeout_s=CALL_TIMEOUT_S)
                 except PacelineError as error:
-                    log.warning("no report", job=self._job_id, error=error)
+                    log.warning("report failed", job=self._job_id, error=error)

@@ -1,4 +1,4 @@
-"""One rollout worker: its engine, its weights, its place in the roster."""
+"""One rollout worker: its engine, its weights, its membership in the roster."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from paceline import rpc
-from paceline.chassis import Chassis, Service
 from paceline.config.load import validate
 from paceline.config.service import RolloutOptions
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.interfaces import Engine, EngineStatus
-from paceline.logs import Log
-from paceline.membership import Membership
-from paceline.types import PolicyVersion, Worker, WorkerKind
+from paceline.plugins import Engine, EngineStatus
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.telemetry.logs import Log
+from paceline.transport import rpc
+from paceline.types import PolicyVersion, Worker
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.rollout_pb2_grpc import add_RolloutServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights.server import WeightServer
-from paceline_rollout.gauges import Gauges
+from paceline.weights.transfer.server import WeightServer
+from paceline_rollout.gauges import RolloutGauges
 from paceline_rollout.job import build_engine, fetch_files, read_job
-from paceline_rollout.servicer import Servicer
-from paceline_rollout.streams import Hub
-from paceline_rollout.vitals import Vitals
-from paceline_rollout.worker import Follower
+from paceline_rollout.liveness import RolloutLiveness
+from paceline_rollout.servicer import RolloutServicer
+from paceline_rollout.streams import StreamMultiplexer
+from paceline_rollout.weight_updater import WeightUpdater
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-# The engine's thread and the event loop share one interpreter lock; with the default interval
-# either waits 5 ms for the other.
-SWITCH_S = 0.0005
-WATCH_S = 0.2
+# The engine's thread and the event loop share the GIL; with the default interval either one waits
+# 5 ms for the other.
+SWITCH_INTERVAL_S = 0.0005
+ENGINE_POLL_S = 0.2
 log = Log("rollout")
 
 
 async def build(chassis: Chassis) -> Service:
-    """The service of this process."""
+    """A rollout worker from the settings of its process."""
     return RolloutService(chassis)
 
 
 class RolloutService(Service):
-    """Generates for one job."""
+    """Generates tokens for one job."""
 
     def __init__(self, chassis: Chassis) -> None:
         settings = chassis.settings
@@ -69,30 +70,30 @@ class RolloutService(Service):
         )
         self._weights_bytes_per_s = options.weights_bytes_per_s
         self._weights_endpoint = ""
-        self._gauges = Gauges(chassis.metrics, job_id=settings.job_id)
+        self._gauges = RolloutGauges(chassis.metrics, job_id=settings.job_id)
         self._healthy = True
-        self._changing = asyncio.Lock()
-        self._beating: asyncio.Task[None] | None = None
-        self._passing: asyncio.Task[None] | None = None
+        self._change_lock = asyncio.Lock()
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._multiplexer_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the job, build the engine, get ready to serve."""
-        sys.setswitchinterval(SWITCH_S)
+        """Read the job, build the engine and register the servicer."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         settings = self._settings
         jobs: JobsAsyncStub = JobsStub(self._channel)
         experience: ExperienceAsyncStub = ExperienceStub(self._channel)
-        spec, artefacts = await read_job(jobs, settings.job_id)
+        spec, artifacts = await read_job(jobs, settings.job_id)
         folder = settings.run_dir / "workers" / settings.worker_id / settings.job_id
-        await fetch_files(experience, artefacts, folder)
+        await fetch_files(experience, artifacts, folder)
         self._max_running = spec.rollout.max_concurrent
         self._engine: Engine = build_engine(
             spec, folder=folder, job_id=settings.job_id, engines=self._engines
         )
         await self._engine.start()
         self._weights_endpoint = await self._weights.start()
-        self._hub = Hub(engine=self._engine, tracer=self._chassis.tracer)
-        self._passing = asyncio.create_task(self._hub.run(), name="hub")
-        self._follower = Follower(
+        self._multiplexer = StreamMultiplexer(engine=self._engine, tracer=self._chassis.tracer)
+        self._multiplexer_task = asyncio.create_task(self._multiplexer.run(), name="multiplexer")
+        self._updater = WeightUpdater(
             roster=self._roster,
             engine=self._engine,
             server=self._weights,
@@ -106,47 +107,49 @@ class RolloutService(Service):
             bytes_per_s=self._weights_bytes_per_s,
             tracer=self._chassis.tracer,
         )
-        follower = self._follower
-        self._gauges.follow(lag=lambda: follower.lag, age_s=lambda: follower.age_s)
+        updater = self._updater
+        self._gauges.follow(lag=lambda: updater.lag, age_s=lambda: updater.age_s)
         self._chassis.usage.measure_seconds(lambda: self._engine.status().busy_s)
         self._member = Membership(
-            roster=self._roster, report=self.report, progress=self._follower.progress
+            roster=self._roster, report=self.report, progress=self._updater.progress
         )
-        Vitals(
+        RolloutLiveness(
             engine=self._engine,
-            hub=self._hub,
-            follower=self._follower,
+            multiplexer=self._multiplexer,
+            updater=self._updater,
             max_lag=spec.experience.max_staleness,
         ).register(self._chassis.health.progress)
-        servicer = Servicer(hub=self._hub, worker_id=settings.worker_id, status=self._status)
+        servicer = RolloutServicer(
+            multiplexer=self._multiplexer, worker_id=settings.worker_id, status=self._status
+        )
         add_RolloutServicer_to_server(servicer, self._chassis.server)
         log.info("engine ready", job=settings.job_id, engine=spec.rollout.engine.kind)
 
     async def run(self) -> None:
-        """Serve until told to stop; fails when the engine does."""
-        assert self._passing is not None
+        """Serve until cancelled; raises if the engine stops."""
+        assert self._multiplexer_task is not None
         self._join()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follower.run(), name="follow")
+            group.create_task(self._updater.run(), name="updater")
             group.create_task(self._watch_engine(), name="engine")
-            await asyncio.shield(self._passing)
+            await asyncio.shield(self._multiplexer_task)
 
     async def drain(self) -> None:
-        """Leave the roster and hand open requests back; callers go on elsewhere."""
+        """Leave the roster and end open requests; callers resume them on other workers."""
         await self._leave()
-        await self._hub.hand_back("the worker is draining; go on elsewhere")
+        await self._multiplexer.drain("the worker is draining; resume on another worker")
 
     async def close(self) -> None:
-        """Stop everything."""
-        if self._passing is not None:
-            self._passing.cancel()
-            await asyncio.wait({self._passing})
+        """Stop the engine, the weight server and all tasks."""
+        if self._multiplexer_task is not None:
+            self._multiplexer_task.cancel()
+            await asyncio.wait({self._multiplexer_task})
         await self._engine.close()
         await self._weights.close()
         await self._channel.close()
 
     def report(self) -> Worker:
-        """This worker as the roster is to see it."""
+        """The worker, its version and its load for the roster."""
         now = self._engine.status()
         self._gauges.show(now)
         return Worker(
@@ -163,7 +166,7 @@ class RolloutService(Service):
                 "running": float(now.running),
                 "waiting": float(now.waiting),
                 "max_running": float(self._max_running),
-                **self._hub.load(),
+                **self._multiplexer.load(),
                 "tokens_generated": float(now.tokens_generated),
                 "prompt_tokens": float(now.prompt_tokens),
                 "busy_s": now.busy_s,
@@ -174,46 +177,46 @@ class RolloutService(Service):
         )
 
     def _active(self, now: EngineStatus) -> int:
-        """None where they are wrong, or where the engine has lost what it was given."""
-        return min(self._follower.active.version, now.version) if self._healthy else -1
+        """The version that callers may use; -1 if weights are wrong or the engine lost them."""
+        return min(self._updater.active.version, now.version) if self._healthy else -1
 
     def _status(self) -> tuple[EngineStatus, PolicyVersion, float]:
-        return self._engine.status(), self._follower.active, self._follower.canary_error
+        return self._engine.status(), self._updater.active, self._updater.canary_error
 
     async def _on_change(self, healthy: bool) -> None:
-        """A version is active, or its canary disagreed: then nobody may use this worker.
+        """A version has become active, or its canary disagrees (`healthy` is False).
 
-        It stays in the roster, without a version, to hear of newer ones.
+        An unhealthy worker stays in the roster without a version: it gets routes, but no requests.
         """
-        async with self._changing:
+        async with self._change_lock:
             self._healthy = healthy
-            await self._beat()
+            await self._send_heartbeat()
             if not healthy:
-                text = "the worker's weights are wrong; go on elsewhere"
-                self._hub.abort_all("UNAVAILABLE", text)
+                text = "the worker's weights are wrong; resume on another worker"
+                self._multiplexer.abort_all("UNAVAILABLE", text)
 
     async def _watch_engine(self) -> None:
-        """Tell the roster at once when the engine loses its weights or has them again."""
+        """Send a heartbeat at once when the engine loses its weights or has them again."""
         served = False
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(ENGINE_POLL_S)
             now = self._engine.status().version >= 0
-            if now != served and self._beating is not None:
+            if now != served and self._heartbeat_task is not None:
                 served = now
-                await self._beat()
+                await self._send_heartbeat()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         try:
             await self._member.beat()
         except PacelineError as error:
-            log.warning("no beat", error=error)
+            log.warning("heartbeat failed", error=error)
 
     def _join(self) -> None:
-        if self._beating is None:
-            self._beating = asyncio.create_task(self._member.run(), name="beat")
+        if self._heartbeat_task is None:
+            self._heartbeat_task = asyncio.create_task(self._member.run(), name="heartbeat")
 
     async def _leave(self) -> None:
-        beating, self._beating = self._beating, None
+        beating, self._heartbeat_task = self._heartbeat_task, None
         if beating is not None:
             beating.cancel()
             await asyncio.wait({beating})

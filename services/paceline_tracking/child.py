@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from paceline.family import END_S, Family, start_family
+from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_process_group
 from paceline_tracking.secrets import without_secrets
 
 COMMAND = (sys.executable, "-P", "-m", "paceline_tracking.host")
@@ -26,19 +26,19 @@ class TrackerError(Exception):
         self.detail = detail
 
 
-class Child:
+class TrackerProcess:
     """One process; after any error it is of no use any more."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: ProcessGroup) -> None:
         self._family = family
         self._process = family.process
         self._words = b""
         self._listening = asyncio.create_task(self._listen(), name="tracker's words")
 
     @classmethod
-    async def start(cls, command: Sequence[str] = COMMAND) -> Child:
+    async def start(cls, command: Sequence[str] = COMMAND) -> TrackerProcess:
         """Start it, with its family in a session of their own."""
-        return cls(await start_family(command, stderr=True, line_bytes=LINE_BYTES))
+        return cls(await start_process_group(command, stderr=True, line_bytes=LINE_BYTES))
 
     async def ask(self, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The answer to one request.
@@ -82,7 +82,7 @@ class Child:
     async def _last_words(self) -> str:
         """The last line that it wrote, once it has ended."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(KILL_TIMEOUT_S):
                 await self._process.wait()
                 await asyncio.shield(self._listening)
         lines = self._words.decode(errors="replace").strip().splitlines()

@@ -6,9 +6,8 @@ import json
 import os
 from typing import Any
 
-from paceline import plugins
-from paceline.child import end_with_parent, take_pipes
-from paceline.interfaces import Tracker
+from paceline.plugins import Tracker, registry
+from paceline.server.child import end_with_parent, take_pipes
 from paceline_tracking.messages import point_from, run_from
 from paceline_tracking.secrets import without_secrets
 
@@ -45,7 +44,7 @@ class Host:
 
     def _do(self, verb: str, given: Any) -> dict[str, Any]:
         if verb == "open":
-            self._tracker = plugins.find("trackers", given["kind"])(
+            self._tracker = registry.find("trackers", given["kind"])(
                 run_from(given["run"]), **given["options"]
             )
         tracker = self._tracker

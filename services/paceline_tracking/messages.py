@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline.interfaces import TrackedPoint, TrackedRun, TrackedSample
+from paceline.plugins import TrackedPoint, TrackedRun, TrackedSample
 
 
 def run_to(run: TrackedRun) -> dict[str, Any]:

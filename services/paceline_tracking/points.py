@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from paceline.interfaces import TrackedPoint, TrackedSample
-from paceline.types import Source, Trajectory, Worker
-from paceline_tracking.ledger import Row
+from paceline.enums import TokenSource
+from paceline.plugins import TrackedPoint, TrackedSample
+from paceline.progress import LedgerProgress
+from paceline.types import Trajectory, Worker
+from paceline_tracking.history import TrackedRow
 
 MOST_CHARS = 4000
 Counters = Mapping[str, float]
@@ -40,7 +42,9 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(inner, f"{path}/{key}")
 
 
-def point_of(row: Row, *, version: int, samples: Sequence[TrackedSample] = ()) -> TrackedPoint:
+def point_of(
+    row: TrackedRow, *, version: int, samples: Sequence[TrackedSample] = ()
+) -> TrackedPoint:
     """A row of the history; `version` if it names none.
 
     The mean of an eval that measured too few of its tasks gets a name of its own, `partial_reward`:
@@ -75,7 +79,7 @@ def sample_of(
 
 def _first_policy_token(trajectory: Trajectory) -> int:
     transcript = trajectory.transcripts[0]
-    starts = [span.start for span in transcript.spans if span.source is Source.POLICY]
+    starts = [span.start for span in transcript.spans if span.source is TokenSource.POLICY]
     return min(starts, default=len(transcript.tokens))
 
 
@@ -87,7 +91,7 @@ class Rates:
         self._looked_s: float | None = None
 
     def system(
-        self, live: Mapping[str, Any], workers: Iterable[Worker], *, now_s: float
+        self, live: LedgerProgress, workers: Iterable[Worker], *, now_s: float
     ) -> dict[str, float]:
         """Values of a system point; those that are rates are missing in the first one."""
         workers = list(workers)
@@ -97,13 +101,13 @@ class Rates:
         if elapsed:
             grown = _rates(self._last, counters, elapsed)
         self._last, self._looked_s = counters, now_s
-        levels = {f"system/{name}": float(live[name]) for name in _LEVELS if name in live}
+        levels = {f"system/{name}": float(getattr(live, name)) for name in _LEVELS}
         return levels | _states(workers) | grown
 
 
-def _counters(live: Mapping[str, Any], workers: Sequence[Worker]) -> dict[str, float]:
+def _counters(live: LedgerProgress, workers: Sequence[Worker]) -> dict[str, float]:
     """Everything that only grows: `ledger//<name>` and `<kind>/<worker and pid>/<name>`."""
-    found = {f"ledger//{name}": float(live[name]) for name in _TOTALS if name in live}
+    found = {f"ledger//{name}": float(getattr(live, name)) for name in _TOTALS}
     for worker in workers:
         for name, value in worker.load.items():
             if name.endswith("_s") or name in _GROWING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.chat import Tokenizer
 from paceline.config.tracking import TrackedSamples
+from paceline.enums import Purpose
 from paceline.errors import PacelineError
-from paceline.interfaces import TrackedSample
-from paceline.logs import Log
+from paceline.plugins import TrackedSample
+from paceline.telemetry.logs import Log
+from paceline.tokens.chat import Tokenizer
 from paceline.types import Job
-from paceline_tracking.ledger import Ledger, Row
+from paceline_tracking.history import HistoryReader, TrackedRow
 from paceline_tracking.points import sample_of
 
 log = Log("samples")
@@ -19,28 +20,30 @@ log = Log("samples")
 class Samples:
     """Of one job, for one tracker."""
 
-    def __init__(self, *, ledger: Ledger, job: Job, spec: TrackedSamples | None) -> None:
+    def __init__(self, *, ledger: HistoryReader, job: Job, spec: TrackedSamples | None) -> None:
         self._ledger = ledger
         self._job = job
         self._spec = spec
         self._tokenizer: Tokenizer | None = None
         self._steps: dict[int, int] = {}  # of versions
 
-    def note(self, row: Row) -> None:
+    def note(self, row: TrackedRow) -> None:
         """Learn which step a version has: that before the first row that names it."""
         version = row.values.get("version")
         if isinstance(version, int):
-            step = row.step if row.kind == "eval" else row.step - 1
+            step = row.step if row.kind is Purpose.EVAL else row.step - 1
             self._steps.setdefault(version, step)
 
-    async def of(self, rows: Sequence[Row]) -> tuple[int, Sequence[TrackedSample]]:
+    async def of(self, rows: Sequence[TrackedRow]) -> tuple[int, Sequence[TrackedSample]]:
         """The index of the last row that is due for samples, and the newest trajectories.
 
         A table is worth no delay: whatever cannot be had is left out. -1: nothing is due.
         """
         if self._spec is None:
             return -1, ()
-        due = [row for row in rows if row.kind == "train" and row.step % self._spec.every == 0]
+        due = [
+            row for row in rows if row.kind is Purpose.TRAIN and row.step % self._spec.every == 0
+        ]
         if not due:
             return -1, ()
         try:
@@ -49,7 +52,7 @@ class Samples:
             log.warning("no samples", job=self._job.status.job_id, error=error)
             return -1, ()
 
-    async def _newest(self, row: Row, count: int) -> Sequence[TrackedSample]:
+    async def _newest(self, row: TrackedRow, count: int) -> Sequence[TrackedSample]:
         job_id = self._job.status.job_id
         found = await self._ledger.trajectories(job_id, count)
         if self._tokenizer is None:

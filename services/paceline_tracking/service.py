@@ -11,24 +11,25 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.chassis import Chassis, Service
 from paceline.config import parse_job
 from paceline.config.load import validate
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
+from paceline.enums import TrackerState, WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.interfaces import TrackedRun
-from paceline.logs import Log
-from paceline.membership import Membership
-from paceline.metrics import Metrics, Shown, series
-from paceline.rpc import connect_as
-from paceline.types import Job, Worker, WorkerKind
+from paceline.plugins import TrackedRun
+from paceline.server.chassis import Chassis, Service
+from paceline.server.membership import Membership
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import GaugeSet, Metrics, series
+from paceline.transport.rpc import connect_as
+from paceline.types import Job, Worker
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_tracking.child import Child
-from paceline_tracking.feed import Feed, Start, status_of
-from paceline_tracking.ledger import Ledger, RemoteLedger
+from paceline_tracking.child import TrackerProcess
+from paceline_tracking.history import GrpcHistoryReader, HistoryReader
+from paceline_tracking.sync import Start, TrackerSync, status_of
 
 log = Log("tracking")
 # Of the grace, for what has to end after the feeds.
@@ -40,17 +41,17 @@ MOST_LATE = 4
 MISSED = "the job had been over for too long when trackers were looked for"
 
 
-class Feeds:
+class TrackerSyncs:
     """All feeds of this process, by job and tracker."""
 
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        ledger: HistoryReader,
         options: TrackingOptions,
         metrics: Metrics,
         run_dir: Path,
-        start: Start = Child.start,
+        start: Start = TrackerProcess.start,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
@@ -60,9 +61,9 @@ class Feeds:
         self._start = start
         self._clock = clock
         self._late = asyncio.Semaphore(MOST_LATE)
-        self._lags = Shown(metrics)  # by kind
+        self._lags = GaugeSet(metrics)  # by kind
         self._seen: set[str] = set()  # jobs, by id: specs do not change
-        self._feeds: dict[tuple[str, str], Feed] = {}
+        self._feeds: dict[tuple[str, str], TrackerSync] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -114,10 +115,10 @@ class Feeds:
             return
         for tracker in spec.tracking:
             status = status_of(job.status, tracker)
-            if status.state in {"done", "failed"}:
+            if status.state.terminal:
                 continue
             if self._missed(job):
-                missed = replace(status, state="failed", detail=MISSED)
+                missed = replace(status, state=TrackerState.FAILED, detail=MISSED)
                 await self._ledger.report(job.status.job_id, missed)
                 continue
             key = (job.status.job_id, tracker.label)
@@ -127,11 +128,11 @@ class Feeds:
     def _missed(self, job: Job) -> bool:
         """Nothing was ever tracked of it, and it is too old to begin now."""
         status = job.status
-        over_s = status.created_s - status.running_s  # at most: it may have waited before it ran
-        begun = any(told.state != "waiting" for told in status.tracking)
+        over_s = status.age_s - status.runtime_s  # at most: it may have waited before it ran
+        begun = any(told.state != TrackerState.WAITING for told in status.tracking)
         return status.state.terminal and not begun and over_s > self._options.give_up_s
 
-    def _feed(self, job: Job, tracker: TrackingSpec) -> Feed:
+    def _feed(self, job: Job, tracker: TrackingSpec) -> TrackerSync:
         shared = self._run_dir / "tracking" / tracker.kind
         folder = self._run_dir / "jobs" / job.status.job_id / "tracking" / tracker.label
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +145,7 @@ class Feeds:
             shared_folder=shared,
             config=json.loads(job.spec),
         )
-        return Feed(
+        return TrackerSync(
             job=job,
             spec=tracker,
             run=run,
@@ -188,8 +189,8 @@ class TrackingService(Service):
         self._chassis = chassis
         self._channel = connect_as(settings, settings.experience)
         roster = RosterStub(self._channel)
-        self._feeds = Feeds(
-            ledger=RemoteLedger(
+        self._feeds = TrackerSyncs(
+            ledger=GrpcHistoryReader(
                 jobs=JobsStub(self._channel),
                 experience=ExperienceStub(self._channel),
                 roster=roster,

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.errors import PacelineError
-from paceline.interfaces import TrackedPoint
-from paceline.logs import Log
-from paceline_tracking.ledger import Ledger
+from paceline.plugins import TrackedPoint
+from paceline.telemetry.logs import Log
+from paceline_tracking.history import HistoryReader
 from paceline_tracking.points import Rates
 
 MOST = 512  # kept while a tracker is away; the oldest go first
@@ -23,7 +23,7 @@ class System:
     def __init__(
         self,
         *,
-        ledger: Ledger,
+        ledger: HistoryReader,
         job_id: str,
         period_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -51,8 +51,7 @@ class System:
             return
         workers = await self._ledger.workers(self._job_id)
         values = self._rates.system(live, workers, now_s=self._clock())
-        step, version = int(live.get("step", 0)), int(live.get("version", -1))
-        self._waiting.append(TrackedPoint("system", -1, step, version, values))
+        self._waiting.append(TrackedPoint("system", -1, live.step, live.version, values))
 
     def take(self) -> list[TrackedPoint]:
         """Everything that waits, which is forgotten here."""

@@ -1,1 +1,1 @@
-"""Takes batches, steps the optimiser, checkpoints, publishes weights."""
+"""Trains the policy: takes batches, steps the optimiser, checkpoints, publishes weights."""

@@ -1,47 +1,47 @@
-"""The trainer's edge to experience: proto messages on one side, nouns and numbers on the other."""
+"""The trainer's client of experience: converts messages, retries until experience answers."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline import wire
+from paceline.enums import TRAINER_SAYS, StopReason
 from paceline.errors import DeadlineError, UnavailableError
-from paceline.logs import Log
-from paceline.rpc import backoff_s, call, stream
-from paceline.types import TRAINER_SAYS, Job, JobState, PolicyVersion
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s, call, stream
+from paceline.types import Job, PolicyVersion
 from paceline.v1 import experience_pb2 as pb
-from paceline.v1 import jobs_pb2, roster_pb2
-from paceline_trainer.take import Share
+from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
+from paceline_trainer.columns import Share
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
-CALL_S = 30.0
-REPORT_S = 5.0
-TAKE_S = 600.0
-Answer = TypeVar("Answer")
+CALL_TIMEOUT_S = 30.0
+REPORT_TIMEOUT_S = 5.0
+TAKE_TIMEOUT_S = 600.0
+Reply = TypeVar("Reply")
 log = Log("ledger")
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """A publication, as experience has numbered it."""
+class NumberedVersion:
+    """A publication with the number that experience has assigned."""
 
     version: PolicyVersion
     held: int  # a version to keep serving; -1: none
     key: bytes = field(repr=False)
     chunk_bytes: int
-    source: str  # endpoint of part 0
+    source: str  # endpoint of rank 0, which serves part 0
 
 
-class Ledger:
-    """What one incarnation of a job's trainer asks of the ledger. It waits out absences."""
+class TrainerLedger:
+    """The ledger, for one incarnation of a job's trainer. Retries while it is unavailable."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class Ledger:
         self._incarnation = incarnation
 
     async def job(self) -> Job:
-        """The job and its state now."""
+        """The job and its current state."""
         request = jobs_pb2.GetJobRequest(job_id=self.job_id)
-        return wire.job_from(await self._call("GetJob", self._jobs.GetJob, request))
+        return wire.from_proto(await self._call("GetJob", self._jobs.GetJob, request), Job)
 
     async def rewind(self, step: int, *, reason: str = "") -> tuple[int, int]:
-        """Start from a checkpointed step; the step and the last publication (-1: none).
+        """Rewind the ledger to a checkpointed step; returns the step and the newest version.
 
-        `reason` says why newer checkpoints are passed over.
+        The version is -1 if there is none. `reason` says why newer checkpoints are skipped.
         """
         request = pb.RewindRequest(
             job_id=self.job_id, incarnation=self._incarnation, step=step, reason=reason
@@ -79,31 +79,34 @@ class Ledger:
         request = pb.TakeBatchRequest(
             job_id=self.job_id, incarnation=self._incarnation, step=step, rank=rank, world=world
         )
-        return await _patiently("TakeBatch", lambda: self._take(request))
+        return await _until_available("TakeBatch", lambda: self._take(request))
 
-    async def commit(self, step: int, batch_id: str, metrics: dict[str, Any]) -> str:
-        """Say that the batch of `step` is trained; why no further one will come, if so."""
+    async def commit(
+        self, step: int, batch_id: str, metrics: Mapping[str, float]
+    ) -> StopReason | None:
+        """Commit the batch of `step`; returns why there is no further one, or None."""
         request = pb.CommitStepRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
             step=step,
             batch_id=batch_id,
-            metrics_json=json.dumps(metrics),
+            metrics=metrics,
         )
-        return (await self._call("CommitStep", self._experience.CommitStep, request)).stop
+        reply = await self._call("CommitStep", self._experience.CommitStep, request)
+        return wire.member_of(StopReason, reply.stop, "stop") if reply.stop else None
 
-    async def checkpointed(self, step: int, path: str, *, kept: Sequence[int]) -> None:
-        """Say that everything up to `step` is durable, and which steps can be gone back to."""
-        request = pb.CheckpointedRequest(
+    async def commit_checkpoint(self, step: int, path: str, *, kept: Sequence[int]) -> None:
+        """Commit a checkpoint of `step`; `kept` are the steps that can be restored."""
+        request = pb.CommitCheckpointRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
             step=step,
             path=path,
             kept_steps=kept,
         )
-        await self._call("Checkpointed", self._experience.Checkpointed, request)
+        await self._call("CommitCheckpoint", self._experience.CommitCheckpoint, request)
 
-    async def announce(
+    async def publish_version(
         self,
         *,
         step: int,
@@ -114,16 +117,16 @@ class Ledger:
         parts: int,
         digest: str = "",
         known: int = -1,
-    ) -> Announced:
-        """Publish the weights of a step, or one more seed of them; part 0 is waited for.
+    ) -> NumberedVersion:
+        """Publish the weights of a step, or announce one more seeder, which waits for part 0.
 
-        `known` is the number that this publication was given before (-1: none). It keeps it, even
-        if the store has lost it since.
+        `known` is the number that this publication already has (-1: none). It keeps the number
+        even if the store has lost it.
 
         Raises:
-            StateError: a later step has been published, or another publication has that number.
+            StateError: a later step is published, or another publication has that number.
         """
-        request = roster_pb2.AnnounceRequest(
+        request = roster_pb2.PublishVersionRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
             step=step,
@@ -135,9 +138,9 @@ class Ledger:
             digest=digest,
             known_version=known if known >= 0 else None,
         )
-        reply = await self._call("Announce", self._roster.Announce, request)
-        return Announced(
-            version=wire.version_from(reply.version),
+        reply = await self._call("PublishVersion", self._roster.PublishVersion, request)
+        return NumberedVersion(
+            version=wire.from_proto(reply.version, PolicyVersion),
             held=reply.held_version if reply.HasField("held_version") else -1,
             key=reply.key,
             chunk_bytes=reply.chunk_bytes,
@@ -145,47 +148,49 @@ class Ledger:
         )
 
     async def fail(self, reason: str) -> None:
-        """This job can never be trained: end it, so that nobody starts its trainer again."""
+        """Fail the job for good, so that its trainer is not restarted."""
         request = pb.SetJobStateRequest(
-            job_id=self.job_id, state=JobState.FAILED, reason=f"{TRAINER_SAYS}{reason}"
+            job_id=self.job_id, state=types_pb2.JOB_STATE_FAILED, reason=f"{TRAINER_SAYS}{reason}"
         )
-        await call(self._experience.SetJobState, request, timeout_s=CALL_S, idempotent=True)
+        await call(self._experience.SetJobState, request, timeout_s=CALL_TIMEOUT_S, idempotent=True)
 
     async def report_failure(self, reason: str) -> None:
-        """This life ends badly; another one may fare better."""
+        """Report why this incarnation fails; the next one may succeed."""
         request = pb.ReportFailureRequest(
             job_id=self.job_id, incarnation=self._incarnation, reason=reason
         )
-        await call(self._experience.ReportFailure, request, timeout_s=REPORT_S, idempotent=True)
+        await call(
+            self._experience.ReportFailure, request, timeout_s=REPORT_TIMEOUT_S, idempotent=True
+        )
 
     async def _call(self, name: str, method: Any, request: Any) -> Any:
-        return await _patiently(name, lambda: call(method, request, timeout_s=CALL_S))
+        return await _until_available(name, lambda: call(method, request, timeout_s=CALL_TIMEOUT_S))
 
     async def _take(self, request: pb.TakeBatchRequest) -> Share:
         head: pb.BatchPart | None = None
         samples: list[pb.TrainSample] = []
-        async for part in stream(self._experience.TakeBatch, request, timeout_s=TAKE_S):
+        async for part in stream(self._experience.TakeBatch, request, timeout_s=TAKE_TIMEOUT_S):
             head = part if head is None else head
             samples.extend(part.samples)
         if head is None or (not head.stop and len(samples) != head.num_samples):
-            raise UnavailableError(f"batch of step {request.step} came incomplete")
+            raise UnavailableError(f"batch of step {request.step} is incomplete")
         return Share(
             batch_id=head.batch_id,
             step=head.step,
             total_sequences=head.total_sequences,
             total_tokens=head.total_tokens,
             samples=tuple(samples),
-            stats=json.loads(head.stats_json or "{}"),
-            stop=head.stop,
+            stats=head.stats,
+            stop=wire.member_of(StopReason, head.stop, "stop") if head.stop else None,
         )
 
 
-async def _patiently(name: str, make: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Every call of the trainer is idempotent: repeat it until experience is back."""
+async def _until_available(name: str, attempt_call: Callable[[], Awaitable[Reply]]) -> Reply:
+    """Retry a call, which must be idempotent, until experience answers."""
     attempt = 0
     while True:
         try:
-            return await make()
+            return await attempt_call()
         except (UnavailableError, DeadlineError) as error:
             log.warning("experience does not answer", call=name, error=error, attempt=attempt)
         await asyncio.sleep(backoff_s(attempt))

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a rank: where its time goes, and how well it uses its device."""
+"""Prometheus metrics of a rank: where its time goes, and how well it uses its device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from paceline.metrics import Metrics
-from paceline_trainer.take import Share
+from paceline.telemetry.metrics import Metrics
+from paceline_trainer.columns import Share
 
 PHASES = ("waiting", "stepping", "checkpointing", "publishing")
 WORK = ("stepping", "checkpointing", "publishing")
-# FLOP/s of dense bfloat16 matrix products, from NVIDIA's data sheets; the first name that fits.
+# FLOP/s of dense bfloat16 matrix products, from NVIDIA's data sheets; the first match counts.
 PEAKS: tuple[tuple[str, float], ...] = (
     ("B200", 2250e12),
     ("H200", 989e12),
@@ -28,41 +28,41 @@ PEAKS: tuple[tuple[str, float], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What of a model its floating point operations depend on."""
+class ModelShape:
+    """The properties of a model that determine its floating point operations."""
 
     parameters: int  # of matrix products: without the input embedding unless the output uses it
     layers: int
     width: int  # heads times size of a head
 
     def flops(self, lengths: Iterable[int]) -> float:
-        """To train once on sequences of these lengths, forward and backward.
+        """FLOPs to train once on sequences of these lengths, forward and backward.
 
         6 N per token and 12 L H Q T for attention over a context of T (PaLM, arXiv 2204.02311,
-        appendix B); what is computed again or padded does not count.
+        appendix B); recomputation and padding do not count.
         """
         return float(
             sum(n * (6 * self.parameters + 12 * self.layers * self.width * n) for n in lengths)
         )
 
 
-def shape_of(config: Any, *, parameters: int, tied: bool) -> Shape:
-    """From a Hugging Face text configuration and the number of all parameters."""
+def shape_of(config: Any, *, parameters: int, tied: bool) -> ModelShape:
+    """The shape of a model, from its Hugging Face text config and its number of parameters."""
     heads = int(config.num_attention_heads)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     embedding = 0 if tied else int(config.vocab_size) * int(config.hidden_size)
-    return Shape(parameters - embedding, int(config.num_hidden_layers), heads * int(size))
+    return ModelShape(parameters - embedding, int(config.num_hidden_layers), heads * int(size))
 
 
 def peak_of(device: str, dtype: str) -> float | None:
-    """FLOP/s that a device can do in this type; None if it is not known."""
+    """Peak FLOP/s of a device in this dtype; None if it is unknown."""
     if dtype not in ("bfloat16", "float16"):
         return None
     return next((peak for name, peak in PEAKS if name in device), None)
 
 
-class Gauges:
-    """The metrics of one rank; only the first one tells of all."""
+class TrainerGauges:
+    """The metrics of one rank; rank 0 also exports those of the whole job."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class Gauges:
         *,
         job_id: str,
         seconds: Callable[[], dict[str, float]],
-        shape: Shape,
+        shape: ModelShape,
         peak: float | None,
     ) -> None:
-        """`seconds` by phase since the start; `peak` FLOP/s of this rank's device, if known."""
+        """`seconds` returns those since the start by phase; `peak` is the device's FLOP/s."""
         self._metrics = metrics
         self._job_id = job_id
         self._seconds = seconds
@@ -87,11 +87,11 @@ class Gauges:
         return sum(found.get(phase, 0.0) for phase in WORK)
 
     def damaged(self, checkpoints: int) -> None:
-        """So many were passed over at the start."""
+        """Set the number of damaged checkpoints that were skipped at the start."""
         self._metrics.set("damaged_checkpoints", checkpoints, job=self._job_id)
 
     def show(self) -> None:
-        """Seconds by phase, and the device's memory."""
+        """Export seconds by phase, and the device's memory."""
         found = self._seconds()
         for phase in PHASES:
             seconds = found.get(phase, 0.0)
@@ -101,15 +101,15 @@ class Gauges:
             self._memory("peak", torch.cuda.max_memory_allocated())
 
     def stepped(self, share: Share, metrics: Mapping[str, float], *, first: bool) -> None:
-        """A step is done; `metrics` are of all ranks, `share` is what this one trained on."""
+        """Export a step; `metrics` are of all ranks, `share` is what this rank trained on."""
         if first:
             self._metrics.add("rank_tokens", metrics["tokens"], job=self._job_id)
             self._metrics.add("fed_tokens", metrics["fed_tokens"], job=self._job_id)
         now = self._seconds().get("stepping", 0.0)
-        took_s, self._stepping_s = now - self._stepping_s, now
-        if self._peak and took_s > 0:
+        duration_s, self._stepping_s = now - self._stepping_s, now
+        if self._peak and duration_s > 0:
             lengths = (len(s.tokens) for s in share.samples if s.logprobs and not s.masked)
-            ratio = self._shape.flops(lengths) / (took_s * self._peak)
+            ratio = self._shape.flops(lengths) / (duration_s * self._peak)
             self._metrics.set("mfu", ratio, job=self._job_id)
         self.show()
 

@@ -1,4 +1,4 @@
-"""One rank as a process: rank 0 with a server, a place in the roster and weights to give."""
+"""One rank as a process; rank 0 also has a server, is in the roster and serves weights."""
 
 from __future__ import annotations
 
@@ -13,60 +13,62 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from paceline import wire
-from paceline.chassis import Chassis, Service
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
+from paceline.enums import WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
-from paceline.failures import describe
-from paceline.logs import Log
-from paceline.membership import Membership
-from paceline.rpc import connect_as
-from paceline.types import Worker, WorkerKind
+from paceline.server.chassis import Chassis, Service
+from paceline.server.failures import describe
+from paceline.server.membership import Membership
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import connect_as
+from paceline.types import Worker
 from paceline.v1 import trainer_pb2 as pb
+from paceline.v1 import types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
-from paceline.weights.server import WeightServer
-from paceline_trainer.checkpoint import Checkpoints
-from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Bell, Group
-from paceline_trainer.gauges import Gauges, peak_of, shape_of
-from paceline_trainer.learner import Learner
-from paceline_trainer.mismatch import mismatch_of
-from paceline_trainer.model import load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.place import Place
-from paceline_trainer.publish import Copier, Publisher
-from paceline_trainer.seed import Seed
+from paceline.weights.transfer.server import WeightServer
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
+from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
+from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch import mismatch_of
+from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.trainer import Clock, Engine, Trainer
-from paceline_trainer.vitals import Vitals
+from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.weights.seeder import WeightSeeder
 
 EXIT_INVALID = 2
 EXIT_FENCED = 4
 ORPHAN_POLL_S = 1.0
-BELL_POLL_S = 1.0
-SHOW_S = 1.0
+STOP_POLL_S = 1.0
+GAUGES_INTERVAL_S = 1.0
 Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 log = Log("service")
 
 
 class TrainerService(Service):
-    """Builds the trainer once experience has told the job, runs it, and lets it end well."""
+    """Reads the job from experience, builds the trainer and runs it."""
 
-    def __init__(self, *, chassis: Chassis, options: TrainerOptions, place: Place) -> None:
+    def __init__(self, *, chassis: Chassis, options: TrainerOptions, rank_info: RankInfo) -> None:
         self._chassis = chassis
         self._options = options
-        self._place = place
+        self._rank_info = rank_info
         self._settings = chassis.settings
-        self._clock = Clock()
+        self._clock = PhaseClock()
         self._channel = connect_as(chassis.settings, chassis.settings.experience)
         self._roster = RosterStub(self._channel)
-        self._ledger = Ledger(
+        self._ledger = TrainerLedger(
             experience=ExperienceStub(self._channel),
             roster=self._roster,
             jobs=JobsStub(self._channel),
@@ -80,13 +82,13 @@ class TrainerService(Service):
             metrics=chassis.metrics,
             tls=chassis.settings.tls,
             bytes_per_s=options.weights_bytes_per_s,
-            patient=True,
+            keep_streaming=True,
         )
         self._endpoint = ""
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
-        self._group: Group | None = None
-        self._bell: Bell | None = None
-        self._publisher: Publisher | Seed | None = None
+        self._group: RankGroup | None = None
+        self._stop_broadcast: StopBroadcast | None = None
+        self._publisher: Publisher | WeightSeeder | None = None
         self._trainer: Trainer | None = None
         self._work: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
@@ -94,29 +96,29 @@ class TrainerService(Service):
         self.exit_code = 0
 
     async def start(self) -> None:
-        """Watch the parent; the first rank of a node serves weights, rank 0 also answers calls."""
+        """Watch the parent process, serve weights (first rank of a node) and calls (rank 0)."""
         self._background.append(asyncio.create_task(self._watch_parent(), name="parent"))
-        vitals = Vitals(clock=self._clock, trainer=lambda: self._trainer)
-        vitals.register(self._chassis.health.progress)
-        if self._place.seeds:
+        liveness = TrainerLiveness(clock=self._clock, trainer=lambda: self._trainer)
+        liveness.register(self._chassis.health.progress)
+        if self._rank_info.seeds:
             self._endpoint = await self._weights.start()
-        if self._place.first:
+        if self._rank_info.first:
             servicer = StatusServicer(self._status)
             add_TrainerServicer_to_server(servicer, self._chassis.server)
             self._membership = Membership(
                 roster=self._roster, report=self._report, progress=self._weights.progress
             )
-            beat = asyncio.create_task(self._membership.run(), name="membership")
-            self._background.append(beat)
+            membership = asyncio.create_task(self._membership.run(), name="membership")
+            self._background.append(membership)
 
     async def run(self) -> None:
-        """Train; a signal cancels only the waiting, see `drain`."""
+        """Train; a signal cancels only this wait, see `drain`."""
         self._work = asyncio.create_task(self._train(), name="train")
         await asyncio.shield(self._work)
 
     async def drain(self) -> None:
-        """Finish the step under way, commit and checkpoint it, and let all ranks do so."""
-        await self._ring()
+        """Finish, commit and checkpoint the current step, on all ranks."""
+        await self._request_stop()
         if self._trainer is not None:
             self._trainer.stop()
         elif self._work is not None:
@@ -128,7 +130,7 @@ class TrainerService(Service):
                 self.exit_code = self.exit_code or 1
 
     async def close(self) -> None:
-        """Leave the roster and the group."""
+        """Leave the roster and the process group."""
         for task in self._background:
             task.cancel()
         if self._membership is not None:
@@ -144,46 +146,46 @@ class TrainerService(Service):
             spec = parse_job(json.loads((await self._ledger.job()).spec))
             engine = await self._in_thread(self._build, spec)
             self._trainer = self._make(engine, spec)
-            self._background.append(asyncio.create_task(self._listen(), name="bell"))
+            self._background.append(asyncio.create_task(self._watch_stop(), name="stop broadcast"))
             await self._trainer.run()
         except FencedError as error:
-            log.warning("a newer incarnation runs", error=error)
+            log.warning("fenced: a newer incarnation runs", error=error)
             self.exit_code = EXIT_FENCED
         except InvalidError as error:
-            log.error("cannot train this job", error=error)
+            log.error("job cannot be trained", error=error)
             self.exit_code = EXIT_INVALID
-            await self._give_up(error)
-        except Exception as error:  # the boundary of this rank
+            await self._fail_job(error)
+        except Exception as error:  # the supervisor boundary of this rank
             await self._report_failure(error)
             raise
 
     async def _report_failure(self, error: Exception) -> None:
-        """Say why before the other ranks, whose collectives break off, say that they were left."""
-        reason = f"{describe(error)} (rank {self._place.rank})"
-        log.error("ends", reason=reason)
+        """Report the cause before the other ranks report that their collectives have failed."""
+        reason = f"{describe(error)} (rank {self._rank_info.rank})"
+        log.error("training failed", reason=reason)
         try:
             await self._ledger.report_failure(reason)
-        except PacelineError as refused:
-            log.warning("cannot tell why", error=refused)
+        except PacelineError as report_error:
+            log.warning("failure not reported", error=report_error)
 
-    async def _give_up(self, error: InvalidError) -> None:
-        """Torchrun turns every exit code into 1, so the reason has to go another way."""
-        if not self._place.first:
+    async def _fail_job(self, error: InvalidError) -> None:
+        """Fail the job in the ledger, as torchrun turns every exit code into 1."""
+        if not self._rank_info.first:
             return
         try:
             await self._ledger.fail(error.message)
-        except PacelineError as refused:
-            log.warning("cannot fail the job", error=refused)
+        except PacelineError as report_error:
+            log.warning("job not failed", error=report_error)
 
-    def _build(self, spec: JobSpec) -> Engine:
-        """Everything that computes, in the thread that will compute."""
+    def _build(self, spec: JobSpec) -> TrainingBackend:
+        """Build everything that computes, in the compute thread."""
         torch.set_num_threads(spec.trainer.threads)
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
         objective = load_objective(trainer.objective)
         policy = load_policy(spec.model.path, gradient_checkpointing=trainer.gradient_checkpointing)
-        group = self._group = Group(self._place)
-        self._bell = Bell(self._place)
+        group = self._group = RankGroup(self._rank_info)
+        self._stop_broadcast = StopBroadcast(self._rank_info)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
         mismatch = mismatch_of(spec, policy, group)
@@ -203,10 +205,12 @@ class TrainerService(Service):
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,
         )
-        copier = Copier(policy, group, engine_dtype=spec.model.dtype, dtype=trainer.dtype)
-        return Engine(policy, optimizer, learner, checkpoints, copier, mismatch, group)
+        snapshotter = Snapshotter(policy, group, engine_dtype=spec.model.dtype, dtype=trainer.dtype)
+        return TrainingBackend(
+            policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
+        )
 
-    def _make(self, engine: Engine, spec: JobSpec) -> Trainer:
+    def _make(self, engine: TrainingBackend, spec: JobSpec) -> Trainer:
         self._publisher = self._make_publisher()
         return Trainer(
             engine=engine,
@@ -219,86 +223,86 @@ class TrainerService(Service):
                 self._chassis.tracer,
                 job_id=self._settings.job_id,
                 incarnation=self._options.incarnation,
-                rank=self._place.rank,
+                rank=self._rank_info.rank,
             ),
             gauges=self._make_gauges(engine, spec),
-            # Waits are counted once for a job, however many ranks it has.
-            usage=self._chassis.usage if self._place.first else None,
+            # Waits are counted once per job, on rank 0.
+            usage=self._chassis.usage if self._rank_info.first else None,
         )
 
-    def _make_gauges(self, engine: Engine, spec: JobSpec) -> Gauges:
+    def _make_gauges(self, engine: TrainingBackend, spec: JobSpec) -> TrainerGauges:
         policy, device = engine.policy, engine.group.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         config = policy.config.get_text_config()
-        gauges = Gauges(
+        gauges = TrainerGauges(
             self._chassis.metrics,
             job_id=self._settings.job_id,
-            seconds=self._clock.so_far,
+            seconds=self._clock.elapsed,
             shape=shape_of(config, parameters=policy.num_parameters, tied=bool(policy.tied)),
             peak=peak_of(name, spec.trainer.dtype),
         )
         self._chassis.usage.measure_seconds(gauges.busy_s)
-        show = asyncio.create_task(_every(SHOW_S, gauges.show), name="gauges")
+        show = asyncio.create_task(_every(GAUGES_INTERVAL_S, gauges.show), name="gauges")
         self._background.append(show)
         return gauges
 
-    def _make_publisher(self) -> Publisher | Seed | None:
-        place = self._place
-        if place.first:
+    def _make_publisher(self) -> Publisher | WeightSeeder | None:
+        rank_info = self._rank_info
+        if rank_info.first:
             return Publisher(
                 ledger=self._ledger,
                 server=self._weights,
                 endpoint=self._endpoint,
                 incarnation=self._options.incarnation,
-                parts=place.nodes,
+                parts=rank_info.nodes,
             )
-        if place.seeds and place.nodes > 1:
-            return Seed(
+        if rank_info.seeds and rank_info.nodes > 1:
+            return WeightSeeder(
                 ledger=self._ledger,
                 server=self._weights,
                 endpoint=self._endpoint,
-                part=place.node,
-                parts=place.nodes,
+                part=rank_info.node,
+                parts=rank_info.nodes,
                 tls=self._settings.tls,
             )
         return None
 
     async def _in_thread(
-        self, work: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Answer:
+        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
 
     async def _watch_parent(self) -> None:
-        """End at once without torchrun: its other ranks are ending too, collectives would hang."""
-        while not self._place.orphaned:
+        """Exit at once if torchrun has died: other ranks exit too, so collectives would hang."""
+        while not self._rank_info.orphaned:
             await asyncio.sleep(ORPHAN_POLL_S)
-        log.error("torchrun is gone", rank=self._place.rank)
+        log.error("torchrun has died", rank=self._rank_info.rank)
         os._exit(1)
 
-    async def _ring(self) -> None:
-        """Tell the other ranks of a signal; they know of a job that has ended."""
+    async def _request_stop(self) -> None:
+        """Tell the other ranks to stop, unless training has ended on all of them."""
         ended = self._work is None or self._work.done()
-        if self._bell is None or ended:
+        if self._stop_broadcast is None or ended:
             return
         try:
-            await asyncio.to_thread(self._bell.ring)
+            await asyncio.to_thread(self._stop_broadcast.request_stop)
         except UnavailableError as error:
-            log.warning("cannot tell the other ranks", error=error)
+            log.warning("other ranks not told to stop", error=error)
 
-    async def _listen(self) -> None:
-        """Stop when another rank has to."""
-        assert self._bell is not None
+    async def _watch_stop(self) -> None:
+        """Stop when another rank has to stop."""
+        assert self._stop_broadcast is not None
         try:
-            while not await asyncio.to_thread(self._bell.rung):
-                await asyncio.sleep(BELL_POLL_S)
+            while not await asyncio.to_thread(self._stop_broadcast.stop_requested):
+                await asyncio.sleep(STOP_POLL_S)
         except UnavailableError as error:
-            log.warning("cannot hear the other ranks", error=error)
+            log.warning("stop requests cannot be read", error=error)
             return
         self._chassis.stop()
 
     def _report(self) -> Worker:
-        seconds = self._clock.so_far()
+        seconds = self._clock.elapsed()
         published = self._publisher.published if self._publisher is not None else None
         return Worker(
             worker_id=self._settings.worker_id,
@@ -325,7 +329,9 @@ class TrainerService(Service):
             job_id=self._settings.job_id,
             incarnation=self._options.incarnation,
             step=0 if self._trainer is None else self._trainer.step,
-            published=None if published is None else wire.version_to(published),
+            published=None
+            if published is None
+            else wire.to_proto(published, types_pb2.PolicyVersion),
             phase=self._clock.phase,
             seconds=self._clock.seconds,
         )

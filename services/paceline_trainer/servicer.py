@@ -1,4 +1,4 @@
-"""Trainer.Status over gRPC."""
+"""gRPC surface of a trainer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StatusServicer(TrainerServicer):
-    """Answers with what rank 0 says of itself."""
+    """Returns the status of rank 0."""
 
     def __init__(self, status: Callable[[], pb.TrainerStatus]) -> None:
         self._status = status
@@ -21,5 +21,5 @@ class StatusServicer(TrainerServicer):
     async def Status(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: pb.TrainerStatusRequest, context: aio.ServicerContext[Any, Any]
     ) -> pb.TrainerStatus:
-        """Step, phase and seconds by phase."""
+        """Current step, phase and seconds by phase."""
         return self._status()

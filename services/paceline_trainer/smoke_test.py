@@ -1,7 +1,7 @@
-"""A job of two steps from the outside, to see that an installation works: `helm test` runs it.
+"""Checks an installation with a job of two steps; `helm test` runs it.
 
-Its model is random and its tokens are made up, so it takes a minute and no accelerator of its own;
-everything else is real: gateway, ledger, controller, environment, reward, rollout and trainer.
+The model is random and its engine simulated, so it takes a minute and no accelerator; everything
+else is real: gateway, ledger, controller, environment, reward, rollout and trainer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import yaml
 
-from paceline.client import Client
+from paceline.client.client import Client
+from paceline.enums import JobState
 from paceline.errors import PacelineError
-from paceline.types import JobState
 
 POLL_S = 1.0
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -28,19 +28,19 @@ TOKENS = (*SPECIAL, *"0123456789+-*= ")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if the job has succeeded."""
+    """Run the job; returns 0 if it has succeeded."""
     parser = argparse.ArgumentParser("python -m paceline_trainer.smoke_test")
     parser.add_argument("--url", required=True, help="of the gateway's REST API")
     parser.add_argument("--token-file", type=Path, required=True, help="YAML with `token: TOKEN`")
     parser.add_argument("--folder", type=Path, required=True, help="seen by gateway and trainer")
     parser.add_argument("--timeout-s", type=float, default=900.0)
-    chosen = parser.parse_args(arguments)
-    token = yaml.safe_load(chosen.token_file.read_text())["token"]
-    model = chosen.folder / f"smoke-test-{uuid4().hex[:8]}"
+    options = parser.parse_args(arguments)
+    token = yaml.safe_load(options.token_file.read_text())["token"]
+    model = options.folder / f"smoke-test-{uuid4().hex[:8]}"
     try:
         make_model(model)
-        with Client(chosen.url, token=token, outage_s=60.0) as client:
-            return _run(client, job_of(model), timeout_s=chosen.timeout_s)
+        with Client(options.url, token=token, outage_s=60.0) as client:
+            return _run(client, job_of(model), timeout_s=options.timeout_s)
     except PacelineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def job_of(model: Path) -> dict[str, Any]:
-    """The job file."""
+    """The job, as a document."""
     return {
         "name": "smoke-test",
         "model": {"path": str(model), "dtype": "float32"},
@@ -64,7 +64,7 @@ def job_of(model: Path) -> dict[str, Any]:
 
 
 def make_model(folder: Path) -> None:
-    """A random Llama of some thousand parameters with a tokenizer of characters."""
+    """Save a random Llama with a few thousand parameters and a character tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -96,19 +96,19 @@ def make_model(folder: Path) -> None:
 
 
 def _run(client: Client, job: Mapping[str, Any], *, timeout_s: float) -> int:
-    """Submit, tell what is new, wait for the end; a job that takes too long is cancelled."""
-    job_id, told = client.submit(job).status.job_id, ""
+    """Submit the job, print its progress, wait for its end; cancel it after `timeout_s`."""
+    job_id, printed = client.submit(job).status.job_id, ""
     deadline = time.monotonic() + timeout_s
     while True:
         status = client.get(job_id).status
         line = f"{job_id} {status.state} step {status.step} {status.reason}".rstrip()
-        if line != told:
+        if line != printed:
             print(line, flush=True)
-            told = line
+            printed = line
         if status.state.terminal:
             return 0 if status.state is JobState.SUCCEEDED else 1
         if time.monotonic() > deadline:
-            client.cancel(job_id, reason="the smoke test has waited long enough")
+            client.cancel(job_id, reason="the smoke test has timed out")
             print(f"{job_id} did not succeed within {timeout_s:.0f} s", file=sys.stderr)
             return 1
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Spans of optimiser steps: in a trace of the step's own, and in those of its episodes."""
+"""Spans of optimiser steps: in the step's own trace, and in those of its episodes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
-from paceline.tracing import NOTHING, OFF, Span, Tracer, step_context
-from paceline_trainer.take import Share
+from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer, step_context
+from paceline_trainer.columns import Share
 
-MOST_STAGES = 64  # of a step; what is beyond is in the span around them
+MAX_STAGES = 64  # per step; further ones have no span
 Answer = TypeVar("Answer")
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
-def unseen(name: str) -> AbstractContextManager[None]:
-    """A stage that nobody follows."""
+def no_stage(name: str) -> AbstractContextManager[None]:
+    """A stage without a span."""
     del name
     return nullcontext()
 
 
 class StepTraces:
-    """One rank's. Rank 0 makes the step's own trace, the other ranks add to it."""
+    """Traces of one rank's steps. Rank 0 starts the trace of a step, other ranks add to it."""
 
     def __init__(
         self, tracer: Tracer = OFF, *, job_id: str = "", incarnation: int = 0, rank: int = 0
@@ -32,76 +32,78 @@ class StepTraces:
         self._rank = rank
         self._arrived = 0
         self._root = NOTHING
-        self._rooted = -1  # the step whose trace has its root
-        self._inside: list[list[Span]] = []
-        self._left = 0
+        self._root_step = -1  # the latest step with a root span
+        self._open: list[list[Span]] = []
+        self._remaining = 0
 
     def now(self) -> int:
-        """Nanoseconds since the epoch; 0 while nothing is traced."""
+        """Nanoseconds since the epoch; 0 if tracing is off."""
         return self._tracer.now()
 
     def arrived(self, _: object) -> None:
-        """The share of the next step has come in, perhaps before the last step was over."""
+        """Record that the next share has arrived, perhaps before the last step was done."""
         self._arrived = self._tracer.now()
 
     def begin(self, share: Share, since_ns: int) -> None:
-        """A share is taken that was waited for since then."""
+        """Start the spans of a share that has been waited for since `since_ns`."""
         if not self._tracer:
             return
-        own = self._own(share.step + 1)
-        self._rooted = share.step + 1
+        step_span = self._step_span(share.step + 1)
+        self._root_step = share.step + 1
         if self._rank == 0:
             self._root = self._tracer.root(
                 "train",
-                own.context,
+                step_span.context,
                 start_ns=since_ns,
                 job=self._job_id,
                 step=share.step + 1,
                 incarnation=self._incarnation,
                 batch=share.batch_id,
             )
-        own.past("train.wait", since_ns, rank=self._rank)
+        step_span.past("train.wait", since_ns, rank=self._rank)
         arrived = self._arrived or since_ns
         traces = dict.fromkeys(sample.trace for sample in share.samples if sample.trace)
         episodes = [self._tracer.received(trace, arrived) for trace in traces]
         for episode in episodes:
             episode.past("train.wait", arrived)
-        self._inside = [[own, *episodes]]
-        self._left = MOST_STAGES
+        self._open = [[step_span, *episodes]]
+        self._remaining = MAX_STAGES
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """A part of the step, in all traces that show it; one inside another in the step's own."""
-        if not self._inside or self._left <= 0:
+        """Trace a part of the step; nested stages appear only in the step's own trace."""
+        if not self._open or self._remaining <= 0:
             yield
             return
-        self._left -= 1
-        shown = self._inside[-1] if len(self._inside) == 1 else self._inside[-1][:1]
-        own, *episodes = [span.child(name, rank=self._rank) for span in shown]
-        if len(self._inside) == 1:
-            own.links = [span.context for span in episodes]
+        self._remaining -= 1
+        parents = self._open[-1] if len(self._open) == 1 else self._open[-1][:1]
+        step_span, *episodes = [span.child(name, rank=self._rank) for span in parents]
+        if len(self._open) == 1:
+            step_span.links = [span.context for span in episodes]
             for span in episodes:
-                span.links = [own.context]
-        self._inside.append([own, *episodes])
+                span.links = [step_span.context]
+        self._open.append([step_span, *episodes])
         try:
             yield
         finally:
-            for span in self._inside.pop():
+            for span in self._open.pop():
                 span.end()
 
     def end(self) -> None:
-        """The step is done."""
+        """End the step's span."""
         self._root.end()
-        self._root, self._inside = NOTHING, []
+        self._root, self._open = NOTHING, []
 
     async def published(self, step: int, work: Awaitable[Answer]) -> Answer:
-        """The publication of a step's weights, in the trace of the step."""
-        own = self._own(step)
-        span = own.child("weights.publish", step=step)
-        if own and self._rooted != step:  # of a model that no step led to here
-            span = self._tracer.root("weights.publish", own.context, job=self._job_id, step=step)
+        """Trace the publication of a step's weights."""
+        step_span = self._step_span(step)
+        span = step_span.child("weights.publish", step=step)
+        if step_span and self._root_step != step:  # weights from a checkpoint
+            span = self._tracer.root(
+                "weights.publish", step_span.context, job=self._job_id, step=step
+            )
         with span:
             return await work
 
-    def _own(self, step: int) -> Span:
+    def _step_span(self, step: int) -> Span:
         return self._tracer.below(step_context(self._job_id, self._incarnation, step))

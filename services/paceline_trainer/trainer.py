@@ -1,4 +1,4 @@
-"""The training loop, and what its steps are made of."""
+"""The training loop and its steps."""
 
 from __future__ import annotations
 
@@ -13,87 +13,87 @@ from typing import Any, ParamSpec, TypeVar
 
 from paceline.config.job import TrainerSpec
 from paceline.errors import FencedError, InvalidError, StateError
-from paceline.logs import Log
+from paceline.telemetry.logs import Log
+from paceline.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
-from paceline.usage import Usage, nowhere
-from paceline_trainer.checkpoint import Checkpoints, Found
-from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Group
-from paceline_trainer.gauges import Gauges
-from paceline_trainer.learner import Learner
-from paceline_trainer.mismatch import Mismatch
-from paceline_trainer.model import Policy
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.publish import Copier, Publisher
-from paceline_trainer.seed import Seed
-from paceline_trainer.take import Share
+from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.columns import Share
+from paceline_trainer.gauges import TrainerGauges
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch import Mismatch
+from paceline_trainer.step.model import PolicyModel
+from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
+from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.weights.seeder import WeightSeeder
 
 POLL_S = 0.5
-MOST_TOLD = 4  # damaged files in a reason
-# Ranks may learn of different reasons to end; the highest one counts for all.
+MAX_REPORTED = 4  # damaged files in a reason
+# Ranks may have different reasons to stop; the one with the highest index counts.
 REASONS = ("", "finished", "paused", "cancelled", "signal")
 Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 log = Log("trainer")
 
 
 @dataclass(slots=True)
-class Clock:
-    """Seconds by phase since the start, and the phase now."""
+class PhaseClock:
+    """Seconds by phase since the start, and the current phase."""
 
     phase: str = "loading"
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase was over
-    _started: float | None = None  # the present phase
+    ended: dict[str, int] = field(default_factory=dict[str, int])  # how often each phase has ended
+    _started: float | None = None  # of the current phase
 
     @contextmanager
-    def during(self, phase: str) -> Generator[None]:
-        """Count the time of a block."""
+    def measure(self, phase: str) -> Generator[None]:
+        """Count the time inside the context as that of a phase."""
         before, self.phase = self.phase, phase
         self._started = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds = self.so_far()
+            self.seconds = self.elapsed()
             self.ended[phase] = self.ended.get(phase, 0) + 1
             self.phase, self._started = before, None
 
-    def so_far(self) -> dict[str, float]:
-        """Seconds by phase, with those that the present one has lasted."""
+    def elapsed(self) -> dict[str, float]:
+        """Seconds by phase, including the current one so far."""
         if self._started is None:
             return dict(self.seconds)
-        took = time.perf_counter() - self._started
-        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + took}
+        elapsed_s = time.perf_counter() - self._started
+        return {**self.seconds, self.phase: self.seconds.get(self.phase, 0.0) + elapsed_s}
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """Everything that computes; used by one thread only, in the same order on every rank."""
+class TrainingBackend:
+    """Everything that computes; used by a single thread, in the same order on all ranks."""
 
-    policy: Policy
+    policy: PolicyModel
     optimizer: Optimizer
     learner: Learner
     checkpoints: Checkpoints
-    copier: Copier
+    snapshotter: Snapshotter
     mismatch: Mismatch
-    group: Group
+    group: RankGroup
 
 
 class Trainer:
-    """One rank. Only rank 0 speaks for all to the ledger; the first of each node serves weights."""
+    """One rank. Only rank 0 reports to the ledger; the first rank of each node serves weights."""
 
     def __init__(
         self,
         *,
-        engine: Engine,
-        ledger: Ledger,
-        publisher: Publisher | Seed | None,
+        engine: TrainingBackend,
+        ledger: TrainerLedger,
+        publisher: Publisher | WeightSeeder | None,
         compute: ThreadPoolExecutor,
         spec: TrainerSpec,
-        clock: Clock,
+        clock: PhaseClock,
         traces: StepTraces | None = None,
-        gauges: Gauges | None = None,
+        gauges: TrainerGauges | None = None,
         usage: Usage | None = None,
     ) -> None:
         self._gauges = gauges
@@ -104,26 +104,26 @@ class Trainer:
         self._compute = compute
         self._spec = spec
         self._traces = traces or StepTraces()
-        self._place = engine.group.place
+        self._rank_info = engine.group.rank_info
         self._stopping = asyncio.Event()
-        self._next: asyncio.Task[Share] | None = None
+        self._next_batch: asyncio.Task[Share] | None = None
         self._publication: asyncio.Task[PolicyVersion | None] | None = None
         self._parent = -1
-        self._saved = 0
-        self._copied = -1
+        self._checkpoint_step = 0
+        self._snapshot_step = -1
         self._reported: dict[str, float] = {}
         self.clock = clock
         self.step = 0
         self.tokens = 0.0
-        self.computing = False  # in the thread that computes
+        self.computing = False  # in the compute thread
         self.stop_reason = ""
 
     def stop(self) -> None:
-        """Finish the step under way, checkpoint, end."""
+        """Finish the current step, checkpoint, and stop."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Train until the ledger says that it is enough."""
+        """Train until the ledger ends the job."""
         try:
             await self.resume()
             await self.publish()
@@ -136,37 +136,37 @@ class Trainer:
                     await self.publish()
             await self.finish()
         finally:
-            await self._let_go()
+            await self._cancel_tasks()
 
     async def resume(self) -> None:
-        """Load the newest checkpoint that is sound and take the ledger back to it."""
+        """Load the newest intact checkpoint and rewind the ledger to it."""
         checkpoints = self._engine.checkpoints
-        known = (await self._ledger.job()).status.step if self._place.first else 0
-        found = await self._run(checkpoints.find, most=known)
+        ledger_step = (await self._ledger.job()).status.step if self._rank_info.first else 0
+        found = await self._run(checkpoints.find, max_step=ledger_step)
         step = found.step
-        if self._place.first:
+        if self._rank_info.first:
             for problem in found.damaged:
-                log.error("a checkpoint is damaged", problem=problem, goes_on_from=step)
+                log.error("checkpoint damaged", problem=problem, resumes_from=step)
             if self._gauges is not None:
                 self._gauges.damaged(len(found.damaged))
             step, self._parent = await self._rewind(found)
             await self._run(checkpoints.discard_after, step)
-        self.step = self._saved = await self._run(self._engine.group.from_first, step)
+        self.step = self._checkpoint_step = await self._run(self._engine.group.from_first, step)
         if self.step:
             engine = self._engine
             await self._run(checkpoints.load, self.step, engine.policy, engine.optimizer)
-        log.info("starts", step=self.step, rank=self._place.rank, parent=self._parent)
+        log.info("training starts", step=self.step, rank=self._rank_info.rank, parent=self._parent)
 
-    async def _rewind(self, found: Found) -> tuple[int, int]:
-        """The ledger's step and newest version.
+    async def _rewind(self, found: FoundCheckpoint) -> tuple[int, int]:
+        """Rewind the ledger; returns its step and newest version.
 
         Raises:
-            InvalidError: only damaged checkpoints fit the ledger.
+            InvalidError: all checkpoints that the ledger could resume from are damaged.
         """
-        damage = "; ".join(found.damaged[:MOST_TOLD])
-        if len(found.damaged) > MOST_TOLD:
-            damage += f"; and {len(found.damaged) - MOST_TOLD} more"
-        reason = f"goes on from step {found.step}: {damage}" if damage else ""
+        damage = "; ".join(found.damaged[:MAX_REPORTED])
+        if len(found.damaged) > MAX_REPORTED:
+            damage += f"; and {len(found.damaged) - MAX_REPORTED} more"
+        reason = f"resumes from step {found.step}: {damage}" if damage else ""
         try:
             return await self._ledger.rewind(found.step, reason=reason)
         except FencedError:
@@ -174,17 +174,17 @@ class Trainer:
         except StateError as error:
             if not damage:
                 raise
-            raise InvalidError(f"no sound checkpoint is left ({error}): {damage}") from error
+            raise InvalidError(f"no intact checkpoint is left ({error}): {damage}") from error
 
     async def take(self) -> Share | None:
-        """This rank's share of the next batch; None when all ranks are to end."""
+        """Wait for this rank's share of the next batch; None if all ranks have to stop."""
         since = self._traces.now()
-        with self.clock.during("waiting"):
-            self._next = self._next or self._ask()
+        with self.clock.measure("waiting"):
+            self._next_batch = self._next_batch or self._fetch_batch()
             with self._waits_on("experience"):
-                share = await self._until_stopped(self._next)
-            self._next = None
-            reason = "signal" if share is None else share.stop
+                share = await self._until_stopped(self._next_batch)
+            self._next_batch = None
+            reason = "signal" if share is None else share.stop or ""
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
             codes = await self._run(self._engine.group.gather, [float(code)])
         self.stop_reason = REASONS[int(codes.max())]
@@ -194,118 +194,120 @@ class Trainer:
         return share
 
     async def learn(self, share: Share) -> dict[str, float]:
-        """One optimiser step; every rank returns when all have done it."""
+        """Do one optimiser step; returns when all ranks have done it."""
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
-        with self.clock.during("stepping"), self._traces.stage("train.step"):
+        with self.clock.measure("stepping"), self._traces.stage("train.step"):
             await self._run(self._engine.mismatch.published, version, step)
             metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
         if self._gauges is not None:
-            self._gauges.stepped(share, metrics, first=self._place.first)
+            self._gauges.stepped(share, metrics, first=self._rank_info.first)
         return metrics
 
     async def commit(self, share: Share, metrics: dict[str, float]) -> None:
-        """Tell the ledger, and ask for the next batch while other things are done."""
-        if self._place.first:
-            told = metrics | self._seconds()
-            # JSON has no infinity.
-            sound = {name: value for name, value in told.items() if math.isfinite(value)}
+        """Commit the step to the ledger, and start fetching the next batch."""
+        if self._rank_info.first:
+            values = metrics | self._seconds()
+            # JSON has no infinity and no NaN.
+            finite = {name: value for name, value in values.items() if math.isfinite(value)}
             with self._traces.stage("train.commit"), self._waits_on("experience"):
-                stop = await self._ledger.commit(share.step, share.batch_id, sound)
-            log.info("step", step=self.step, loss=metrics["loss"], stop=stop)
+                stop = await self._ledger.commit(share.step, share.batch_id, finite)
+            log.info("step committed", step=self.step, loss=metrics["loss"], stop=stop)
         self._traces.end()
-        self._next = self._ask()
+        self._next_batch = self._fetch_batch()
 
     async def checkpoint(self) -> None:
-        """Make everything up to this step durable."""
+        """Save a checkpoint of this step and commit it to the ledger."""
         engine = self._engine
-        with self.clock.during("checkpointing"):
+        with self.clock.measure("checkpointing"):
             path = await self._run(
                 engine.checkpoints.save, self.step, engine.policy, engine.optimizer
             )
-            self._saved = self.step
-            if self._place.first:
+            self._checkpoint_step = self.step
+            if self._rank_info.first:
                 kept = await self._run(engine.checkpoints.kept, self.step)
                 try:
                     with self._waits_on("experience"):
-                        await self._ledger.checkpointed(self.step, str(path), kept=kept)
+                        await self._ledger.commit_checkpoint(self.step, str(path), kept=kept)
                 except FencedError:
-                    # A newer incarnation goes its own way from an older step.
+                    # A newer incarnation has resumed from an older step.
                     await self._run(engine.checkpoints.discard, self.step)
                     raise
 
     async def publish(self) -> None:
-        """Copy the weights; numbered and served meanwhile, and while the next batch is awaited."""
-        with self.clock.during("publishing"):
-            await self._published()
-            snapshot = await self._run(self._engine.copier.begin, self.step)
+        """Copy the weights; they are numbered and served in the background."""
+        with self.clock.measure("publishing"):
+            await self._await_publication()
+            snapshot = await self._run(self._engine.snapshotter.begin, self.step)
             if self._publisher is not None:
                 work = self._publisher.publish(snapshot, parent=self._parent)
                 work = self._traces.published(self.step, work)
                 self._publication = asyncio.create_task(work, name="publish")
-            await self._run(self._engine.copier.gather, snapshot)
-            await self._run(self._engine.mismatch.past.keep, self.step)
-            self._copied = self.step
+            await self._run(self._engine.snapshotter.gather, snapshot)
+            await self._run(self._engine.mismatch.history.keep, self.step)
+            self._snapshot_step = self.step
 
     async def finish(self) -> None:
-        """Leave nothing undone that the reason to end asks for."""
-        log.info("ends", step=self.step, reason=self.stop_reason)
-        if self.stop_reason != "cancelled" and self._saved != self.step:
+        """Checkpoint and publish the last step as far as the stop reason requires it."""
+        log.info("training ends", step=self.step, reason=self.stop_reason)
+        if self.stop_reason != "cancelled" and self._checkpoint_step != self.step:
             await self.checkpoint()
-        if self.stop_reason == "finished" and self._copied != self.step:
+        if self.stop_reason == "finished" and self._snapshot_step != self.step:
             await self.publish()
-        await self._published()
+        await self._await_publication()
         self.clock.phase = "finished"
-        while self._place.first and self.stop_reason == "finished" and not self._stopping.is_set():
+        while (
+            self._rank_info.first and self.stop_reason == "finished" and not self._stopping.is_set()
+        ):
             if (await self._ledger.job()).status.state.terminal:
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _let_go(self) -> None:
-        """End what still runs beside the loop; how it ends no longer matters."""
-        left: list[asyncio.Task[Any]] = []
-        if self._next is not None:
-            left.append(self._next)
+    async def _cancel_tasks(self) -> None:
+        """Cancel background tasks; their results do not matter any more."""
+        tasks: list[asyncio.Task[Any]] = []
+        if self._next_batch is not None:
+            tasks.append(self._next_batch)
         if self._publication is not None:
-            left.append(self._publication)
-        for task in left:
+            tasks.append(self._publication)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _published(self) -> None:
-        """Wait for the publication under way, so that a refused one ends this incarnation."""
+    async def _await_publication(self) -> None:
+        """Wait for the current publication, so that a refused one ends this incarnation."""
         publication, self._publication = self._publication, None
         if publication is None:
             return
-        if not self._place.first:
-            publication.cancel()  # rank 0 waits for nobody's seed
+        if not self._rank_info.first:
+            publication.cancel()  # rank 0 does not wait for seeders
             return
         with self._waits_on("weights"):
             version = await publication
         assert version is not None
         self._parent = version.version
 
-    def _ask(self) -> asyncio.Task[Share]:
-        work = self._ledger.take(self.step, rank=self._place.rank, world=self._place.world)
+    def _fetch_batch(self) -> asyncio.Task[Share]:
+        work = self._ledger.take(self.step, rank=self._rank_info.rank, world=self._rank_info.world)
         task = asyncio.create_task(work, name="take")
         task.add_done_callback(self._traces.arrived)
         return task
 
     async def _until_stopped(self, take: asyncio.Task[Share]) -> Share | None:
-        """The share; None if a signal comes first.
+        """Wait for the share; None if a signal comes first.
 
-        A publication that fails meanwhile ends this incarnation: the batch may wait for its tokens.
+        A publication that fails meanwhile ends this incarnation, as the batch may need its tokens.
         """
         stop = asyncio.create_task(self._stopping.wait(), name="stop")
-        publication = self._publication if self._place.first else None
-        left: set[asyncio.Task[Any]] = {take, stop}
+        publication = self._publication if self._rank_info.first else None
+        tasks: set[asyncio.Task[Any]] = {take, stop}
         if publication is not None:
-            left.add(publication)
+            tasks.add(publication)
         try:
             while not (take.done() or stop.done()):
-                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if publication is not None and publication in done:
                     publication.result()
         finally:
@@ -317,10 +319,10 @@ class Trainer:
 
     async def _run(
         self,
-        work: Callable[Arguments, Answer],
+        work: Callable[Arguments, Result],
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
-    ) -> Answer:
+    ) -> Result:
         loop = asyncio.get_running_loop()
         self.computing = True
         try:

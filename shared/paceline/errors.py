@@ -3,7 +3,8 @@
 PacelineError                INTERNAL             500
 ├── InvalidError             INVALID_ARGUMENT     422   a value the caller sent is wrong
 │   ├── ConfigError          INVALID_ARGUMENT     422   a job file or settings file is wrong
-│   └── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
+│   ├── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
+│   └── MalformedError       INVALID_ARGUMENT     400   a document is not JSON, or not YAML
 ├── NotFoundError            NOT_FOUND            404
 ├── ConflictError            ALREADY_EXISTS       409   same name, other content
 ├── StateError               FAILED_PRECONDITION  409   not allowed in the present state
@@ -60,6 +61,12 @@ class ConfigError(InvalidError):
 
 class LimitError(InvalidError):
     """Something is too large; the message names limit, size, maximum and who can raise it."""
+
+
+class MalformedError(InvalidError):
+    """A document cannot be parsed: it is not JSON, or not YAML, or not text at all."""
+
+    http = 400
 
 
 class NotFoundError(PacelineError):

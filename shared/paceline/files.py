@@ -10,9 +10,6 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
-from paceline.config.service import ServiceSettings
 from paceline.errors import StateError
 
 TOKEN_FILE = "token"
@@ -70,15 +67,6 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_settings(path: Path, settings: ServiceSettings) -> str:
-    """Write what `load_settings` reads, for the owner alone: it may hold a token."""
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(text)
-    return text
 
 
 def kept_secret(path: Path, make: Callable[[], str]) -> str:

@@ -1,144 +1,10 @@
-"""The nouns that all services share, and their state machines as tables."""
+"""The nouns that all services share; enumerations are in `paceline.enums`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from paceline.errors import TransitionError
-
-
-class Source(StrEnum):
-    """Who produced a token."""
-
-    POLICY = "policy"
-    ENVIRONMENT = "environment"
-    TOOL = "tool"
-    TEMPLATE = "template"
-    EXPERT = "expert"
-
-
-class Purpose(StrEnum):
-    """What an episode is for."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-
-
-class VerifierStatus(StrEnum):
-    """How scoring went; only `infra_error` says that the score means nothing."""
-
-    OK = "ok"
-    PARSE_ERROR = "parse_error"
-    TIMEOUT = "timeout"
-    INFRA_ERROR = "infra_error"
-
-
-class JobState(StrEnum):
-    """Life of a job."""
-
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    CANCELLING = "cancelling"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Nothing follows."""
-        return not JOB_STEPS[self]
-
-
-JOB_STEPS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.FAILED}),
-    JobState.STARTING: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
-    JobState.RUNNING: frozenset(
-        {JobState.PAUSED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
-    ),
-    JobState.PAUSED: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
-    JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED}),
-    JobState.SUCCEEDED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.CANCELLED: frozenset(),
-}
-
-
-# A job in one of these may be told again and again why it is not further.
-EXPLAINED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
-# So begins a job's reason that its trainer has given, and that no controller takes away.
-TRAINER_SAYS = "trainer: "
-
-
-class EpisodeState(StrEnum):
-    """Life of an episode in the ledger."""
-
-    QUEUED = "queued"
-    LEASED = "leased"
-    FINISHED = "finished"
-    READY = "ready"
-    TAKEN = "taken"
-    TRAINED = "trained"
-    DURABLE = "durable"
-    MEASURED = "measured"
-    DROPPED = "dropped"
-
-
-_DROP = EpisodeState.DROPPED
-EPISODE_STEPS: dict[EpisodeState, frozenset[EpisodeState]] = {
-    EpisodeState.QUEUED: frozenset({EpisodeState.LEASED, _DROP}),
-    EpisodeState.LEASED: frozenset(
-        {EpisodeState.QUEUED, EpisodeState.FINISHED, EpisodeState.MEASURED, _DROP}
-    ),
-    EpisodeState.FINISHED: frozenset({EpisodeState.READY, _DROP}),
-    EpisodeState.READY: frozenset({EpisodeState.TAKEN, _DROP}),
-    EpisodeState.TAKEN: frozenset({EpisodeState.TRAINED, _DROP}),
-    # A rewound step hands its batch out again as it was fixed.
-    EpisodeState.TRAINED: frozenset({EpisodeState.DURABLE, EpisodeState.TAKEN, _DROP}),
-    EpisodeState.DURABLE: frozenset(),
-    EpisodeState.MEASURED: frozenset(),
-    EpisodeState.DROPPED: frozenset(),
-}
-
-
-class DropReason(StrEnum):
-    """Why an episode left the ledger untrained."""
-
-    STALE = "stale"
-    FILTERED = "filtered"
-    SURPLUS = "surplus"
-    GROUP_FAILED = "group_failed"
-    INVALID = "invalid"
-    OVERSIZED = "oversized"
-    CANCELLED = "cancelled"
-    EXHAUSTED = "exhausted_attempts"
-
-
-class WorkerKind(StrEnum):
-    """The kinds of process."""
-
-    GATEWAY = "gateway"
-    CONTROLLER = "controller"
-    EXPERIENCE = "experience"
-    ENVIRONMENT = "environment"
-    REWARD = "reward"
-    ROLLOUT = "rollout"
-    TRAINER = "trainer"
-    TRACKING = "tracking"
-
-
-def check_job_step(now: JobState, to: JobState) -> None:
-    """Raise `TransitionError` unless a job may go from `now` to `to`."""
-    if to not in JOB_STEPS[now]:
-        raise TransitionError(f"job: {now} -> {to} is not allowed")
-
-
-def check_episode_step(now: EpisodeState, to: EpisodeState) -> None:
-    """Raise `TransitionError` unless an episode may go from `now` to `to`."""
-    if to not in EPISODE_STEPS[now]:
-        raise TransitionError(f"episode: {now} -> {to} is not allowed")
+from paceline.enums import JobState, Purpose, ScoreStatus, TokenSource, TrackerState, WorkerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +19,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """How tokens are sampled. `seed` makes a request reproducible wherever it runs."""
 
     max_tokens: int
@@ -167,12 +33,12 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Tokens `[start, end)` of a transcript and who produced them."""
 
     start: int
     end: int
-    source: Source
+    source: TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +70,7 @@ class Transcript:
     """
 
     tokens: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
     logprobs: tuple[float, ...]
     versions: tuple[VersionRun, ...]
     steps: tuple[StepMark, ...] = ()
@@ -228,7 +94,7 @@ class Score:
 
     reward: float
     parts: dict[str, float]
-    status: VerifierStatus = VerifierStatus.OK
+    status: ScoreStatus = ScoreStatus.OK
     raw_answer: str = ""
     normalised_answer: str = ""
     detail: str = ""
@@ -268,7 +134,7 @@ class Trajectory:
     purpose: Purpose
     transcripts: tuple[Transcript, ...]
     score: Score
-    sampling: Sampling
+    sampling: SamplingParams
     truncated: bool = False
     topology: str = "linear"
     agent_id: str = ""
@@ -305,7 +171,7 @@ def episode_id(group_id: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class EpisodeProgress:
     """What a leased episode has so far, kept when its worker dies."""
 
     group_id: str
@@ -329,7 +195,7 @@ class Assignment:
     seed: int
     pinned_version: int = -1  # eval: the version that must answer
     min_version: int = -1  # what older weights sample is too old to be trained
-    progress: tuple[Progress, ...] = ()
+    progress: tuple[EpisodeProgress, ...] = ()
     traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is kept
 
 
@@ -367,7 +233,7 @@ class TrackerStatus:
 
     name: str
     kind: str
-    state: str  # waiting | following | retrying | done | failed
+    state: TrackerState
     rows: int = 0  # rows of the job's history that it holds
     url: str = ""  # where to look; empty: not known
     detail: str = ""  # what is wrong
@@ -389,8 +255,12 @@ class JobStatus:
     eval_step: int | None = None
     summary: dict[str, object] = field(default_factory=dict[str, object])
     tracking: tuple[TrackerStatus, ...] = ()
-    created_s: float = 0.0  # seconds since it was submitted
-    running_s: float = 0.0
+    age_s: float = 0.0  # seconds since it was submitted
+    runtime_s: float = 0.0  # since it began to run, until its end
+    # RFC 3339 in UTC, by the clock of the store, for people: nothing is decided by them.
+    created_at: str = ""
+    started_at: str | None = None
+    finished_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,4 +269,4 @@ class Job:
 
     status: JobStatus
     spec: str
-    artefacts: dict[str, str] = field(default_factory=dict[str, str])  # file name -> sha256
+    artifacts: dict[str, str] = field(default_factory=dict[str, str])  # file name -> sha256

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline.testing.ports import free_port
+from paceline_harness.ports import free_port
 from paceline_rollout.engines.sglang.capabilities import parse_version
 from paceline_rollout.engines.sglang.server import GUARD, Launch
 

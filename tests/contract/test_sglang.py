@@ -20,13 +20,13 @@ import torch
 
 from paceline.errors import InvalidError, PacelineError
 from paceline.testing.engines import Answers, ask, wait_for
-from paceline.testing.ports import free_port
+from paceline_harness.ports import free_port
 from paceline_rollout.engines.sglang.make import sglang
 from paceline_rollout.engines.sglang.options import SglangSettings
 from paceline_rollout.engines.sglang.server import Launch, LaunchedServer
 
 VOCAB, CONTEXT = 32, 256
-FAKE = "paceline.testing.sglang"
+FAKE = "paceline_harness.sglang"
 REAL = pytest.param("real", marks=pytest.mark.sglang)
 Open = Callable[..., Any]
 
@@ -377,7 +377,7 @@ async def main():
     engine = sglang(
         model_dir=Path(sys.argv[1]), dtype="float32", max_context=64, max_concurrent=4, threads=1,
         tokenizer_dir=None, job_id="job",
-        settings={"python": sys.executable, "module": "paceline.testing.sglang"},
+        settings={"python": sys.executable, "module": "paceline_harness.sglang"},
     )
     await engine.start()
     assert "sglang" not in sys.modules

@@ -9,10 +9,10 @@ import paceline  # before gRPC, as in every service
 import psutil, torch
 from grpc import aio
 from paceline.testing.engines import snapshot
-from paceline.testing.sglang import FakeSglang
+from paceline_harness.sglang import FakeSglang
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import parse_version
-from paceline_rollout.engines.sglang.loading import Loader, Loading, folder_for
+from paceline_rollout.engines.sglang.loading import Loader, LoadOptions, folder_for
 
 async def main():
     # As in a worker, gRPC has threads when the child is forked.
@@ -22,11 +22,11 @@ async def main():
     await channel.channel_ready()
     fake = FakeSglang(vocab_size=32, context=64)
     client = SglangClient(await fake.start())
-    loading = Loading(
-        way="tensor", ranks=1, shared_memory=True, folder=folder_for(None, attached=False),
+    options = LoadOptions(
+        method="tensor", ranks=1, shared_memory=True, folder=folder_for(None, attached=False),
         bucket_bytes=1 << 20, backend="gloo",
     )
-    loader = Loader(client=client, capabilities=parse_version(fake.version), loading=loading)
+    loader = Loader(client=client, capabilities=parse_version(fake.version), options=options)
     version = 0
     while fake.updates[-1:] != ["tensor"]:  # a keeper that takes a second to answer is given up
         version += 1

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from paceline.interfaces import TrackedRun
-from paceline.testing.ports import held_port
+from paceline.plugins import TrackedRun
 from paceline.testing.trackers import ROWS, fulfils_the_contract, tracked_rows, tracked_run
+from paceline_harness.ports import held_port
 from paceline_tracking.trackers import tensorboard, wandb
 
 pytestmark = pytest.mark.timeout(900)

@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from paceline.files import locked
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "arithmetic" / "make_model.py"
 
 
 @pytest.fixture(scope="session")
 def demo_model(pytestconfig: pytest.Config) -> Path:
-    """As a user makes it. It takes a minute, so it is kept for later runs of the same script."""
+    """As a user makes it. It takes a minute, so it is kept for later runs of the same script.
+
+    Of several processes of tests one makes it, and the others wait.
+    """
     source = SCRIPT.read_bytes() + version("torch").encode()
     kept = pytestconfig.cache.mkdir("models") / hashlib.sha256(source).hexdigest()[:16]
     command = [sys.executable, str(SCRIPT), "--seed", "3", "--out", str(kept)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    with locked(kept.with_suffix(".lock")):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return kept

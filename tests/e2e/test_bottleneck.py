@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-import paceline.monitoring
-from paceline.client import Client
-from paceline.local import Local
-from paceline.testing.prometheus import Prometheus, Sample, local_targets
-from paceline.types import WorkerKind
+from paceline.client.client import Client
+from paceline.enums import WorkerKind
+from paceline.local.supervisor import Local
+from paceline.telemetry import monitoring
+from paceline_harness.prometheus import Prometheus, Sample, local_targets
 
-RULES = Path(paceline.monitoring.__file__).parent / "rules" / "utilisation.yaml"
+RULES = Path(monitoring.__file__).parent / "rules" / "utilisation.yaml"
 PERIOD_S = 1.0
 FROZEN = 0.9  # share of the time
 ANSWER_S = 240.0
@@ -72,10 +72,10 @@ def slowed(service: str, pid: Callable[[], int]) -> Generator[None]:
 
 def use(platform: Any, job_id: str, done: threading.Event) -> None:
     """What a console does: asks for a job again and again."""
-    client = platform.client()
-    while not done.wait(0.2):
-        with suppress(Exception):
-            client.get(job_id)
+    with platform.client() as client:
+        while not done.wait(0.2):
+            with suppress(Exception):
+                client.get(job_id)
 
 
 def names(service: str) -> Callable[[list[Sample]], bool]:
@@ -107,7 +107,8 @@ def test_the_slowed_service_is_named(
     until: Callable[..., None],
 ) -> None:
     platform = start_platform(tmp_path / "run")
-    job_id = platform.client().submit(endless(tiny_job)).status.job_id
+    with platform.client() as client:
+        job_id = client.submit(endless(tiny_job)).status.job_id
     server = prometheus(rules=[RULES], window=f"{WINDOW_S}s", timeout_s=1.0)
     watch(server, platform.run_dir, until)
     done = threading.Event()

@@ -60,7 +60,7 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
             )
         ]
         assert states[-1] == "cancelled"
-        report = jobs.AuditJob(pb.AuditJobRequest(job_id=job_id), timeout=60, metadata=who)
+        report = jobs.VerifyJob(pb.VerifyJobRequest(job_id=job_id), timeout=60, metadata=who)
         assert report.ok, list(report.problems)
         assert report.dropped["cancelled"] > 0
         with pytest.raises(grpc.RpcError) as caught:

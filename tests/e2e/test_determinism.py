@@ -14,12 +14,12 @@ import grpc
 import psutil
 import pytest
 
-from paceline.client import Client
-from paceline.local import Local
-from paceline.testing.gates import asked_at
-from paceline.types import WorkerKind
+from paceline.client.client import Client
+from paceline.enums import WorkerKind
+from paceline.local.supervisor import Local
 from paceline.v1 import rollout_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub
+from paceline_harness.gates import asked_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Episode = dict[str, Any]
@@ -82,7 +82,7 @@ class Site:
     def holders(self, job_id: str) -> list[str]:
         """Rollout workers that have weights to sample with."""
         with self.client() as client:
-            return [one.worker_id for one in client.weights(job_id).holders if one.worker_id]
+            return [one.worker_id for one in client.list_weights(job_id).holders if one.worker_id]
 
     def run(self, job: dict[str, Any], during: Callable[[str], None] = lambda _: None) -> Run:
         """Run a job to its end."""
@@ -96,7 +96,7 @@ class Site:
         with self.client() as client:
             status = client.wait(job_id, timeout_s=600).status
             assert status.state == "succeeded", status.reason
-            report = client.audit(job_id)
+            report = client.verify(job_id)
             assert report.ok, report.problems
         folder = self.run_dir / "jobs" / job_id / "trajectories"
         files = [*sorted(folder.glob("step-*.jsonl")), *folder.glob("final.jsonl")]
@@ -141,7 +141,7 @@ def job_of(tiny_job: Job) -> Job:
             name=name,
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
-            sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
+            sampling={"max_tokens": 40, "max_context": 56, "on_truncation": "score"},
             reward=[{"kind": "regex", "pattern": PATTERN}],
             experience={
                 "batch_groups": GROUPS,
@@ -166,7 +166,7 @@ def alone(site: Site, job_of: Job) -> Run:
 
 def gated(job: dict[str, Any], gate: Path, *, from_group: int) -> dict[str, Any]:
     """The job, whose groups from this one on wait for a file before they get their rewards."""
-    reward = {"kind": "python", "function": "paceline.testing.gates:gated", "pattern": PATTERN}
+    reward = {"kind": "python", "function": "paceline_harness.gates:gated", "pattern": PATTERN}
     held = {"gate": str(gate), "from_group": from_group, "timeout_s": 600.0}
     return job | {"reward": [reward | held]}
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline.config import ServiceSettings, load_settings
-from paceline.testing.processes import goes_on
+from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # With what the interpreter takes to end on a busy machine.
@@ -35,7 +35,7 @@ def test_every_service_ends_within_its_grace(
             until(lambda: comes_back(client, job_id), f"nothing answers after {kind}", STEP_S)
         client.cancel(job_id)
         assert client.wait(job_id, timeout_s=120).status.state == "cancelled"
-        assert client.audit(job_id).ok
+        assert client.verify(job_id).ok
 
 
 def comes_back(client: Any, job_id: str) -> bool:

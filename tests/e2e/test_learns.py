@@ -25,7 +25,7 @@ def test_the_demo_learns(tmp_path: Path, demo_model: Path) -> None:
     assert summary["eval_reward_start"] <= 0.40
     assert summary["eval_reward_end"] >= 0.80
     assert summary["staleness_max"] <= 4
-    assert summary["audit_ok"]
+    assert summary["ledger_consistent"]
     rows = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
     assert sum(row["kind"] == "train" for row in rows) == summary["steps"]
     assert (results / "reward.png").stat().st_size > 10_000

@@ -13,8 +13,8 @@ import pytest
 
 from paceline.config.quota import Quota
 from paceline.errors import StateError
-from paceline.metric_names import NAMES
-from paceline.testing.dashboards import (
+from paceline.telemetry.metric_names import NAMES
+from paceline_harness.dashboards import (
     Asked,
     Selector,
     alert_queries,
@@ -22,8 +22,8 @@ from paceline.testing.dashboards import (
     recorded,
     selectors,
 )
-from paceline.testing.prometheus import MISSING, Prometheus, installed
-from paceline.testing.series import MOST_SERIES, SAYS
+from paceline_harness.prometheus import MISSING, Prometheus, installed
+from paceline_harness.series import MOST_SERIES, SAYS
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,7 +71,7 @@ def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
         },
     )
     with platform.client() as client:
-        client.set_quota("default", Quota(jobs=100, rollout_workers=100, episodes=10_000))
+        client.set_quota("default", quota=Quota(jobs=100, rollout_workers=100, episodes=10_000))
         job_id = client.submit(spec).status.job_id
         yield job_id
         with contextlib.suppress(StateError):  # the last test has ended it
@@ -174,7 +174,9 @@ def test_every_query_of_the_dashboards_finds_data(server: Prometheus) -> None:
 
 def calm(selector: Selector) -> str:
     """Without values that stand for trouble, of which there is no series while there is none."""
-    kept = tuple(pair for pair in selector.equal if pair[0] not in {"event", "reason", "on"})
+    kept = tuple(
+        pair for pair in selector.equal if pair[0] not in {"event", "reason", "waiting_on"}
+    )
     return Selector(selector.metric, selector.labels, kept).text
 
 

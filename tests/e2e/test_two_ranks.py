@@ -15,5 +15,5 @@ def test_two_ranks_train_a_job(platform: Any, tiny_job: Callable[..., Any]) -> N
         status = client.wait(job_id, timeout_s=600).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
         assert status.incarnation == 1, platform.logs()
-        assert client.audit(job_id).ok
+        assert client.verify(job_id).ok
         assert status.summary["steps"] == 20

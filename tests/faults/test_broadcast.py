@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.fleet import JOB, Fleet, Program
-from paceline.testing.network import Network
+from paceline_harness.fleet import JOB, Fleet, Program
+from paceline_harness.network import Network
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks" / "fleet"
 SIZE = 12 << 20

@@ -7,11 +7,11 @@ from typing import Any
 import psutil
 import pytest
 
-from paceline.testing.processes import goes_on
+from paceline_harness.processes import goes_on
 
 KINDS = ("gateway", "controller", "experience", "environment", "reward", "rollout", "trainer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-STEPS, HELD_FROM = 40, 20
+STEPS, HELD_FROM = 20, 10
 Job = Callable[[str], dict[str, Any]]
 
 
@@ -27,7 +27,7 @@ def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Job:
 
     def make(name: str) -> dict[str, Any]:
         job = tiny_job(name=name, stop={"steps": STEPS})
-        reward = {"kind": "python", "function": "paceline.testing.gates:gated", "timeout_s": 600.0}
+        reward = {"kind": "python", "function": "paceline_harness.gates:gated", "timeout_s": 600.0}
         held = {"gate": str(gate), "from_group": HELD_FROM * job["experience"]["batch_groups"]}
         return job | {"reward": [{**reward, **held, "pattern": "^[0-9]"}]}
 
@@ -49,7 +49,7 @@ def kill_and_finish(
         until(lambda: not goes_on(victim), "the victim lives on")
         status = client.wait(job_id, timeout_s=500).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
-        report = client.audit(job_id)
+        report = client.verify(job_id)
         assert report.ok, report.problems
         return dict(status.summary)
 

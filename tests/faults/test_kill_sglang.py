@@ -25,7 +25,7 @@ def sglang_job(make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]
     job = make(
         name=name,
         eval=None,
-        sampling={"max_tokens": 48, "max_context": 64, "truncated": "score"},
+        sampling={"max_tokens": 48, "max_context": 64, "on_truncation": "score"},
         rollout={"engine": engine, "replicas": 2, "max_concurrent": 16},
         stop={"steps": STEPS},
     )
@@ -124,7 +124,7 @@ def killed(
                 os.kill(server.pid if victim == "server" else worker, signal.SIGKILL)
         status = client.wait(job_id, timeout_s=500).status
         assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
-        report = client.audit(job_id)
+        report = client.verify(job_id)
         assert report.ok, report.problems
     until(lambda: not any(server.is_running() for _, server in busy), "a server lives on")
     return dict(status.summary)

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from redis import Redis
 
-from paceline.client import Client
-from paceline.types import JobState
+from paceline.client.client import Client
+from paceline.enums import JobState
 
 
 def copy_store(run_dir: Path, to: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_job_goes_on_from_a_backup_and_its_audit_is_clean(
     # Four groups make a step: however long the copies take, the job stays before step 21.
     reward = {
         "kind": "python",
-        "function": "paceline.testing.gates:gated",
+        "function": "paceline_harness.gates:gated",
         "gate": str(gate),
         "pattern": "[0-4]",
         "from_group": 80,
@@ -81,7 +81,7 @@ def test_a_job_goes_on_from_a_backup_and_its_audit_is_clean(
         status = client.wait(job_id, timeout_s=300).status
         assert status.state is JobState.SUCCEEDED, f"{status.reason}\n{restored.logs()}"
         assert status.step == 40
-    command = [sys.executable, "-m", "paceline.cli", "audit", job_id, "--run-dir", str(copy)]
+    command = [sys.executable, "-m", "paceline.cli", "verify", job_id, "--run-dir", str(copy)]
     audit = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert audit.returncode == 0, audit.stdout + audit.stderr
 

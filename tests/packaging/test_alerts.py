@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.monitoring import RULES
-from paceline.testing.prometheus import MISSING, installed
+from paceline.telemetry.monitoring import RULES
+from paceline_harness.prometheus import MISSING, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
@@ -83,9 +83,9 @@ def run(folder: Path, name: str, at: str, cases: list[tuple[dict[str, str], list
 
 @needs_promtool
 def test_a_wrong_expectation_is_seen(tmp_path: Path) -> None:
-    series = CASES["PacelineLedgerBroken"]["fires"]["series"]
-    with pytest.raises(AssertionError, match="PacelineLedgerBroken"):
-        run(tmp_path, "PacelineLedgerBroken", "5m", [(series, [])])
+    series = CASES["PacelineLedgerInconsistent"]["fires"]["series"]
+    with pytest.raises(AssertionError, match="PacelineLedgerInconsistent"):
+        run(tmp_path, "PacelineLedgerInconsistent", "5m", [(series, [])])
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.access import derived
+from paceline.transport.principal import derived_token
 
 FEATURES = sorted(
     path.name.removesuffix("-values.yaml")
@@ -248,7 +248,7 @@ def test_the_controllers_token_is_the_one_that_the_gateway_knows(render: Render)
     data = {key: base64.b64decode(text).decode() for key, text in secret["data"].items()}
     tokens = {key: yaml.safe_load(data[key])["token"] for key in ("token.yaml", "controller.yaml")}
     assert tokens["token.yaml"] == data["token"]
-    assert tokens["controller.yaml"] == derived(data["token"], "controller")
+    assert tokens["controller.yaml"] == derived_token(data["token"], "controller")
 
 
 def test_generated_secrets_differ_from_release_to_release(helm: Any, chart: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from jsonschema import validators
 
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec, named, parse_job
 from paceline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +176,12 @@ BAD: dict[str, tuple[Object, str]] = {
 }
 
 
+def submitted(job: Object) -> None:
+    """What the gateway checks of a job file without its model."""
+    if wrong := list(named.problems(parse_job(job))):
+        raise ConfigError("; ".join(wrong))
+
+
 @pytest.mark.parametrize("title", GOOD)
 def test_good_objects_are_accepted_by_both_doors(title: str, schema: Object) -> None:
     spec = copy.deepcopy(MINIMAL) | GOOD[title]
@@ -190,7 +196,7 @@ def test_bad_objects_are_refused_by_both_doors(title: str, schema: Object) -> No
     found = problems(schema, training_job(spec))
     assert any(message in problem for problem in found), found
     with pytest.raises(ConfigError):
-        parse_job({"name": "one"} | spec)
+        submitted({"name": "one"} | spec)
 
 
 @pytest.mark.parametrize("name", ["a" * 54, "two.parts", "-a", "A"])

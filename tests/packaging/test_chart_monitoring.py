@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.monitoring import DASHBOARDS, RULES
-from paceline.testing.prometheus import MISSING, installed
+from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline_harness.prometheus import MISSING, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 1 << 20  # of a ConfigMap
@@ -70,7 +70,7 @@ def test_the_operator_gets_all_rules_with_the_runbooks_of_the_values(render: Ren
     (one,) = of_kind(render("monitoring"), "PrometheusRule")
     assert one["metadata"]["labels"]["release"] == "prometheus"
     assert one["spec"]["groups"] == expected_rules("https://runbooks.example.com/paceline")
-    assert "https://runbooks.example.com/paceline#pacelineledgerbroken" in json.dumps(one)
+    assert "https://runbooks.example.com/paceline#pacelineledgerinconsistent" in json.dumps(one)
 
 
 def test_without_operator_they_are_files(render: Render) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.callers import CALLERS, WEIGHTS
+from paceline.transport.rpc_authorization import WEIGHT_PEERS, callers
 
 COMPONENTS = (
     *("gateway", "controller", "experience", "environment", "reward", "trainer", "rollout"),
@@ -38,7 +38,7 @@ Render = Callable[..., list[Object]]
 
 
 @dataclass(frozen=True)
-class Place:
+class NetworkPeer:
     """A pod, or with an address a machine outside the cluster."""
 
     labels: dict[str, str] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class Place:
     address: str = ""
 
 
-def component(name: str) -> Place:
+def component(name: str) -> NetworkPeer:
     labels = {"name": "paceline", "instance": "rel", "component": name}
-    return Place({f"app.kubernetes.io/{key}": value for key, value in labels.items()})
+    return NetworkPeer({f"app.kubernetes.io/{key}": value for key, value in labels.items()})
 
 
 def matches(selector: Object | None, labels: dict[str, str]) -> bool:
@@ -59,7 +59,7 @@ def matches(selector: Object | None, labels: dict[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
 
 
-def is_peer(peer: Object, other: Place) -> bool:
+def is_peer(peer: Object, other: NetworkPeer) -> bool:
     if "ipBlock" in peer:
         network = ipaddress.ip_network(peer["ipBlock"]["cidr"])
         return bool(other.address) and ipaddress.ip_address(other.address) in network
@@ -73,7 +73,7 @@ def is_peer(peer: Object, other: Place) -> bool:
     return other.namespace == "training" and matches(peer["podSelector"], other.labels)
 
 
-def allows(rule: Object, side: str, other: Place, port: int, protocol: str) -> bool:
+def allows(rule: Object, side: str, other: NetworkPeer, port: int, protocol: str) -> bool:
     peers, ports = rule.get(side), rule.get("ports")
     here = not peers or any(is_peer(peer, other) for peer in peers)
     return here and (
@@ -82,7 +82,12 @@ def allows(rule: Object, side: str, other: Place, port: int, protocol: str) -> b
 
 
 def side_allows(
-    policies: list[Object], direction: str, own: Place, other: Place, port: int, protocol: str
+    policies: list[Object],
+    direction: str,
+    own: NetworkPeer,
+    other: NetworkPeer,
+    port: int,
+    protocol: str,
 ) -> bool:
     """As the API says: all policies that select the pod add up; a pod without any is open."""
     if own.namespace != "training" or own.address:
@@ -102,7 +107,7 @@ def side_allows(
 
 
 def connects(
-    policies: list[Object], start: Place, end: Place, port: int, protocol: str = "TCP"
+    policies: list[Object], start: NetworkPeer, end: NetworkPeer, port: int, protocol: str = "TCP"
 ) -> bool:
     out = side_allows(policies, "egress", start, end, port, protocol)
     return out and side_allows(policies, "ingress", end, start, port, protocol)
@@ -134,14 +139,16 @@ def test_the_arrows_are_those_of_certificates() -> None:
     """What a certificate lets a service call is what it can reach, and the other way round."""
     calls = {
         (str(caller), str(server), PORTS["grpc"])
-        for server, rows in CALLERS.items()
+        for server, rows in callers().items()
         for service, row in rows.items()
         if service != "Health"  # for whoever supervises processes on one machine
         for callers in row.values()
         for caller in callers or ()
     }
     calls = {call for call in calls if {*call} & {*COMPONENTS} >= {*call[:2]}}
-    streams = {(str(one), str(other), PORTS["weights"]) for one in WEIGHTS for other in WEIGHTS}
+    streams = {
+        (str(one), str(other), PORTS["weights"]) for one in WEIGHT_PEERS for other in WEIGHT_PEERS
+    }
     arrows = {arrow for arrow in ARROWS if arrow[1] != "store" and arrow[2] in LISTENED}
     reached = {a for a in arrows if a[:2] != ("trainer", "trainer")}
     # Tokens decide at the gateway; a trainer pulls no weights from rollout workers.
@@ -183,20 +190,20 @@ def test_another_release_and_another_namespace_stay_outside(policies: Any) -> No
     found = policies("default")
     for name in COMPONENTS:
         same = component(name).labels
-        elsewhere = Place(same, namespace="other")
-        other_release = Place(same | {"app.kubernetes.io/instance": "other"})
-        for stranger in (elsewhere, other_release, Place()):
+        elsewhere = NetworkPeer(same, namespace="other")
+        other_release = NetworkPeer(same | {"app.kubernetes.io/instance": "other"})
+        for stranger in (elsewhere, other_release, NetworkPeer()):
             for end in set(COMPONENTS) - {"gateway"}:
                 for port in LISTENED:
                     assert not connects(found, stranger, component(end), port)
 
 
-USER = Place({"app": "notebook"}, namespace="users")
-OUTSIDE = Place(address="192.0.2.7")
+USER = NetworkPeer({"app": "notebook"}, namespace="users")
+OUTSIDE = NetworkPeer(address="192.0.2.7")
 
 
 @pytest.mark.parametrize("user", [USER, OUTSIDE], ids=["pod", "outside"])
-def test_users_reach_the_gateway_only(user: Place, policies: Any) -> None:
+def test_users_reach_the_gateway_only(user: NetworkPeer, policies: Any) -> None:
     found = policies("default")
     reached = {
         (name, port)
@@ -209,15 +216,15 @@ def test_users_reach_the_gateway_only(user: Place, policies: Any) -> None:
 
 def test_gateway_can_be_left_to_the_ingress(policies: Any) -> None:
     found = policies("ingress")
-    proxy = Place({"app": "nginx"}, namespace="ingress-nginx")
+    proxy = NetworkPeer({"app": "nginx"}, namespace="ingress-nginx")
     assert connects(found, proxy, component("gateway"), 8300)
     assert not connects(found, USER, component("gateway"), 8300)
     assert connects(found, component("controller"), component("gateway"), 8400)
 
 
 def test_prometheus_reads_metrics_and_nothing_else(policies: Any) -> None:
-    prometheus = Place({"app.kubernetes.io/name": "prometheus"}, namespace="monitoring")
-    other = Place({"app.kubernetes.io/name": "grafana"}, namespace="monitoring")
+    prometheus = NetworkPeer({"app.kubernetes.io/name": "prometheus"}, namespace="monitoring")
+    other = NetworkPeer({"app.kubernetes.io/name": "grafana"}, namespace="monitoring")
     found = policies("monitoring")
     for name in set(COMPONENTS) - {"store", "certificates"}:
         assert connects(found, prometheus, component(name), 8401)
@@ -229,13 +236,13 @@ def test_prometheus_reads_metrics_and_nothing_else(policies: Any) -> None:
 
 
 def test_all_ask_the_name_service(policies: Any) -> None:
-    dns = Place({"k8s-app": "kube-dns"}, namespace="kube-system")
+    dns = NetworkPeer({"k8s-app": "kube-dns"}, namespace="kube-system")
     found = policies("default")
     for name in COMPONENTS:
         for protocol in ("TCP", "UDP"):
             assert connects(found, component(name), dns, 53, protocol)
-        assert not connects(found, component(name), Place(namespace="other"), 53)
-    openshift = Place(namespace="openshift-dns")
+        assert not connects(found, component(name), NetworkPeer(namespace="other"), 53)
+    openshift = NetworkPeer(namespace="openshift-dns")
     assert connects(policies("openshift"), component("reward"), openshift, 5353, "UDP")
 
 
@@ -261,7 +268,7 @@ def test_the_hook_needs_no_policy_of_a_release_before(port: int, policies: Any) 
 
 def test_the_address_of_the_api_server_can_be_said(policies: Any) -> None:
     found = policies("network-policy-narrow")
-    server = Place(address="198.51.100.1")
+    server = NetworkPeer(address="198.51.100.1")
     assert connects(found, component("controller"), server, 6443)
     assert not connects(found, component("controller"), server, 443)
     assert not connects(found, component("controller"), OUTSIDE, 6443)
@@ -270,7 +277,7 @@ def test_the_address_of_the_api_server_can_be_said(policies: Any) -> None:
 def test_only_experience_reaches_an_external_store(policies: Any) -> None:
     found = policies("external-store")
     assert connects(found, component("experience"), OUTSIDE, 6380)
-    assert not connects(found, component("experience"), Place(address="203.0.113.1"), 6380)
+    assert not connects(found, component("experience"), NetworkPeer(address="203.0.113.1"), 6380)
     assert not connects(found, component("experience"), OUTSIDE, 6379)
     for name in set(COMPONENTS) - {"experience"}:
         assert not connects(found, component(name), OUTSIDE, 6380)
@@ -286,7 +293,7 @@ def test_only_the_trainer_reaches_the_object_store(policies: Any) -> None:
 
 
 def test_those_that_trace_reach_the_collector_and_nothing_else_there(policies: Any) -> None:
-    collector = Place({"app": "collector"}, namespace="monitoring")
+    collector = NetworkPeer({"app": "collector"}, namespace="monitoring")
     found = policies("tracing")
     for name in ("experience", "environment", "reward", "rollout", "trainer"):
         assert connects(found, component(name), collector, 4317)
@@ -298,10 +305,10 @@ def test_those_that_trace_reach_the_collector_and_nothing_else_there(policies: A
 
 def test_more_can_be_allowed(policies: Any) -> None:
     found = policies("network-policy-narrow")
-    judge = Place(address="203.0.113.9")
+    judge = NetworkPeer(address="203.0.113.9")
     assert connects(found, component("reward"), judge, 443)
     assert not connects(found, component("environment"), judge, 443)
-    assert connects(found, Place({"role": "backup"}), component("store"), 6379)
+    assert connects(found, NetworkPeer({"role": "backup"}), component("store"), 6379)
 
 
 def test_certificates_reach_nothing_of_the_release(policies: Any) -> None:

@@ -20,7 +20,7 @@ from paceline.config.service import (
     RolloutOptions,
     TrainerOptions,
 )
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
 from paceline_controller.certificates.config import Issue
 
 FEATURES = sorted(

@@ -10,7 +10,7 @@ import yaml
 
 from paceline.config.load import validate
 from paceline.config.service import ServiceSettings, TrackingOptions
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
 
 ON = "services.tracking.replicas=1"
 Render = Callable[..., list[dict[str, Any]]]

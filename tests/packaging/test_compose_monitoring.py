@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.monitoring import DASHBOARDS, RULES
-from paceline.testing.prometheus import MISSING, installed
+from paceline.telemetry.monitoring import DASHBOARDS, RULES
+from paceline_harness.prometheus import MISSING, installed
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 FILE = DOCKER / "compose.monitoring.yaml"

@@ -189,7 +189,7 @@ def test_paceline_commands_are_accepted(path: Path) -> None:
 
 def with_operands(command: str) -> list[str]:
     """A command that is only named gets what it asks for."""
-    needs = {"run", "submit", "validate", "watch", "cancel", "audit"}
+    needs = {"run", "submit", "validate", "watch", "cancel", "verify"}
     return [command, "X"] if command in needs else [command]
 
 

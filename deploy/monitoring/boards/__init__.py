@@ -1,4 +1,4 @@
-"""One file a dashboard; `ALL` are those that are written."""
+"""One module per dashboard; `ALL` lists those that are generated."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Episodes: how many are open, where they spend their time, why they fail."""
+"""Open episodes, time by stage, and failures."""
 
 from frame import Panels, Query, Size, board, graph, heading, number
 from grafana_foundation_sdk.models import units
@@ -8,11 +8,11 @@ from boards.choices import JOB, JOBS
 
 
 def environment() -> Dashboard:
-    """Workers, the environments inside them, and failures."""
+    """Environment workers, their environments, and failures."""
     return board(
         "environment",
         "Environment",
-        "Open episodes, the time they spend at each stage, and those that were given back.",
+        "Open episodes, time by stage, and returned leases.",
         [*_episodes(), *_time(), *_failures()],
         variables=[JOB],
     )
@@ -23,13 +23,13 @@ def _episodes() -> Panels:
         heading("Episodes"),
         graph(
             "Open episodes",
-            "Leased and running, by purpose, and the slots that there are.",
+            "Leased and running episodes by purpose, and available slots.",
             Query("sum by (purpose) (paceline_open_episodes)", "{{purpose}}"),
             Query('sum(paceline_capacity{service="environment"})', "slots"),
         ),
         graph(
             "Finished episodes",
-            "Scored and submitted per second, by worker.",
+            "Episodes scored and submitted per second, by worker.",
             Query(
                 "sum by (instance) (rate(paceline_finished_episodes_total[$__rate_interval]))",
                 "{{instance}}",
@@ -39,7 +39,7 @@ def _episodes() -> Panels:
         ),
         graph(
             "Wanted episodes",
-            "That run, wait or would be admitted.",
+            "Episodes that are running, waiting or would be admitted.",
             Query(f"sum by (job) (paceline_wanted_episodes{JOBS})", "{{job}}"),
             size=Size(6, 8),
         ),
@@ -54,8 +54,8 @@ def _time() -> Panels:
     return [
         heading("Time"),
         graph(
-            "Time of an episode",
-            "Mean seconds of a finished episode at each stage.",
+            "Duration of an episode",
+            "Mean seconds of a finished episode by stage.",
             Query(
                 f"sum by (job, episode_stage) ({stages}) / on (job) group_left "
                 f"sum by (job) ({done})",
@@ -65,7 +65,7 @@ def _time() -> Panels:
             stacked=True,
         ),
         graph(
-            "Time of a call",
+            "Duration of a call",
             "Mean seconds of reset, step and close of environments.",
             Query(f"sum by (call) ({took}) / sum by (call) ({calls})", "{{call}}"),
             unit=units.Seconds,
@@ -73,20 +73,20 @@ def _time() -> Panels:
         ),
         graph(
             "Calls",
-            "Calls of environments per second.",
+            "Calls to environments per second.",
             Query(f"sum by (call) ({calls})", "{{call}}"),
             unit=units.CountsPerSecond,
             size=Size(6, 8),
         ),
         graph(
             "What open episodes wait for",
-            "Mean number of open episodes that wait for each service.",
-            Query('paceline:waiting:units{service="environment"}', "{{on}}"),
+            "Mean number of open episodes waiting for each service.",
+            Query('paceline:waiting:units{service="environment"}', "{{waiting_on}}"),
             stacked=True,
         ),
         number(
             "Sampled tokens received",
-            "Tokens per second that arrived from rollout workers.",
+            "Tokens per second received from rollout workers.",
             Query("sum(rate(paceline_received_tokens_total[$__rate_interval]))"),
             size=Size(6, 8),
         ),
@@ -104,16 +104,16 @@ def _failures() -> Panels:
     return [
         heading("Failures"),
         graph(
-            "Given back",
-            "Leases given back per second. infra_error: the environment, a rollout worker or a "
-            "scorer failed; drain and version_gone are no failures.",
+            "Returned leases",
+            "Leases returned per second. infra_error: the environment, a rollout worker or a "
+            "scorer failed; drain and version_gone are not failures.",
             Query(f"sum by (cause) ({back})", "{{cause}}"),
             unit=units.CountsPerSecond,
             size=Size(8, 8),
         ),
         graph(
-            "Attempts for an episode",
-            "Leases granted by episodes made; one is best.",
+            "Attempts per episode",
+            "Leases granted per admitted episode; one is ideal.",
             Query(
                 f"sum by (job) (rate(paceline_attempts_total{JOBS}[$__rate_interval])) / "
                 f"sum by (job) (rate(paceline_admitted_episodes_total{JOBS}[$__rate_interval]))",
@@ -122,7 +122,7 @@ def _failures() -> Panels:
             size=Size(8, 8),
         ),
         graph(
-            "Leases that ran out",
+            "Expired leases",
             "Per second: the worker died, hung, or lost its connection.",
             Query(
                 f"sum by (job) (rate(paceline_leases_expired_total{JOBS}[$__rate_interval]))",

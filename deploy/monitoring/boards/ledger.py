@@ -1,4 +1,4 @@
-"""The ledger: what was made, what was trained on, what was dropped and why."""
+"""The ledger: episodes admitted, trained on and dropped, with reasons."""
 
 from frame import BAD_IF_ANY, Panels, Query, Size, board, graph, grid, heading, number
 from grafana_foundation_sdk.models import units
@@ -8,33 +8,33 @@ from boards.choices import JOB, JOBS
 
 
 def ledger() -> Dashboard:
-    """Made, trained, dropped; leases; soundness."""
+    """Flow of episodes, leases and consistency."""
     return board(
         "ledger",
         "Ledger",
-        "Episodes and groups by state, what was dropped and why, and whether the ledger is sound.",
-        [*_flow(), *_states(), *_soundness()],
+        "Episodes and groups by state, drops by reason, and consistency of the ledger.",
+        [*_flow(), *_states(), *_consistency()],
         variables=[JOB],
     )
 
 
 def _flow() -> Panels:
-    made = f"rate(paceline_admitted_episodes_total{JOBS}[$__rate_interval])"
+    admitted = f"rate(paceline_admitted_episodes_total{JOBS}[$__rate_interval])"
     trained = f"rate(paceline_trained_episodes_total{JOBS}[$__rate_interval])"
     dropped = f"rate(paceline_dropped_episodes_total{JOBS}[$__rate_interval])"
     return [
-        heading("Made, trained, dropped"),
+        heading("Admitted, trained, dropped"),
         graph(
-            "Made and trained",
+            "Admitted and trained",
             "Episodes per second.",
-            Query(f"sum by (job) ({made})", "{{job}} made"),
+            Query(f"sum by (job) ({admitted})", "{{job}} admitted"),
             Query(f"sum by (job) ({trained})", "{{job}} trained"),
             unit=units.CountsPerSecond,
             size=Size(8, 8),
         ),
         graph(
             "Dropped by reason",
-            "Episodes per second. stale: too old to train on; filtered: as the job asked; "
+            "Episodes per second. stale: too old to train on; filtered: by the job's filters; "
             "exhausted_attempts: failed too often; oversized: above a limit.",
             Query(f"sum by (reason) ({dropped})", "{{reason}}"),
             unit=units.CountsPerSecond,
@@ -43,7 +43,7 @@ def _flow() -> Panels:
         ),
         number(
             "Trained share",
-            "Episodes trained on by episodes made, over the time shown.",
+            "Episodes trained on divided by episodes admitted, over the time range.",
             Query(
                 f"sum(increase(paceline_trained_episodes_total{JOBS}[$__range])) / "
                 f"sum(increase(paceline_admitted_episodes_total{JOBS}[$__range]))"
@@ -54,7 +54,7 @@ def _flow() -> Panels:
         ),
         number(
             "Trained tokens",
-            "Policy tokens trained on by tokens sampled, over the time shown.",
+            "Policy tokens trained on divided by tokens sampled, over the time range.",
             Query(
                 f"sum(increase(paceline_trained_tokens_total{JOBS}[$__range])) / "
                 'sum(increase(paceline_sampled_tokens_total{job=~"$job", purpose="train"}'
@@ -72,7 +72,7 @@ def _states() -> Panels:
         heading("States"),
         graph(
             "Episodes",
-            "That are not over yet, by state.",
+            "Unfinished episodes, by state.",
             Query(
                 'sum by (state) (paceline_episodes{job=~"$job", state!~"trained|durable|dropped"})',
                 "{{state}}",
@@ -82,13 +82,13 @@ def _states() -> Panels:
         ),
         graph(
             "Groups",
-            "open: being made; ready: for a batch; headroom: would be admitted.",
+            "open: in progress; ready: for a batch; headroom: could be admitted.",
             Query(f"sum by (job, state) (paceline_groups{JOBS})", "{{job}} {{state}}"),
             size=Size(8, 8),
         ),
         graph(
             "Staleness",
-            "Trained samples per second by age in optimiser steps (at most).",
+            "Trained samples per second by staleness in optimiser steps (upper bound).",
             Query(
                 f"sum by (le) (rate(paceline_staleness_steps_bucket{JOBS}[$__rate_interval]))",
                 "up to {{le}}",
@@ -98,16 +98,18 @@ def _states() -> Panels:
         ),
         graph(
             "Attempts and lost leases",
-            "Leases granted per second, leases that ran out, and losses of the store.",
+            "Leases granted and expired per second, and data losses of the store.",
             Query(f"sum(rate(paceline_attempts_total{JOBS}[$__rate_interval]))", "granted"),
-            Query(f"sum(rate(paceline_leases_expired_total{JOBS}[$__rate_interval]))", "ran out"),
-            Query(f"sum(rate(paceline_store_losses_total{JOBS}[$__rate_interval]))", "store lost"),
+            Query(f"sum(rate(paceline_leases_expired_total{JOBS}[$__rate_interval]))", "expired"),
+            Query(
+                f"sum(rate(paceline_store_losses_total{JOBS}[$__rate_interval]))", "store losses"
+            ),
             unit=units.CountsPerSecond,
             size=Size(8, 8),
         ),
         graph(
             "Last sample",
-            "Since a trajectory of the job came in.",
+            "Time since the last trajectory of the job was submitted.",
             Query(f"max by (job) (paceline_sample_age_seconds{JOBS})", "{{job}}"),
             unit=units.Seconds,
             size=Size(8, 8),
@@ -115,7 +117,7 @@ def _states() -> Panels:
         ),
         graph(
             "Payload",
-            "Trajectories held in the store.",
+            "Size of trajectories in the store.",
             Query(f"sum by (job) (paceline_payload_bytes{JOBS})", "{{job}}"),
             unit=units.BytesIEC,
             size=Size(8, 8),
@@ -123,25 +125,25 @@ def _states() -> Panels:
     ]
 
 
-def _soundness() -> Panels:
+def _consistency() -> Panels:
     return [
-        heading("Soundness"),
+        heading("Consistency"),
         number(
-            "Identity broken",
-            "Jobs whose states do not add up to what was made.",
-            Query(f"sum(paceline_ledger_broken{JOBS})"),
+            "Inconsistent ledgers",
+            "Jobs whose episode counts by state do not add up to the admitted episodes.",
+            Query(f"sum(paceline_ledger_inconsistent{JOBS})"),
             size=Size(4, 6),
             steps=BAD_IF_ANY,
         ),
         number(
-            "Audit",
-            "What the last audits found wrong.",
+            "Problems",
+            "Problems found by the last verification.",
             Query(f"sum(paceline_ledger_problems{JOBS})"),
             size=Size(4, 6),
             steps=BAD_IF_ANY,
         ),
         grid(
-            "Dropped over the time shown",
+            "Dropped over the time range",
             "Episodes by job and reason.",
             Query(
                 f"sum by (job, reason) (increase(paceline_dropped_episodes_total{JOBS}[$__range]))"

@@ -1,4 +1,4 @@
-"""What is going on: for whoever is on call, and for whoever waits for a result."""
+"""Overview for the engineer on call and for users waiting for results."""
 
 from frame import BAD_IF_ANY, Panels, Query, Size, bars, board, graph, grid, heading, name, number
 from grafana_foundation_sdk.models import units
@@ -10,11 +10,11 @@ FIRING = 'ALERTS{alertname=~"Paceline.*", alertstate="firing"}'
 
 
 def overview() -> Dashboard:
-    """Jobs, what holds them up, whether anything is broken."""
+    """Jobs, their bottleneck, and failures."""
     return board(
         "overview",
         "Overview",
-        "Live jobs, what they wait for, and what is broken.",
+        "Live jobs, what they wait for, and what has failed.",
         [*_now(), *_learning(), *_flow(), *_broken()],
         variables=[JOB],
     )
@@ -24,33 +24,33 @@ def _now() -> Panels:
     running = Query('sum(paceline_jobs{state="running"})')
     return [
         heading("Now"),
-        number("Running jobs", "Jobs whose trainer is at work.", running),
+        number("Running jobs", "Jobs whose trainer is running.", running),
         name(
             "Bottleneck",
-            "The service to which most of the training time is due, and that share. "
+            "The service that most of the training time is spent waiting for, and its share. "
             "See the dashboard Utilisation.",
             Query("paceline:bottleneck", "{{service}}"),
             size=Size(5, 4),
         ),
         number(
             "Sampled tokens",
-            "Policy tokens per second that rollout workers sample.",
+            "Policy tokens per second sampled by rollout workers.",
             Query(f"sum(rate(paceline_generated_tokens_total{JOBS}[$__rate_interval]))"),
         ),
         number(
             "Trained tokens",
-            "Policy tokens per second that trainers train on.",
+            "Policy tokens per second used for training.",
             Query(f"sum(rate(paceline_trained_tokens_total{JOBS}[$__rate_interval]))"),
         ),
         number(
             "Processes",
-            "Those that answer Prometheus.",
+            "Processes that answer Prometheus.",
             Query("count(paceline_build_info)"),
             size=Size(3, 4),
         ),
         number(
             "Alerts",
-            "Alerts of Paceline that fire; their runbooks are in docs/runbooks.md.",
+            "Firing Paceline alerts; their runbooks are in docs/runbooks.md.",
             Query(f"count({FIRING}) or vector(0)"),
             steps=BAD_IF_ANY,
         ),
@@ -67,12 +67,12 @@ def _learning() -> Panels:
         ),
         graph(
             "Step",
-            "Optimiser steps; goes back after a crash.",
+            "Optimiser steps; rewinds after a crash.",
             Query(f"paceline_step{JOBS}", "{{job}}"),
         ),
         grid(
             "Jobs",
-            "One line for each live job.",
+            "One row per live job.",
             Query(f"sum by (job) (paceline_step{JOBS})"),
             Query(f"sum by (job) (paceline_version{JOBS})"),
             Query('avg by (job) (paceline_reward_mean{job=~"$job", purpose="train"})'),
@@ -82,7 +82,7 @@ def _learning() -> Panels:
             Query(f"max by (job) (paceline_checkpoint_age_seconds{JOBS})"),
             columns=(
                 *("step", "version", "reward", "staleness (steps)", "last sample (s ago)"),
-                *("trainer waits (s)", "last checkpoint (s ago)"),
+                *("trainer waiting (s)", "last checkpoint (s ago)"),
             ),
             size=Size(24, 7),
         ),
@@ -94,31 +94,32 @@ def _flow() -> Panels:
         heading("Flow"),
         graph(
             "Episodes",
-            "Made, trained on and dropped per second. What is made and not trained is wasted.",
-            Query(f"sum(rate(paceline_admitted_episodes_total{JOBS}[$__rate_interval]))", "made"),
+            "Admitted, trained on and dropped per second. Those not trained on are wasted.",
+            Query(
+                f"sum(rate(paceline_admitted_episodes_total{JOBS}[$__rate_interval]))", "admitted"
+            ),
             Query(f"sum(rate(paceline_trained_episodes_total{JOBS}[$__rate_interval]))", "trained"),
             Query(f"sum(rate(paceline_dropped_episodes_total{JOBS}[$__rate_interval]))", "dropped"),
             unit=units.CountsPerSecond,
         ),
         graph(
             "Where episodes spend their time",
-            "Share of the open episodes that is at each service; environment means in the "
-            "environment itself.",
-            Query("paceline:episodes:share", "{{on}}"),
+            "Share of open episodes at each service; environment: in the environment itself.",
+            Query("paceline:episodes:share", "{{waiting_on}}"),
             unit=units.PercentUnit,
             stacked=True,
-            most=1,
+            max_value=1,
         ),
         bars(
             "Busy",
             "Share of each service's capacity in use over the last five minutes.",
             Query("paceline:busy:ratio", "{{service}}"),
             unit=units.PercentUnit,
-            most=1,
+            max_value=1,
         ),
         bars(
             "Replicas",
-            "Workers that answer, and those that demand asks for.",
+            "Ready workers, and the number wanted by scaling.",
             Query("sum by (workload) (paceline_ready_replicas)", "{{workload}} ready"),
             Query("sum by (workload) (paceline_wanted_replicas)", "{{workload}} wanted"),
         ),
@@ -127,16 +128,16 @@ def _flow() -> Panels:
 
 def _broken() -> Panels:
     return [
-        heading("Broken"),
+        heading("Failures"),
         grid(
-            "Alerts that fire",
+            "Firing alerts",
             "Each has a section in docs/runbooks.md.",
             Query(f"max by (alertname, severity, job, service) ({FIRING})"),
             size=Size(12, 7),
         ),
         graph(
             "Restarts",
-            "Processes that ended and were started again, per hour.",
+            "Processes that exited and were restarted, per hour.",
             Query("3600 * sum by (service) (rate(paceline_restarts_total[15m]))", "{{service}}"),
             size=Size(12, 7),
         ),

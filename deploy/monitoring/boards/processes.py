@@ -1,4 +1,4 @@
-"""The processes themselves: calls, processor, memory, files, restarts."""
+"""Processes: calls, CPU, memory, files, restarts."""
 
 from frame import Panels, Query, Size, board, graph, grid, heading
 from grafana_foundation_sdk.models import units
@@ -10,11 +10,11 @@ OURS = '{app="paceline", service=~"$service"}'
 
 
 def processes() -> Dashboard:
-    """For whoever looks into one process."""
+    """Calls and resource usage of each process."""
     return board(
         "processes",
         "Processes",
-        "Calls between services, and what each process takes of its machine.",
+        "Calls between services, and resource usage of each process.",
         [*_calls(), *_refused(), *_machine()],
         variables=[SERVICE],
     )
@@ -27,38 +27,38 @@ def _calls() -> Panels:
         heading("Calls"),
         graph(
             "Calls",
-            "Answered per second, by service and outcome.",
+            "Calls answered per second, by service and outcome.",
             Query(f"sum by (service, outcome) ({count})", "{{service}} {{outcome}}"),
             unit=units.CountsPerSecond,
             size=Size(8, 8),
         ),
         graph(
-            "Time of a call",
-            "Mean seconds by method, of the ten that take longest in all.",
+            "Duration of a call",
+            "Mean seconds by method, for the ten methods with the largest total.",
             Query(f"topk(10, sum by (method) ({took}) / sum by (method) ({count}))", "{{method}}"),
             unit=units.Seconds,
             size=Size(8, 8),
         ),
         graph(
             "Handling",
-            "Share of time with at least one call at hand.",
+            "Share of time with at least one call in progress.",
             Query(
                 "max by (service) (rate(paceline_handling_seconds_total[$__rate_interval]))",
                 "{{service}}",
             ),
             unit=units.PercentUnit,
             size=Size(8, 8),
-            most=1,
+            max_value=1,
         ),
     ]
 
 
 def _refused() -> Panels:
     return [
-        heading("Refused and lost"),
+        heading("Refused and failed"),
         graph(
             "Refused calls",
-            "Per second: callers whose certificate does not allow what they ask for.",
+            "Calls per second whose certificate does not allow the method.",
             Query(
                 f"sum by (service, caller) ({rate('paceline_refused_calls_total', OURS)})",
                 "{{service}} refuses {{caller}}",
@@ -67,7 +67,7 @@ def _refused() -> Panels:
         ),
         graph(
             "Spans",
-            "Of traces, per second; only sent ones reach the collector.",
+            "Trace spans per second by outcome; only sent ones reach the collector.",
             Query(
                 f"sum by (service, outcome) ({rate('paceline_spans_total', OURS)})",
                 "{{service}} {{outcome}}",
@@ -76,14 +76,14 @@ def _refused() -> Panels:
         ),
         graph(
             "Trackers",
-            "How far experiment trackers are behind the jobs that they follow.",
+            "Lag of experiment trackers behind their jobs.",
             Query("max by (tracker) (paceline_tracking_lag_seconds)", "{{tracker}}"),
             unit=units.Seconds,
             steps=((None, "green"), (600, "red")),
         ),
         graph(
-            "Failures of trackers",
-            "In the last 15 minutes. They cost training nothing.",
+            "Tracker failures",
+            "In the last 15 minutes. They do not affect training.",
             Query(
                 "sum by (tracker, reason) (increase(paceline_tracking_errors_total[15m]))",
                 "{{tracker}} {{reason}}",
@@ -96,7 +96,7 @@ def _machine() -> Panels:
     return [
         heading("Machine"),
         graph(
-            "Processor",
+            "CPU",
             "Cores in use, by process.",
             Query(
                 f"sum by (service, instance) ({rate('process_cpu_seconds_total', OURS)})",
@@ -106,7 +106,7 @@ def _machine() -> Panels:
         ),
         graph(
             "Memory",
-            "Resident, by process; of accelerators see Trainer.",
+            "Resident memory by process; for accelerators see the dashboard Trainer.",
             Query(
                 f"sum by (service, instance) (process_resident_memory_bytes{OURS})",
                 "{{service}} {{instance}}",
@@ -116,7 +116,7 @@ def _machine() -> Panels:
         ),
         graph(
             "Files",
-            "Open files and sockets by how many there may be.",
+            "Open files and sockets, as a share of the limit.",
             Query(
                 f"max by (service, instance) (process_open_fds{OURS} / process_max_fds{OURS})",
                 "{{service}} {{instance}}",
@@ -124,11 +124,11 @@ def _machine() -> Panels:
             unit=units.PercentUnit,
             size=Size(8, 8),
             steps=((None, "green"), (0.8, "red")),
-            most=1,
+            max_value=1,
         ),
         graph(
             "Stalled",
-            "Share of time in which a process did not run though it should have.",
+            "Share of time in which a runnable process did not run.",
             Query(
                 f"max by (service, instance) ({rate('paceline_stalled_seconds_total', OURS)})",
                 "{{service}} {{instance}}",
@@ -139,13 +139,13 @@ def _machine() -> Panels:
         ),
         graph(
             "Restarts",
-            "Processes that ended and were started again, in the last 15 minutes.",
+            "Processes that exited and were restarted in the last 15 minutes.",
             Query("sum by (service) (increase(paceline_restarts_total[15m]))", "{{service}}"),
             size=Size(8, 8),
         ),
         grid(
             "Processes",
-            "Those that run, and their versions.",
+            "Running processes and their versions.",
             Query(f"paceline_build_info{OURS}"),
             unit=units.Short,
             size=Size(8, 8),

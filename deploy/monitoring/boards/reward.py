@@ -1,4 +1,4 @@
-"""Scores: what they say, how long they take, how many fail."""
+"""Scores: values, durations, failures."""
 
 from frame import Panels, Query, Size, board, graph, heading, number
 from grafana_foundation_sdk.models import units
@@ -8,11 +8,11 @@ from boards.choices import JOB, JOBS
 
 
 def reward() -> Dashboard:
-    """Rewards as the researcher reads them, and the workers that make them."""
+    """Rewards for researchers, and the workers that compute them."""
     return board(
         "reward",
         "Reward",
-        "Rewards by part and their spread; speed and failures of the workers that score.",
+        "Rewards by part and their spread; speed and failures of reward workers.",
         [*_meaning(), *_workers()],
         variables=[JOB],
     )
@@ -35,15 +35,15 @@ def _meaning() -> Panels:
         ),
         graph(
             "Spread",
-            "Standard deviation over the batch, and within a group. Without the latter there is "
-            "nothing to learn from.",
+            "Standard deviation over the batch, and within groups. Without the latter there is "
+            "nothing to learn.",
             Query(f"paceline_reward_std{JOBS}", "{{job}} batch"),
             Query(f"paceline_group_reward_std{JOBS}", "{{job}} group"),
             size=Size(8, 8),
         ),
         graph(
             "Groups without spread",
-            "Share of groups whose rewards are all equal: in the last batch, and among all scored.",
+            "Share of groups with equal rewards: in the last batch, and among all scored groups.",
             Query(f"paceline_zero_variance_ratio{JOBS}", "{{job}} batch"),
             Query(
                 f'sum by (job) (rate(paceline_finished_groups_total{{job=~"$job", variance="zero"}}'
@@ -53,23 +53,23 @@ def _meaning() -> Panels:
             ),
             unit=units.PercentUnit,
             steps=((None, "green"), (0.9, "red")),
-            most=1,
+            max_value=1,
         ),
         graph(
             "Length and truncation",
-            "Policy tokens of an episode.",
+            "Policy tokens per episode.",
             Query(f"paceline_response_tokens_mean{JOBS}", "{{job}} mean"),
             Query(f"paceline_response_tokens_max{JOBS}", "{{job}} longest"),
             size=Size(6, 8),
         ),
         graph(
             "Truncated",
-            "Share of episodes that were cut off, last batch.",
+            "Share of truncated episodes in the last batch.",
             Query(f"paceline_truncated_ratio{JOBS}", "{{job}}"),
             unit=units.PercentUnit,
             size=Size(6, 8),
             steps=((None, "green"), (0.5, "orange")),
-            most=1,
+            max_value=1,
         ),
     ]
 
@@ -81,7 +81,7 @@ def _workers() -> Panels:
         heading("Workers"),
         graph(
             "Scores",
-            "Answers scored per second. infra_error and timeout are scored again, never a zero.",
+            "Answers scored per second. infra_error and timeout are retried, never a zero.",
             Query(f"sum by (status) ({scores})", "{{status}}"),
             unit=units.CountsPerSecond,
             stacked=True,
@@ -89,15 +89,15 @@ def _workers() -> Panels:
         ),
         number(
             "Failed",
-            "Share of answers whose scorer crashed or ran out of time.",
+            "Share of answers whose scorer crashed or timed out.",
             Query(f"(sum({failed}) or vector(0)) / sum({scores})"),
             unit=units.PercentUnit,
             size=Size(4, 8),
             steps=((None, "green"), (0.01, "orange"), (0.05, "red")),
         ),
         graph(
-            "Time of a score",
-            "Mean seconds of each part.",
+            "Duration of a score",
+            "Mean seconds by part.",
             Query(
                 "sum by (part) (rate(paceline_score_seconds_total[$__rate_interval])) / "
                 "sum by (part) (rate(paceline_part_scores_total[$__rate_interval]))",
@@ -108,8 +108,8 @@ def _workers() -> Panels:
         ),
         graph(
             "Queue",
-            "Answers being scored or waiting for it: as workers and as the controller see it.",
-            Query("sum(paceline_scoring)", "workers"),
+            "Answers being scored or queued, as seen by workers and by the controller.",
+            Query("sum(paceline_scores_in_progress)", "workers"),
             Query('sum(paceline_pending_scores{workload="reward"})', "controller"),
             size=Size(6, 8),
         ),

@@ -1,4 +1,4 @@
-"""Sampling: how fast, how full, with which weights."""
+"""Sampling: throughput, utilisation and weights."""
 
 from frame import Panels, Query, Size, board, graph, heading, number
 from grafana_foundation_sdk.models import units
@@ -15,7 +15,7 @@ def rollout() -> Dashboard:
     return board(
         "rollout",
         "Rollout",
-        "Tokens per second, requests and caches of rollout workers, and how old their weights are.",
+        "Throughput, requests and caches of rollout workers, and the age of their weights.",
         [*_tokens(), *_engine(), *_weights(), *_replicas()],
         variables=[JOB, POOL],
     )
@@ -29,7 +29,7 @@ def _tokens() -> Panels:
         heading("Tokens"),
         graph(
             "Sampled tokens",
-            "Tokens per second by job; the dashed line of scaling is what its trainer needs.",
+            "Tokens per second by job; the line named needed is what its trainer consumes.",
             Query(f"sum by (job) ({sampled})", "{{job}}"),
             Query(f"sum by (job) (paceline_needed_tokens_per_second{JOBS})", "{{job}} needed"),
         ),
@@ -40,8 +40,8 @@ def _tokens() -> Panels:
             size=Size(6, 8),
         ),
         graph(
-            "Tokens for each that is trained",
-            "Sampled by trained tokens; above one is what was dropped, measured or is under way.",
+            "Sampled per trained token",
+            "The excess over one was dropped, used for evaluation, or is in flight.",
             Query(
                 f"sum by (job) ({sampled}) / "
                 f"sum by (job) (rate(paceline_trained_tokens_total{JOBS}[$__rate_interval]))",
@@ -51,24 +51,24 @@ def _tokens() -> Panels:
         ),
         graph(
             "Prompt tokens",
-            "Tokens per second that were prefilled, and that the prefix cache had.",
+            "Tokens per second that were prefilled, and those found in the prefix cache.",
             Query(f"sum by (job) ({prompts})", "{{job}} prefilled"),
             Query(f"sum by (job) ({cached})", "{{job}} cached"),
         ),
         number(
             "Prefix cache",
-            "Share of prompt tokens found in the cache of prefixes.",
+            "Share of prompt tokens found in the prefix cache.",
             Query(f"sum({cached}) / (sum({prompts}) + sum({cached}))"),
             unit=units.PercentUnit,
             size=Size(4, 8),
         ),
         graph(
-            "Tokens saved and lost",
-            "resumed: gone on from elsewhere after a worker was lost or drained; "
-            "lost: of episodes that had to begin again.",
+            "Tokens resumed and lost",
+            "resumed: carried over after a worker was lost or drained; "
+            "lost: in episodes that had to start over.",
             Query(
-                "sum by (on) (rate(paceline_resumed_tokens_total[$__rate_interval]))",
-                "resumed ({{on}})",
+                "sum by (failed_service) (rate(paceline_resumed_tokens_total[$__rate_interval]))",
+                "resumed ({{failed_service}})",
             ),
             Query("sum(rate(paceline_lost_tokens_total[$__rate_interval]))", "lost"),
             size=Size(8, 8),
@@ -81,23 +81,23 @@ def _engine() -> Panels:
         heading("Engines"),
         graph(
             "Requests",
-            "Running and waiting in the engines.",
+            "Requests running and waiting in the engines.",
             Query(f"sum by (job, state) (paceline_requests{JOBS})", "{{job}} {{state}}"),
             size=Size(8, 8),
         ),
         graph(
-            "Tokens that wait for room",
-            "Of turns that wait in environment workers because all rollout workers are full.",
+            "Queued tokens",
+            "Tokens of turns queued in environment workers because all rollout workers are full.",
             Query("sum(paceline_queued_tokens)", "queued tokens"),
             size=Size(8, 8),
         ),
         graph(
             "KV cache",
-            "Share in use by worker; engines that do not tell are not shown.",
+            "Share in use by worker; engines that do not report it are not shown.",
             Query(f"max by (instance) (paceline_kv_cache_ratio{JOBS})", "{{instance}}"),
             unit=units.PercentUnit,
             size=Size(8, 8),
-            most=1,
+            max_value=1,
         ),
     ]
 
@@ -107,21 +107,21 @@ def _weights() -> Panels:
         heading("Weights and silence"),
         graph(
             "Versions behind",
-            "By worker. Above the dashed line of its job a worker gets no new work.",
+            "By worker. Above the dashed line of its job a worker gets no new requests.",
             Query(f"max by (job, instance) (paceline_version_lag{JOBS})", "{{instance}}"),
             Query(f"max by (job) (paceline_version_lag_bound{JOBS})", "bound of {{job}}"),
             size=Size(8, 8),
         ),
         graph(
             "Age of the weights",
-            "Since they became active, by worker.",
+            "Time since activation, by worker.",
             Query(f"max by (instance) (paceline_weights_age_seconds{JOBS})", "{{instance}}"),
             unit=units.Seconds,
             size=Size(8, 8),
         ),
         graph(
             "Silence",
-            "Since a worker sampled its last token; long and with requests means that it hangs.",
+            "Time since a worker sampled its last token; long and with requests, the worker hangs.",
             Query(f"max by (instance) (paceline_token_age_seconds{JOBS})", "{{instance}}"),
             unit=units.Seconds,
             size=Size(8, 8),
@@ -135,7 +135,7 @@ def _replicas() -> Panels:
         heading("Replicas"),
         graph(
             "Replicas",
-            "Wanted by demand, and ready with weights.",
+            "Workers wanted by scaling, and workers ready with weights.",
             Query(
                 f"sum by (job, pool) (paceline_wanted_replicas{POOLS})", "{{job}} {{pool}} wanted"
             ),
@@ -143,7 +143,7 @@ def _replicas() -> Panels:
         ),
         graph(
             "Speed of a busy worker",
-            "Tokens per second as scaling measured it.",
+            "Tokens per second, as measured by scaling.",
             Query(
                 'max by (job, pool) (paceline_worker_tokens_per_second{job=~"$job", '
                 'pool=~"$pool"})',

@@ -1,4 +1,4 @@
-"""Who uses how much of what is shared."""
+"""Usage of shared resources by tenant."""
 
 from frame import Panels, Query, Size, board, graph, grid, heading
 from grafana_foundation_sdk.models import units
@@ -8,8 +8,8 @@ from boards.choices import TENANT, rate
 
 OF_TENANT = '{tenant=~"$tenant"}'
 LIMITS = (
-    ("submitted", "Submitted jobs", "That are not over."),
-    ("jobs", "Jobs", "That run."),
+    ("submitted", "Submitted jobs", "Unfinished jobs."),
+    ("jobs", "Jobs", "Running jobs."),
     ("rollout_workers", "Rollout workers", "Over all jobs."),
     ("episodes", "Episodes in flight", "Over all jobs."),
 )
@@ -18,11 +18,11 @@ FULL = ((None, "blue"), (0.8, "orange"), (1.0, "red"))
 
 
 def tenants() -> Dashboard:
-    """Use and quota of each."""
+    """Usage and quota of each tenant."""
     return board(
         "tenants",
         "Tenants",
-        "What each tenant uses of what it may use.",
+        "Usage and quotas of each tenant.",
         [*_use(), *_share()],
         variables=[TENANT],
     )
@@ -30,12 +30,12 @@ def tenants() -> Dashboard:
 
 def _use() -> Panels:
     return [
-        heading("Use"),
+        heading("Usage"),
         *(
             graph(
                 title,
                 about,
-                Query(_of("use", key), "{{tenant}}"),
+                Query(_of("usage", key), "{{tenant}}"),
                 Query(_of("quota", key), "quota of {{tenant}}"),
                 size=Size(6, 8),
             )
@@ -45,11 +45,11 @@ def _use() -> Panels:
 
 
 def _of(what: str, key: str) -> str:
-    return f'max by (tenant) (paceline_tenant_{what}{{tenant=~"$tenant", of="{key}"}})'
+    return f'max by (tenant) (paceline_tenant_{what}{{tenant=~"$tenant", resource="{key}"}})'
 
 
 def _sizes() -> str:
-    return f'{{tenant=~"$tenant", of=~"{SIZES}"}}'
+    return f'{{tenant=~"$tenant", resource=~"{SIZES}"}}'
 
 
 def _share() -> Panels:
@@ -57,43 +57,43 @@ def _share() -> Panels:
         heading("Quotas"),
         graph(
             "Used share",
-            "Use by limit; what nothing limits is not shown. At one, what is more waits.",
+            "Usage divided by the limit, where there is one. At one, further work waits.",
             Query(
-                f"max by (tenant, of) (paceline_tenant_use{OF_TENANT} / "
-                f"on (tenant, of) (paceline_tenant_quota{OF_TENANT} > 0))",
-                "{{tenant}} {{of}}",
+                f"max by (tenant, resource) (paceline_tenant_usage{OF_TENANT} / "
+                f"on (tenant, resource) (paceline_tenant_quota{OF_TENANT} > 0))",
+                "{{tenant}} {{resource}}",
             ),
             unit=units.PercentUnit,
             steps=FULL,
         ),
         graph(
             "Stored trajectories",
-            "Of all live jobs. At the limit no episode is admitted.",
-            Query(_of("use", "stored_bytes"), "{{tenant}}"),
+            "Trajectories of all live jobs. At the limit no episode is admitted.",
+            Query(_of("usage", "stored_bytes"), "{{tenant}}"),
             Query(_of("quota", "stored_bytes"), "limit of {{tenant}}"),
             unit=units.BytesIEC,
         ),
         graph(
-            "Largest by limit",
-            "The largest of each kind of the last hour or two, by its limit. What is above one "
-            "was refused or dropped.",
+            "Largest item relative to its limit",
+            "The largest item of each kind in the last hour or two, divided by its limit. Above "
+            "one it was refused or dropped.",
             Query(
-                f"max by (tenant, of) (paceline_tenant_use{_sizes()} / "
-                f"on (tenant, of) paceline_tenant_quota{_sizes()})",
-                "{{tenant}} {{of}}",
+                f"max by (tenant, resource) (paceline_tenant_usage{_sizes()} / "
+                f"on (tenant, resource) paceline_tenant_quota{_sizes()})",
+                "{{tenant}} {{resource}}",
             ),
             unit=units.PercentUnit,
             steps=FULL,
         ),
         grid(
             "Quotas",
-            "What each tenant may use at once.",
-            Query(f"max by (tenant, of) (paceline_tenant_quota{OF_TENANT})"),
+            "Limits of each tenant.",
+            Query(f"max by (tenant, resource) (paceline_tenant_quota{OF_TENANT})"),
         ),
         graph(
-            "Refused calls of users",
-            "Per second, all tenants: no token, one that opens nothing, too small a role, "
-            "another tenant's job.",
+            "Refused user calls",
+            "Per second, all tenants: missing or invalid token, insufficient role, or a job of "
+            "another tenant.",
             Query(f"sum by (reason) ({rate('paceline_access_refusals_total', '')})", "{{reason}}"),
             unit=units.CountsPerSecond,
         ),

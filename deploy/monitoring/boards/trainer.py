@@ -1,4 +1,4 @@
-"""Training: speed, the last step, the last batch."""
+"""Training: speed, last step and last batch."""
 
 from frame import Panels, Query, Size, board, graph, heading, number
 from grafana_foundation_sdk.models import units
@@ -8,11 +8,11 @@ from boards.choices import JOB, JOBS
 
 
 def trainer() -> Dashboard:
-    """Speed of the trainer, numbers of its last step, and what it was fed."""
+    """Speed of the trainer, metrics of its last step, and its last batch."""
     return board(
         "trainer",
         "Trainer",
-        "Speed and phases of trainers, numbers of the last step, and the age of its batch.",
+        "Speed and phases of trainers, metrics of the last step, and staleness of its batch.",
         [*_speed(), *_step(), *_batch()],
         variables=[JOB],
     )
@@ -24,32 +24,32 @@ def _speed() -> Panels:
         heading("Speed"),
         graph(
             "Step",
-            "Optimiser steps; goes back after a crash.",
+            "Optimiser steps; rewinds after a crash.",
             Query(f"paceline_step{JOBS}", "{{job}}"),
             size=Size(6, 8),
         ),
         graph(
             "Phases",
-            "Share of the time of all ranks. waiting: for a batch.",
+            "Share of the time of all ranks; waiting means for a batch.",
             Query(
                 f"sum by (job, phase) ({seconds}) / on (job) group_left sum by (job) ({seconds})",
                 "{{job}} {{phase}}",
             ),
             unit=units.PercentUnit,
             stacked=True,
-            most=1,
+            max_value=1,
             size=Size(10, 8),
         ),
         graph(
-            "Waits at present",
-            "How long the trainer has waited for its batch.",
+            "Current wait",
+            "How long the trainer has been waiting for its batch.",
             Query(f"max by (job) (paceline_trainer_waiting_seconds{JOBS})", "{{job}}"),
             unit=units.Seconds,
             size=Size(8, 8),
         ),
         graph(
             "Tokens",
-            "Policy tokens trained per second, and all tokens that went through the model.",
+            "Policy tokens trained per second, and all tokens processed by the model.",
             Query(
                 f"sum by (job) (rate(paceline_trainer_tokens_total{JOBS}[$__rate_interval]))",
                 "{{job}} policy",
@@ -62,14 +62,14 @@ def _speed() -> Panels:
         ),
         graph(
             "Model FLOPs utilisation",
-            "Of the last step; only where the peak of the device is known (GPUs).",
+            "Of the last step; only for devices with a known peak (GPUs).",
             Query(f"avg by (job) (paceline_mfu_ratio{JOBS})", "{{job}}"),
             unit=units.PercentUnit,
             size=Size(4, 8),
         ),
         graph(
-            "Memory of accelerators",
-            "Most over the ranks; GPUs only.",
+            "Accelerator memory",
+            "Maximum over the ranks; GPUs only.",
             Query(
                 f"max by (job, memory) (paceline_accelerator_memory_bytes{JOBS})",
                 "{{job}} {{memory}}",
@@ -79,7 +79,7 @@ def _speed() -> Panels:
         ),
         number(
             "Last checkpoint",
-            "Age of the last durable checkpoint: what a crash would cost.",
+            "Age of the last durable checkpoint: the work that a crash would lose.",
             Query(f"max(paceline_checkpoint_age_seconds{JOBS})"),
             unit=units.Seconds,
             size=Size(6, 8),
@@ -112,8 +112,8 @@ def _step() -> Panels:
         ),
         graph(
             "Objective",
-            "What the objective tells: clipped share, divergences, entropy, disagreement of "
-            "engine and trainer.",
+            "Reported by the objective: clipped share, divergences, entropy, mismatch of engine "
+            "and trainer.",
             Query(f"paceline_objective{JOBS}", "{{job}} {{statistic}}"),
             size=Size(6, 8),
         ),
@@ -126,20 +126,20 @@ def _batch() -> Panels:
         heading("Last batch"),
         graph(
             "Staleness",
-            "Steps between the weights that sampled and those that train: mean of the batch, and "
-            "the 95th of a hundred samples.",
+            "Steps between the weights that sampled and those being trained: mean of the batch, "
+            "and 95th percentile.",
             Query(f"paceline_staleness_steps_mean{JOBS}", "{{job}} mean"),
             Query(f"histogram_quantile(0.95, {buckets})", "95 %"),
             size=Size(8, 8),
         ),
         graph(
             "Versions in a batch",
-            "Policy versions that sampled it.",
+            "Number of policy versions that sampled it.",
             Query(f"paceline_batch_versions{JOBS}", "{{job}}"),
             size=Size(8, 8),
         ),
         graph(
-            "Tokens of an episode",
+            "Tokens per episode",
             "Policy tokens, last batch.",
             Query(f"paceline_response_tokens_mean{JOBS}", "{{job}} mean"),
             Query(f"paceline_response_tokens_max{JOBS}", "{{job}} longest"),

@@ -1,4 +1,4 @@
-"""How busy every service is, who waits for whom, and which one holds the others up."""
+"""Utilisation of every service, waits between them, and the bottleneck."""
 
 from frame import SHARE_BUSY, Panels, Query, Size, bars, board, graph, heading, name
 from grafana_foundation_sdk.models import units
@@ -10,12 +10,12 @@ OF_SERVICE = '{service=~"$service"}'
 
 
 def utilisation() -> Dashboard:
-    """Busy shares, bubbles and the bottleneck."""
+    """Busy shares, waits and the bottleneck."""
     return board(
         "utilisation",
         "Utilisation",
-        "How busy every service is, who waits for whom, and which one holds the others up.",
-        [*_bottleneck(), *_busy(), *_bubbles(), *_jobs()],
+        "Utilisation of every service, waits between services, and the bottleneck.",
+        [*_bottleneck(), *_busy(), *_waits(), *_jobs()],
         variables=[JOB, SERVICE],
     )
 
@@ -25,23 +25,23 @@ def _bottleneck() -> Panels:
         heading("Bottleneck"),
         name(
             "Bottleneck",
-            "The service to which most of the training time is due: waiting is followed from the "
-            "trainer to the end of the chain. More of this service makes training faster.",
+            "The service that most of the training time is spent waiting for: waits are followed "
+            "from the trainer to the end of the chain. Adding capacity here speeds up training.",
             Query("paceline:bottleneck", "{{service}}"),
             size=Size(6, 8),
         ),
         bars(
-            "Share of the training time that is due to each",
-            "About one in all while jobs are live. Of the gateway: share of time in which users "
-            "wait for it.",
+            "Share of training time attributed to each service",
+            "Adds up to about one while jobs are live. For the gateway: share of time in which "
+            "users wait for it.",
             Query("paceline:blame:ratio", "{{service}}"),
             unit=units.PercentUnit,
             size=Size(8, 8),
-            most=1,
+            max_value=1,
         ),
         graph(
             "The same over time",
-            "When this changes hands, so does what to add.",
+            "When the bottleneck changes, add capacity to the new one.",
             Query("paceline:blame:ratio", "{{service}}"),
             unit=units.PercentUnit,
             size=Size(10, 8),
@@ -55,26 +55,25 @@ def _busy() -> Panels:
         graph(
             "Busy share",
             "Share of capacity in use: slots of environments, engines with requests, reward "
-            "workers with a call, trainers at a step; of the others processor time.",
+            "workers with a call, trainers at a step; CPU time for the others.",
             Query(f"paceline:busy:ratio{OF_SERVICE}", "{{service}}"),
             unit=units.PercentUnit,
-            most=1,
+            max_value=1,
         ),
         bars(
             "Busy now",
-            "Blue: has room. Green: well used. Orange: full; not bad in itself for a service "
-            "that is meant to be the bottleneck.",
+            "Blue: spare capacity. Green: well used. Orange: saturated, which is fine for the "
+            "service that is meant to be the bottleneck.",
             Query(f"paceline:busy:ratio{OF_SERVICE}", "{{service}}"),
             unit=units.PercentUnit,
             steps=SHARE_BUSY,
             size=Size(6, 8),
-            most=1,
+            max_value=1,
         ),
         graph(
             "Stalled share",
-            "Share of time in which processes did not run though they should have: frozen, short "
-            "of processor time, or held up by their own work. Other figures of a service that is "
-            "stalled say little.",
+            "Share of time in which runnable processes did not run: frozen, short of CPU time, or "
+            "blocked by their own work. Other metrics of a stalled service are unreliable.",
             Query(f"paceline:stalled:ratio{OF_SERVICE}", "{{service}}"),
             unit=units.PercentUnit,
             size=Size(6, 8),
@@ -83,29 +82,29 @@ def _busy() -> Panels:
     ]
 
 
-def _bubbles() -> Panels:
+def _waits() -> Panels:
     return [
-        heading("Bubbles"),
+        heading("Waits"),
         graph(
             "Who waits for whom",
-            "Mean number of episodes, ranks and calls of a service that wait for another one.",
-            Query(f"paceline:waiting:units{OF_SERVICE}", "{{service}} waits for {{on}}"),
+            "Mean number of episodes, ranks and calls of a service waiting for another service.",
+            Query(f"paceline:waiting:units{OF_SERVICE}", "{{service}} waits for {{waiting_on}}"),
             stacked=True,
         ),
         bars(
             "Who waits for whom now",
-            "The same at present.",
-            Query(f"paceline:waiting:units{OF_SERVICE}", "{{service}} waits for {{on}}"),
+            "Current values.",
+            Query(f"paceline:waiting:units{OF_SERVICE}", "{{service}} waits for {{waiting_on}}"),
             size=Size(6, 8),
         ),
         graph(
             "Where episodes spend their time",
-            "Share of the open episodes that is at each service.",
-            Query("paceline:episodes:share", "{{on}}"),
+            "Share of open episodes at each service.",
+            Query("paceline:episodes:share", "{{waiting_on}}"),
             unit=units.PercentUnit,
             size=Size(6, 8),
             stacked=True,
-            most=1,
+            max_value=1,
         ),
     ]
 
@@ -116,24 +115,25 @@ def _jobs() -> Panels:
         heading("Jobs"),
         graph(
             "What jobs wait for",
-            "controller: no trainer was started yet; trainer: it works, starts or is away; "
-            "environment: its batch is not there; store: nor does the ledger answer.",
+            "controller: no trainer started yet; trainer: it is working, starting or down; "
+            "environment: its batch is not ready; store: the ledger does not answer either.",
             Query(
-                f"sum by (job, on) (rate(paceline_job_seconds_total{JOBS}[$__rate_interval]))",
-                "{{job}} {{on}}",
+                "sum by (job, waiting_on) "
+                f"(rate(paceline_job_wait_seconds_total{JOBS}[$__rate_interval]))",
+                "{{job}} {{waiting_on}}",
             ),
             unit=units.PercentUnit,
             stacked=True,
         ),
         graph(
             "Time of trainers",
-            "Share of the time of all ranks by phase. waiting is the bubble of the trainer.",
+            "Share of the time of all ranks by phase; waiting is idle time.",
             Query(
                 f"sum by (job, phase) ({seconds}) / on (job) group_left sum by (job) ({seconds})",
                 "{{job}} {{phase}}",
             ),
             unit=units.PercentUnit,
             stacked=True,
-            most=1,
+            max_value=1,
         ),
     ]

@@ -1,4 +1,4 @@
-"""Weights on their way: versions, bytes, time, troubles."""
+"""Weight broadcast: versions, bytes, time, failures."""
 
 from frame import Panels, Query, Size, board, graph, heading, number
 from grafana_foundation_sdk.models import units
@@ -10,11 +10,11 @@ SENT = '{job=~"$job", direction="out"}'
 
 
 def weights() -> Dashboard:
-    """Who has which version, and what its way there cost."""
+    """Versions held by workers, and the cost of transfers."""
     return board(
         "weights",
         "Weights",
-        "Versions of workers, bytes and seconds of the broadcast, and its troubles.",
+        "Versions held by workers; bytes, time and failures of the broadcast.",
         [*_versions(), *_transfers(), *_troubles()],
         variables=[JOB],
     )
@@ -25,13 +25,13 @@ def _versions() -> Panels:
         heading("Versions"),
         graph(
             "Published",
-            "Newest version that the trainer announced.",
+            "Newest published version.",
             Query(f"max by (job) (paceline_version{JOBS})", "{{job}}"),
             size=Size(6, 8),
         ),
         graph(
             "Active",
-            "Oldest and newest version with which workers sample.",
+            "Oldest and newest version that workers sample with.",
             Query(
                 'min by (job) (paceline_weight_version{job=~"$job", state="active"})',
                 "{{job}} oldest",
@@ -44,14 +44,14 @@ def _versions() -> Panels:
         ),
         graph(
             "Versions behind",
-            "By worker; the bound follows from max_staleness and publish_every of the job.",
+            "By worker; the bound follows from the job's max_staleness and publish_every.",
             Query(f"max by (job, instance) (paceline_version_lag{JOBS})", "{{instance}}"),
             Query(f"max by (job) (paceline_version_lag_bound{JOBS})", "bound of {{job}}"),
             size=Size(6, 8),
         ),
         graph(
             "Age",
-            "Since the weights of a worker became active.",
+            "Time since the weights of a worker became active.",
             Query(f"max by (instance) (paceline_weights_age_seconds{JOBS})", "{{instance}}"),
             unit=units.Seconds,
             size=Size(6, 8),
@@ -65,7 +65,7 @@ def _transfers() -> Panels:
         heading("Transfers"),
         graph(
             "Received",
-            "Bytes per second that workers pull, whole or as differences.",
+            "Bytes per second pulled by workers, in full or as deltas.",
             Query(
                 f'sum by (job, kind) ({moved}{{job=~"$job", direction="in"}}[$__rate_interval]))',
                 "{{job}} {{kind}}",
@@ -84,8 +84,8 @@ def _transfers() -> Panels:
             size=Size(8, 8),
         ),
         number(
-            "Differences",
-            "Share of the received bytes that came as differences.",
+            "Deltas",
+            "Share of the received bytes that were deltas.",
             Query(
                 '(sum(rate(paceline_weight_bytes_total{job=~"$job", direction="in", kind="delta"}'
                 "[$__rate_interval])) or vector(0)) / "
@@ -106,9 +106,9 @@ def _transfers() -> Panels:
             stacked=True,
         ),
         graph(
-            "Time of a version",
-            "Seconds of all workers and trainers by stage, for each version that was published. "
-            "Only swap stops sampling.",
+            "Time per version",
+            "Seconds of all workers and trainers by stage, per published version. "
+            "Only swap pauses sampling.",
             Query(
                 f"sum by (job, stage) (rate(paceline_weight_seconds_total{JOBS}[$__rate_interval]))"
                 " / on (job) group_left () "
@@ -123,20 +123,20 @@ def _transfers() -> Panels:
 
 def _troubles() -> Panels:
     return [
-        heading("Troubles"),
+        heading("Failures"),
         graph(
-            "Troubles",
-            "stalled, slow, failed: a sender was left for another; damaged: a digest did not "
-            "match; superseded: a newer version came under way.",
+            "Events",
+            "stalled, slow, failed: the sender was replaced by another; damaged: a digest did not "
+            "match; superseded: a newer version arrived during the transfer.",
             Query(
                 f"sum by (job, event) ({rate('paceline_weight_events_total')})",
                 "{{job}} {{event}}",
             ),
         ),
         number(
-            "Damaged",
-            "Chunks whose digest did not match, since the processes began. They were refused and "
-            "fetched again.",
+            "Damaged chunks",
+            "Chunks whose digest did not match, since the start of the processes. They were "
+            "rejected and refetched.",
             Query('sum(paceline_weight_events_total{job=~"$job", event="damaged"}) or vector(0)'),
             size=Size(6, 8),
             steps=((None, "green"), (1, "red")),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from paceline.config.base import Closed
+from paceline.plugins import StrictModel
 
 DOMAIN = "paceline.internal"
 """In every certificate, so that clients need not know under which name they reach a peer."""
@@ -19,7 +19,7 @@ _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 DnsName = Annotated[str, Field(max_length=253, pattern=rf"^(\*\.)?{_LABEL}(\.{_LABEL})*$")]
 
 
-class Owner(Closed):
+class OwnerReference(StrictModel):
     """The object with which the Secrets go; the cluster knows it by its uid."""
 
     api_version: str
@@ -28,7 +28,7 @@ class Owner(Closed):
     uid: str
 
 
-class Leaf(Closed):
+class Leaf(StrictModel):
     """The certificate of one service."""
 
     secret: SecretName
@@ -36,7 +36,7 @@ class Leaf(Closed):
     """DNS names of its Service, beside `paceline.internal` and `<service>.paceline.internal`."""
 
 
-class Issue(Closed):
+class Issue(StrictModel):
     """One authority and the certificates that it signs."""
 
     namespace: str = Field(min_length=1)
@@ -51,7 +51,7 @@ class Issue(Closed):
     services: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], Leaf] = Field(min_length=1)
     labels: dict[str, str] = Field(default_factory=dict)
     """Of the Secrets."""
-    owner: Owner | None = None
+    owner: OwnerReference | None = None
     kubeconfig: str = ""
     """Path; empty: the ServiceAccount of the pod."""
     timeout_s: float = Field(default=60.0, gt=0)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from paceline.errors import ConflictError, DeadlineError, StateError, UnavailableError
-from paceline.logs import Log
-from paceline.rpc import backoff_s
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s
 from paceline_controller.certificates.config import Issue
 from paceline_controller.certificates.content import (
     Data,
@@ -19,10 +19,10 @@ from paceline_controller.certificates.content import (
     parse_leaf,
 )
 from paceline_controller.certificates.issue import Authority, Issued, State, renew
-from paceline_controller.certificates.secrets import Found, Secrets
+from paceline_controller.certificates.secrets import Secrets, StoredSecret
 
 # A new authority takes three; the rest is for other runs at the same time.
-MOST_PASSES = 20
+MAX_PASSES = 20
 log = Log("certificates")
 
 
@@ -51,7 +51,7 @@ def run(
     """
     written = passes = failures = 0
     away: UnavailableError | None = None  # since the last pass that came to its end
-    while passes < MOST_PASSES:
+    while passes < MAX_PASSES:
         try:
             did = _pass(issue, secrets, now())
             away = None
@@ -61,10 +61,10 @@ def run(
             passes += 1
         except ConflictError as error:
             log.info("another run writes too", error=error)
-            sleep(backoff_s(passes, chance=chance))
+            sleep(backoff_s(passes, rng=chance))
             passes += 1
         except UnavailableError as error:
-            pause = backoff_s(failures, base_s=0.2, most_s=5.0, chance=chance)
+            pause = backoff_s(failures, base_s=0.2, max_s=5.0, rng=chance)
             if pause >= secrets.left_s():
                 raise
             log.warning("repeats", error=error, pause_s=pause)
@@ -75,7 +75,7 @@ def run(
             # A pause may last longer than it was to: why there was one says more.
             raise away or error from None
     raise StateError(
-        f"the certificates do not settle in {MOST_PASSES} passes; does an issuer with another "
+        f"the certificates do not settle in {MAX_PASSES} passes; does an issuer with another "
         f"file write the Secrets of {issue.namespace} too?"
     )
 
@@ -100,7 +100,7 @@ def _names(issue: Issue) -> list[str]:
     return [issue.authority, *(leaf.secret for leaf in issue.services.values())]
 
 
-def _parse(issue: Issue, found: dict[str, Found | None]) -> State:
+def _parse(issue: Issue, found: dict[str, StoredSecret | None]) -> State:
     authority = found[issue.authority]
     leaves: dict[str, Issued | None] = {}
     for service, leaf in issue.services.items():

@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredSecret:
     """A Secret as it was read."""
 
     data: Mapping[str, bytes]
@@ -79,7 +79,7 @@ class Secrets:
         """Seconds until the deadline of the run."""
         return self._deadline - self._clock()
 
-    def read(self, name: str) -> Found | None:
+    def read(self, name: str) -> StoredSecret | None:
         """A Secret; None: there is none.
 
         Raises:
@@ -97,9 +97,9 @@ class Secrets:
                 "delete it or choose another name"
             )
         data = {key: b64decode(value) for key, value in (found.data or {}).items()}
-        return Found(data, found.metadata.resource_version, labels)
+        return StoredSecret(data, found.metadata.resource_version, labels)
 
-    def write(self, name: str, data: Mapping[str, bytes], seen: Found | None) -> None:
+    def write(self, name: str, data: Mapping[str, bytes], seen: StoredSecret | None) -> None:
         """Create a Secret, or replace the one that was read.
 
         Raises:
@@ -111,14 +111,14 @@ class Secrets:
         else:
             self._call("update", name, self._api.replace_namespaced_secret, name, body=body)
 
-    def labelled(self, seen: Found) -> bool:
+    def labelled(self, seen: StoredSecret) -> bool:
         """Whether a Secret has the labels of the installation."""
         return all(seen.labels.get(key) == value for key, value in self._labels().items())
 
     def _labels(self) -> dict[str, str]:
         return {**self._issue.labels, MANAGED_BY: MANAGER}
 
-    def _body(self, name: str, data: Mapping[str, bytes], seen: Found | None) -> Any:
+    def _body(self, name: str, data: Mapping[str, bytes], seen: StoredSecret | None) -> Any:
         owner = self._issue.owner
         references = owner and [client.V1OwnerReference(**owner.model_dump())]
         return client.V1Secret(

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline import logs
 from paceline.config.load import load
 from paceline.config.service import LogSettings
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline.logs import Log
+from paceline.telemetry import logs
+from paceline.telemetry.logs import Log
 from paceline_controller.certificates.config import Issue
 from paceline_controller.certificates.run import run
 from paceline_controller.certificates.secrets import Secrets

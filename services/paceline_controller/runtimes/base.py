@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline_controller.plan import Wanted
+from paceline_controller.jobs.plan import Wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,20 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.config.load import write_settings
 from paceline.config.service import (
     HeartbeatSettings,
     LogSettings,
     PoolOptions,
     ServiceSettings,
 )
+from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
-from paceline.files import write_settings
-from paceline.monitoring import targets_of
-from paceline.ports import PortSlots
-from paceline.processes import Processes, Record
-from paceline.rpc import call, connect_as
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted, replicas_of
+from paceline.local.ports import PortSlots
+from paceline.local.processes import Processes, Record
+from paceline.telemetry.monitoring import targets_of
+from paceline.transport.rpc import call, connect_as
+from paceline_controller.jobs.plan import Wanted, replicas_of
 from paceline_controller.runtimes.base import Observed
 
 HEALTH_TIMEOUT_S = 1.0

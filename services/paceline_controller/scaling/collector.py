@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config.service import ControllerOptions
-from paceline.types import Worker, WorkerKind
+from paceline.enums import WorkerKind
+from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
-from paceline_controller.plan import LiveJob, pools_of
+from paceline_controller.jobs.plan import LiveJob, pools_of
 from paceline_controller.scaling.signals import (
     EnvironmentSignals,
     JobSignals,
@@ -53,9 +54,9 @@ class Collector:
         self._options = options
         self._counters = Counters()
         self._since: dict[tuple[str, int], float] = {}
-        self._looked_s: float | None = None
+        self._collected_s: float | None = None
 
-    def look(
+    def collect(
         self,
         *,
         jobs: Iterable[LiveJob],
@@ -64,8 +65,8 @@ class Collector:
         now_s: float,
     ) -> Signals:
         """Everything at this moment; counts are those since the last look."""
-        seconds = 0.0 if self._looked_s is None else now_s - self._looked_s
-        self._looked_s = now_s
+        seconds = 0.0 if self._collected_s is None else now_s - self._collected_s
+        self._collected_s = now_s
         self._note_ready(workers, now_s)
         found = Signals(
             seconds=seconds,
@@ -137,7 +138,7 @@ class Collector:
         warm = [
             w
             for w in ready
-            if now_s - self._since[w.worker_id, w.pid] >= self._options.scaling.warm_s
+            if now_s - self._since[w.worker_id, w.pid] >= self._options.scaling.warmup_s
         ]
         waiting = sum(w.load.get("running", 0.0) + w.load.get("waiting", 0.0) for w in ready)
         busy_s = self._sum(warm, "busy_s")

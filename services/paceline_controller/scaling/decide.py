@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
-from paceline.tenants import Tenant
-from paceline.types import WorkerKind
-from paceline_controller.plan import pools_of, rollout_name
-from paceline_controller.queue import PoolClaim
-from paceline_controller.scaling.entitle import Want, entitled
+from paceline.enums import WorkerKind
+from paceline_controller.jobs.plan import pools_of, rollout_name
+from paceline_controller.jobs.queue import PoolClaim
+from paceline_controller.scaling.entitle import WorkerDemand, entitled
 from paceline_controller.scaling.rollout import JobMemory, Target, size_job
 from paceline_controller.scaling.shared import PoolMemory, size_environment, size_reward
 from paceline_controller.scaling.signals import JobSignals, Signals
@@ -22,7 +22,7 @@ Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScalingMemory:
     """What is remembered between decisions."""
 
     jobs: Mapping[str, JobMemory] = field(default_factory=dict[str, JobMemory])
@@ -49,7 +49,7 @@ class Decision:
     """Replicas by workload, of what is scaled; what to remember; why, by workload."""
 
     sizes: Sizes
-    memory: Memory
+    memory: ScalingMemory
     reasons: Mapping[str, str]
     targets: Mapping[str, Target]  # by job
 
@@ -59,7 +59,7 @@ def decide(
     sizes: Sizes,
     *,
     options: ControllerOptions,
-    memory: Memory,
+    memory: ScalingMemory,
     now_s: float,
     bounds: Bounds | None = None,
 ) -> Decision:
@@ -89,7 +89,7 @@ def decide(
                 for pool, count in free.items()
                 if pool in current
             },
-            most=sum(current.values()) + more,
+            max_workers=sum(current.values()) + more,
             memory=memory.jobs.get(job.job_id, JobMemory()),
             options=options,
             seconds=signals.seconds,
@@ -161,7 +161,7 @@ def _least(job: JobSignals) -> int:
 def _shares(
     signals: Signals,
     held: Mapping[str, Mapping[str, int]],
-    memory: Memory,
+    memory: ScalingMemory,
     bounds: Bounds,
     options: ControllerOptions,
 ) -> dict[str, dict[str, int]]:
@@ -181,18 +181,20 @@ def _shares(
     }
 
 
-def _wants(job: JobSignals, has: Mapping[str, int], memory: Memory) -> dict[str, Want]:
+def _wants(
+    job: JobSignals, has: Mapping[str, int], memory: ScalingMemory
+) -> dict[str, WorkerDemand]:
     """By pool: what it must have stays where it is, what it lacks is wanted in the first one."""
     known = memory.jobs.get(job.job_id)
     wish = known.wish if known else job.spec.rollout.replicas
     must = _least(job)
     more = max(0, wish - sum(has.values()))
-    found: dict[str, Want] = {}
+    found: dict[str, WorkerDemand] = {}
     for pool, count in has.items():
-        found[pool] = Want(floor=min(must, count), held=count, wish=count)
+        found[pool] = WorkerDemand(floor=min(must, count), held=count, wish=count)
         must -= found[pool].floor
     first = next(iter(has))
-    found[first] += Want(floor=must, wish=max(must, more))
+    found[first] += WorkerDemand(floor=must, wish=max(must, more))
     return found
 
 

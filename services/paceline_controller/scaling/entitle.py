@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from paceline_controller.queue import PoolClaim
+from paceline_controller.jobs.queue import PoolClaim
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class WorkerDemand:
     """Workers that somebody must have, has, and would like to have."""
 
     floor: int = 0
@@ -19,13 +19,13 @@ class Want:
     wish: int = 0
     weight: float = 1.0
 
-    def __add__(self, other: Want) -> Want:
-        return Want(
+    def __add__(self, other: WorkerDemand) -> WorkerDemand:
+        return WorkerDemand(
             self.floor + other.floor, self.held + other.held, self.wish + other.wish, self.weight
         )
 
 
-def fill(total: int, wants: Mapping[str, Want]) -> dict[str, int]:
+def fill(total: int, wants: Mapping[str, WorkerDemand]) -> dict[str, int]:
     """`total` workers: floors first, then one by one to whoever has least for its weight.
 
     Weighted max-min fairness in whole workers; floors are given even where they exceed `total`.
@@ -45,7 +45,7 @@ def fill(total: int, wants: Mapping[str, Want]) -> dict[str, int]:
 
 def entitled(
     total: int,
-    jobs: Mapping[str, Want],
+    jobs: Mapping[str, WorkerDemand],
     owners: Mapping[str, str],
     claims: Iterable[PoolClaim],
     weights: Mapping[str, float],
@@ -55,14 +55,14 @@ def entitled(
     Queued jobs count with what they wait for as far as it fits into the share of their tenant:
     half of what a job needs is of no use to it. Those that are pressing count in any case.
     """
-    tenants = {name: Want(weight=weights.get(name, 1.0)) for name in {*owners.values()}}
+    tenants = {name: WorkerDemand(weight=weights.get(name, 1.0)) for name in {*owners.values()}}
     for job_id, want in jobs.items():
         tenants[owners[job_id]] += want
     reserved: Counter[str] = Counter()
     for claim in claims:
-        before = tenants.get(claim.tenant, Want(weight=weights.get(claim.tenant, 1.0)))
+        before = tenants.get(claim.tenant, WorkerDemand(weight=weights.get(claim.tenant, 1.0)))
         floor = claim.workers if claim.pressing else 0
-        trial = tenants | {claim.tenant: before + Want(floor=floor, wish=claim.workers)}
+        trial = tenants | {claim.tenant: before + WorkerDemand(floor=floor, wish=claim.workers)}
         kept = reserved + Counter({claim.tenant: claim.workers})
         if _suffices(total, trial, jobs, owners, kept):
             tenants, reserved = trial, kept
@@ -77,8 +77,8 @@ def entitled(
 
 def _suffices(
     total: int,
-    tenants: Mapping[str, Want],
-    jobs: Mapping[str, Want],
+    tenants: Mapping[str, WorkerDemand],
+    jobs: Mapping[str, WorkerDemand],
     owners: Mapping[str, str],
     reserved: Counter[str],
 ) -> bool:
@@ -91,9 +91,9 @@ def _suffices(
     return fits and all(shares[name] >= must[name] for name in reserved)
 
 
-def _within(most: int, jobs: Mapping[str, Want]) -> dict[str, int]:
+def _within(limit: int, jobs: Mapping[str, WorkerDemand]) -> dict[str, int]:
     """Of one tenant: jobs keep what they have if it fits, else the largest give way."""
     held = sum(want.held for want in jobs.values())
-    if held <= most:
-        return {job_id: want.held + most - held for job_id, want in jobs.items()}
-    return fill(most, {n: replace(want, wish=want.held, weight=1.0) for n, want in jobs.items()})
+    if held <= limit:
+        return {job_id: want.held + limit - held for job_id, want in jobs.items()}
+    return fill(limit, {n: replace(want, wish=want.held, weight=1.0) for n, want in jobs.items()})

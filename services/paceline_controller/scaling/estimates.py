@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.config.service import PoolOptions, ScalingOptions
-from paceline.planner import Speed, fit_speed
+from paceline_controller.scaling.planner import Speed, fit_speed
 from paceline_controller.scaling.signals import JobSignals, PoolSignals
 
 _SIZES_PER_DOUBLING = 2  # how finely batch sizes are told apart

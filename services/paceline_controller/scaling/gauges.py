@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.metrics import Series, series
-from paceline.types import WorkerKind
-from paceline_controller.plan import rollout_name
+from paceline.enums import WorkerKind
+from paceline.telemetry.metrics import Series, series
+from paceline_controller.jobs.plan import rollout_name
 from paceline_controller.scaling.decide import Decision
 from paceline_controller.scaling.signals import JobSignals, Signals
 

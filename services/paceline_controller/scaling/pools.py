@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.config.service import PoolOptions, ScalingOptions
-from paceline.planner import Offer, cheapest
+from paceline_controller.scaling.planner import Offer, cheapest
 
 Counts = Mapping[str, int]
 
@@ -28,8 +28,8 @@ class Room:
     pools: Sequence[str]
     options: Mapping[str, PoolOptions]
     free: Counts
-    least: int
-    most: int
+    min_workers: int
+    max_workers: int
     ready: Counts = field(default_factory=dict[str, int])
     closed: frozenset[str] = frozenset()
 
@@ -63,7 +63,7 @@ class Room:
 
     def _offers(self, lower: Counts, upper: Counts) -> list[Offer]:
         """Those kept whatever they cost: the least of each pool, the job's limit permitting."""
-        left, offers = self.most, list[Offer]()
+        left, offers = self.max_workers, list[Offer]()
         for name in self.pools:
             pool = self.options[name]
             least = min(max(lower[name], pool.min_replicas), upper[name], left)
@@ -73,7 +73,7 @@ class Room:
 
     def _bounded(self, chosen: dict[str, int], *, lower: Counts, upper: Counts) -> dict[str, int]:
         """No more workers than the job may have, and no fewer while there is room."""
-        over = sum(chosen.values()) - self.most
+        over = sum(chosen.values()) - self.max_workers
         for keep in (True, False):
             for name in reversed(self.pools):
                 kept = min(max(lower[name], self.options[name].min_replicas), chosen[name])
@@ -81,7 +81,7 @@ class Room:
                 chosen[name] -= gone
                 over -= gone
         for name in self.pools:
-            more = max(0, min(self.least - sum(chosen.values()), upper[name] - chosen[name]))
+            more = max(0, min(self.min_workers - sum(chosen.values()), upper[name] - chosen[name]))
             chosen[name] += more
         return chosen
 
@@ -95,7 +95,7 @@ def watch(
     if ready >= asked:
         return Delivery(ready)
     since_s = now_s if ready > old.ready else min(old.late_since_s, now_s)
-    if now_s - since_s >= options.patience_s:
+    if now_s - since_s >= options.pool_timeout_s:
         return Delivery(ready, closed_until_s=now_s + options.retry_s)
     return Delivery(ready, since_s)
 
@@ -109,6 +109,6 @@ def shrink(room: Room, goal: float, current: Counts) -> Counts:
         lacking = goal - room.speed(there)
         kept = min(current.get(name, 0), ready[name], room.free.get(name, 0))
         more = max(0, math.ceil(round(lacking / room.options[name].speed, 9)))
-        allowed = chosen[name] + max(0, room.most - sum(chosen.values()))
+        allowed = chosen[name] + max(0, room.max_workers - sum(chosen.values()))
         chosen[name] = max(chosen[name], min(kept, there[name] + more, allowed))
     return chosen

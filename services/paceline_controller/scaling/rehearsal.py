@@ -7,19 +7,19 @@ from typing import Any
 
 from paceline.config import JobSpec, parse_job
 from paceline.config.service import ControllerOptions
-from paceline.planner import needed_rate, overlap_steps
-from paceline.testing.scaling import Law, World
-from paceline.types import JobState
-from paceline_controller.plan import LiveJob, pools_of, rollout_name
+from paceline.enums import JobState
+from paceline_controller.jobs.plan import LiveJob, pools_of, rollout_name
 from paceline_controller.scaling.collector import Collector
-from paceline_controller.scaling.decide import Decision, Memory, decide
+from paceline_controller.scaling.decide import Decision, ScalingMemory, decide
+from paceline_controller.scaling.planner import needed_rate, overlap_steps
+from paceline_controller.scaling.simulated import WorkloadModel, World
 
 JOB = "a-1"
 BOUNDS = {"min_replicas": 1, "max_replicas": 64}
 
 
-def spec_of(law: Law, **rollout: Any) -> JobSpec:
-    """A job that is scaled, as the law of a world wants it."""
+def spec_of(model: WorkloadModel, **rollout: Any) -> JobSpec:
+    """A job that is scaled, as the model of a world wants it."""
     return parse_job(
         {
             "name": "a",
@@ -27,48 +27,48 @@ def spec_of(law: Law, **rollout: Any) -> JobSpec:
             "tasks": {"environment": "arithmetic"},
             "reward": ["exact"],
             "experience": {
-                "batch_groups": law.batch_groups,
-                "group_size": law.group_size,
-                "max_staleness": law.max_staleness,
+                "batch_groups": model.batch_groups,
+                "group_size": model.group_size,
+                "max_staleness": model.max_staleness,
             },
-            "rollout": {"scaling": BOUNDS, "max_concurrent": law.max_concurrent, **rollout},
+            "rollout": {"scaling": BOUNDS, "max_concurrent": model.max_concurrent, **rollout},
         }
     )
 
 
-def planned(law: Law, options: ControllerOptions) -> float:
-    """Workers of speed 1 that the planner wants, knowing the law."""
-    overlap = overlap_steps(max_staleness=law.max_staleness, publish_every=1)
+def planned(model: WorkloadModel, options: ControllerOptions) -> float:
+    """Workers of speed 1 that the planner wants, knowing the model."""
+    overlap = overlap_steps(max_staleness=model.max_staleness, publish_every=1)
     rate = needed_rate(
-        per_step=law.episode_tokens * law.group_size * law.batch_groups / law.usable,
-        step_s=law.step_s,
+        per_step=model.episode_tokens * model.group_size * model.batch_groups / model.usable,
+        step_s=model.step_s,
         overlap=overlap,
-        spread_s=law.spread_s,
+        spread_s=model.spread_s,
         wait_share=options.scaling.sync_wait,
     )
-    requests = max(1, overlap) * law.batch_groups * law.group_size
-    workers = law.speed.workers(rate, requests=requests, most_each=law.max_concurrent)
+    requests = max(1, overlap) * model.batch_groups * model.group_size
+    workers = model.speed.workers(rate, requests=requests, max_requests=model.max_concurrent)
     return workers * (1 + options.scaling.margin)
 
 
 class Rehearsal:
     """Sizes a simulated world by the real collector and the real decision."""
 
-    def __init__(self, law: Law, options: ControllerOptions, **rollout: Any) -> None:
+    def __init__(self, model: WorkloadModel, options: ControllerOptions, **rollout: Any) -> None:
         self.options = options
-        self.job = LiveJob(JOB, JobState.RUNNING, 0, spec_of(law, **rollout))
+        self.job = LiveJob(JOB, JobState.RUNNING, 0, spec_of(model, **rollout))
         self.collector = Collector(options)
-        self.memory = Memory()
+        self.memory = ScalingMemory()
         self.decisions: list[Decision] = []
         self._sizes: Mapping[str, int] = {}
 
     def begin_again(self) -> None:
         """As a new controller does: it finds the workers, and has seen nothing."""
-        self.collector, self.memory = Collector(self.options), Memory()
+        self.collector, self.memory = Collector(self.options), ScalingMemory()
 
     def size(self, world: World) -> Mapping[str, int]:
         """Workers by pool."""
-        signals = self.collector.look(
+        signals = self.collector.collect(
             jobs=[] if world.over else [self.job],
             workers=world.workers(),
             demand=world.demand(),

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.config.service import ControllerOptions, ScalingOptions
-from paceline.planner import needed_rate, overlap_steps
-from paceline_controller.plan import pools_of
+from paceline_controller.jobs.plan import pools_of
 from paceline_controller.scaling.estimates import Estimates, PerEvent, learn
-from paceline_controller.scaling.pace import Pace, follow
+from paceline_controller.scaling.planner import needed_rate, overlap_steps
 from paceline_controller.scaling.pools import Counts, Delivery, Room, shrink, watch
 from paceline_controller.scaling.signals import JobSignals, PoolSignals
+from paceline_controller.scaling.size_history import SizeHistory, follow
 
 _IDLE = 0.5  # share of idle time from which sampling is not what the trainer waits for
 _NOTHING = PoolSignals()
@@ -23,18 +23,18 @@ class JobMemory:
     """What is remembered of a job between looks."""
 
     estimates: Estimates = field(default_factory=Estimates)
-    pace: Pace = field(default_factory=Pace)
+    pace: SizeHistory = field(default_factory=SizeHistory)
     deliveries: Mapping[str, Delivery] = field(default_factory=dict[str, Delivery])
     moving: float = 0.0  # so many workers of speed 1 are on their way to cheaper pools
     wish: int = 0  # workers that it would have if there were room for all
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PoolPlan:
     """Where workers go next; `moving` as in the memory."""
 
     counts: Counts
-    pace: Pace
+    pace: SizeHistory
     moving: float = 0.0
 
 
@@ -82,11 +82,11 @@ def target_of(
         wait_share=options.sync_wait,
     )
     requests = _requests(job, believed, overlap)
-    workers = speed.workers(rate, requests=requests, most_each=job.spec.rollout.max_concurrent)
+    workers = speed.workers(rate, requests=requests, max_requests=job.spec.rollout.max_concurrent)
     useful = max(1.0, requests / options.requests_each)
     error = math.hypot(believed.step_s.error, believed.tokens.error)
     more = speed.workers(
-        rate * (1 + error), requests=requests, most_each=job.spec.rollout.max_concurrent
+        rate * (1 + error), requests=requests, max_requests=job.spec.rollout.max_concurrent
     )
     idles = bool(overlap) and believed.idle > _IDLE
     return Target(
@@ -138,7 +138,7 @@ def _guess(job: JobSignals, believed: Estimates, *, size: float, options: Scalin
         wait_share=options.sync_wait,
     )
     requests = _requests(job, believed, overlap)
-    workers = speed.workers(rate, requests=requests, most_each=job.spec.rollout.max_concurrent)
+    workers = speed.workers(rate, requests=requests, max_requests=job.spec.rollout.max_concurrent)
     useful = max(1.0, requests / options.requests_each)
     return Target(
         workers=max(admitted, min(workers * (1 + options.margin), useful)),
@@ -165,7 +165,7 @@ def size_job(
     *,
     current: Counts,
     free: Counts,
-    most: int,
+    max_workers: int,
     memory: JobMemory,
     options: ControllerOptions,
     seconds: float,
@@ -173,7 +173,7 @@ def size_job(
 ) -> JobDecision:
     """The next counts by pool of a job that is scaled.
 
-    `free` is what pools have for it, `most` what it may have in all of them.
+    `free` is what pools have for it, `max_workers` what it may have in all of them.
     """
     scaling = options.scaling
     believed = learn(memory.estimates, job, seconds=seconds, pools=options.pools, options=scaling)
@@ -190,18 +190,22 @@ def size_job(
         for name in names
     }
     room = _room(job, options=options, free=free, ready=ready, deliveries=deliveries, now_s=now_s)
-    room = replace(room, most=min(room.most, most), least=min(room.least, most))
+    room = replace(
+        room,
+        max_workers=min(room.max_workers, max_workers),
+        min_workers=min(room.min_workers, max_workers),
+    )
     size = memory.moving or room.speed(current)
     target = target_of(job, believed, size=size, options=scaling)
     if any(current.values()):
         plan = _next(job, room, target, current, memory=memory, options=scaling, now_s=now_s)
     else:
         first = job.spec.rollout.replicas * options.pools[names[0]].speed
-        plan = Plan(room.place(first, at_least={}), memory.pace)
+        plan = PoolPlan(room.place(first, at_least={}), memory.pace)
     pace = plan.pace
     if dict(plan.counts) != dict(current):
         pace = pace.changed(now_s)
-        if room.speed(plan.counts) >= target.workers * (1 - scaling.band):
+        if room.speed(plan.counts) >= target.workers * (1 - scaling.scale_up_tolerance):
             believed = replace(believed, wait_s=PerEvent())
     wish = _wish(job, target, plan.counts, options.pools[names[0]].speed)
     kept = JobMemory(believed, pace, deliveries, plan.moving, wish)
@@ -232,8 +236,8 @@ def _room(
         pools=names,
         options={name: options.pools[name] for name in names},
         free=free,
-        least=bounds.min_replicas,
-        most=bounds.max_replicas,
+        min_workers=bounds.min_replicas,
+        max_workers=bounds.max_replicas,
         ready=ready,
         closed=frozenset(n for n in names if now_s < deliveries[n].closed_until_s),
     )
@@ -248,7 +252,7 @@ def _next(
     memory: JobMemory,
     options: ScalingOptions,
     now_s: float,
-) -> Plan:
+) -> PoolPlan:
     size = memory.moving or room.speed(current)
     step = follow(
         memory.pace,
@@ -265,14 +269,17 @@ def _next(
         counts = shrink(room, goal, current)
         surplus = room.speed(counts) - goal
         over = surplus < max(pool.speed for pool in room.options.values())
-        return Plan(counts, step.pace, 0.0 if over else goal)
-    if step.goal < size and sum(current.values()) > room.least:
-        return Plan(shrink(room, goal, current), step.pace)
+        return PoolPlan(counts, step.pace, 0.0 if over else goal)
+    if step.goal < size and sum(current.values()) > room.min_workers:
+        return PoolPlan(shrink(room, goal, current), step.pace)
     counts = room.place(step.goal, at_least=current)
-    rests = dict(counts) == dict(current) and now_s - memory.pace.changed_s >= options.down_s
+    rests = (
+        dict(counts) == dict(current)
+        and now_s - memory.pace.changed_s >= options.scale_down_stabilization_s
+    )
     if rests and target.rate:
         return _move(room, current, step.pace, options)
-    return Plan(counts, step.pace)
+    return PoolPlan(counts, step.pace)
 
 
 def _running(job: JobSignals) -> float:
@@ -281,12 +288,12 @@ def _running(job: JobSignals) -> float:
     return math.ceil(requests / job.spec.rollout.max_concurrent)
 
 
-def _move(room: Room, current: Counts, pace: Pace, options: ScalingOptions) -> Plan:
+def _move(room: Room, current: Counts, pace: SizeHistory, options: ScalingOptions) -> PoolPlan:
     """Ask cheaper pools for the same; the dear workers go as the others become ready."""
     size = room.speed(current)
     best = room.place(size, at_least={})
     both = {name: max(best[name], current.get(name, 0)) for name in room.pools}
-    worth = room.cost(best) < room.cost(current) * (1 - options.band)
-    if not worth or sum(both.values()) > room.most:
-        return Plan(current, pace)
-    return Plan(both, pace, size)
+    worth = room.cost(best) < room.cost(current) * (1 - options.scale_up_tolerance)
+    if not worth or sum(both.values()) > room.max_workers:
+        return PoolPlan(current, pace)
+    return PoolPlan(both, pace, size)

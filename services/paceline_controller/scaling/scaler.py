@@ -6,22 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from paceline.config.service import ControllerOptions
+from paceline.enums import WorkerKind
 from paceline.errors import PacelineError
-from paceline.logs import Log
-from paceline.metrics import Metrics, Shown
-from paceline.types import Worker, WorkerKind
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import GaugeSet, Metrics
+from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
-from paceline_controller.plan import SERVED, LiveJob, pools_of, rollout_name
+from paceline_controller.jobs.plan import SERVED, LiveJob, pools_of, rollout_name
+from paceline_controller.jobs.starting import running_replicas
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
-from paceline_controller.scaling.decide import Bounds, Decision, Memory, decide
+from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
 from paceline_controller.scaling.gauges import values_of
-from paceline_controller.starting import replicas_there
 
 log = Log("scaling")
 
 
-class Source(Protocol):
+class DemandSource(Protocol):
     """Who knows the workers and the demand."""
 
     async def workers(self) -> Sequence[Worker]:
@@ -39,15 +40,15 @@ class Scaler:
     def __init__(
         self,
         *,
-        source: Source,
+        source: DemandSource,
         options: ControllerOptions,
         metrics: Metrics,
     ) -> None:
         self._source = source
         self._options = options
         self._collector = Collector(options)
-        self._gauges = Shown(metrics)
-        self._memory = Memory()
+        self._gauges = GaugeSet(metrics)
+        self._memory = ScalingMemory()
         self._sizes: dict[str, int] = {}
         self._due_s = 0.0
         self._seen: set[str] = set()
@@ -60,10 +61,10 @@ class Scaler:
         bounds: Bounds,
         now_s: float,
     ) -> dict[str, int]:
-        """Replicas by workload; what is not in there has a fixed number."""
+        """Replicas by workload; all others have a fixed number."""
         served = [job for job in jobs if job.state in SERVED]
-        there = replicas_there(observed)
-        self._sizes = self._known(served, there)
+        running = running_replicas(observed)
+        self._sizes = self._known(served, running)
         groups = self._scaled(served)
         scaled = [name for group in groups for name in group]
         new = [group[0] for group in groups if group[0] not in self._sizes]
@@ -74,7 +75,7 @@ class Scaler:
         if self._options.scaling.executor == "external":
             # A workload of a job that is wanted no more would be taken down.
             jobs_own = {name for name in scaled if name.startswith("rollout-")}
-            return {n: max(there[n], n in jobs_own) for n in scaled if n in there}
+            return {n: max(running[n], n in jobs_own) for n in scaled if n in running}
         # Without signals a job begins with what it must have: there may not be room for more.
         return {name: 1 for name in new if name.startswith("rollout-")} | self._sizes
 
@@ -82,11 +83,11 @@ class Scaler:
         """Somebody else decides from here on: the metrics of this one disappear."""
         self._gauges.clear()
 
-    def _known(self, jobs: Iterable[LiveJob], there: Mapping[str, int]) -> dict[str, int]:
+    def _known(self, jobs: Iterable[LiveJob], running: Mapping[str, int]) -> dict[str, int]:
         """Sizes as they were decided; after a start of this process, as they are found."""
         found: dict[str, int] = {}
         for group in self._scaled(jobs):
-            before = self._sizes if any(name in self._sizes for name in group) else there
+            before = self._sizes if any(name in self._sizes for name in group) else running
             if any(name in before for name in group):
                 found |= {name: before.get(name, 0) for name in group}
         return found
@@ -109,7 +110,7 @@ class Scaler:
         except PacelineError as error:
             log.warning("no signals; sizes stay as they are", error=error)
             return
-        signals = self._collector.look(jobs=jobs, workers=workers, demand=demand, now_s=now_s)
+        signals = self._collector.collect(jobs=jobs, workers=workers, demand=demand, now_s=now_s)
         decision = decide(
             signals,
             self._sizes,

@@ -6,16 +6,16 @@ import math
 from dataclasses import dataclass, field, replace
 
 from paceline.config.service import ControllerOptions, EnvironmentScaling, RewardScaling
-from paceline.planner import scorers
-from paceline_controller.scaling.pace import Pace, follow
+from paceline_controller.scaling.planner import scorers
 from paceline_controller.scaling.signals import RewardSignals, Signals
+from paceline_controller.scaling.size_history import SizeHistory, follow
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
     """What is remembered of a shared pool between looks."""
 
-    pace: Pace = field(default_factory=Pace)
+    pace: SizeHistory = field(default_factory=SizeHistory)
     cpu: float = 0.0  # cores used, smoothed
     service_s: float = 0.0  # of a worker's time for an answer, smoothed
     load: float = 0.0  # workers' time that answers take, per second, smoothed
@@ -32,8 +32,8 @@ class PoolDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    least: int
-    most: int
+    min_replicas: int
+    max_replicas: int
     may_be_none: bool  # nobody needs it, for long enough
 
 
@@ -100,15 +100,15 @@ def _size(
     target: float,
     bounds: _Bounds,
     current: int,
-    pace: Pace,
+    pace: SizeHistory,
     options: ControllerOptions,
     now_s: float,
-) -> tuple[int, Pace]:
+) -> tuple[int, SizeHistory]:
     """Zero when nobody needs it, at least the lower bound otherwise; at once in both cases."""
     if bounds.may_be_none:
         return 0, pace if current == 0 else pace.changed(now_s)
-    most = max(bounds.least, bounds.most)
-    target = min(max(target, bounds.least), most)
+    upper = max(bounds.min_replicas, bounds.max_replicas)
+    target = min(max(target, bounds.min_replicas), upper)
     step = follow(
         pace,
         size=float(current),
@@ -119,5 +119,5 @@ def _size(
         options=options.scaling,
         now_s=now_s,
     )
-    replicas = min(max(math.ceil(round(step.goal, 6)), bounds.least), most)
+    replicas = min(max(math.ceil(round(step.goal, 6)), bounds.min_replicas), upper)
     return replicas, step.pace if replicas == current else step.pace.changed(now_s)

@@ -1,1 +1,1 @@
-"""Inference engines behind one interface, `paceline.interfaces.Engine`."""
+"""Inference engines behind one interface, `paceline.plugins.Engine`."""

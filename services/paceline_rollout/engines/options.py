@@ -1,7 +1,7 @@
-"""Options of the engines in the worker; checked at submit, so nothing here imports torch.
+"""Options of the built-in engines; checked at submit, so this module does not import torch.
 
-What they mean is with the engines. `tests/unit/paceline_rollout/test_engine_options.py` holds the
-two against each other.
+The engines document what they mean. `tests/unit/paceline_rollout/test_engine_options.py` checks
+that both agree.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.config.base import Closed
+from paceline.plugins import StrictModel
 
 
-class TorchOptions(Closed):
-    """What a job file may say under `rollout.engine` with `kind: torch`."""
+class TorchOptions(StrictModel):
+    """`rollout.engine` of a job file with `kind: torch`."""
 
     device: str = "cpu"
     flush_s: float = Field(default=0.25, ge=0)
@@ -24,8 +24,8 @@ class TorchOptions(Closed):
     packed: bool = True
 
 
-class LengthOptions(Closed):
-    """How long simulated answers are."""
+class LengthOptions(StrictModel):
+    """Distribution of the lengths of simulated answers, in tokens."""
 
     kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
     mean: float = Field(default=16.0, gt=0)
@@ -34,8 +34,8 @@ class LengthOptions(Closed):
     high: int = Field(default=32, ge=1)
 
 
-class SimulatedOptions(Closed):
-    """What a job file may say under `rollout.engine` with `kind: simulated`."""
+class SimulatedOptions(StrictModel):
+    """`rollout.engine` of a job file with `kind: simulated`."""
 
     vocab_size: int = Field(default=0, ge=0)
     prefill_tokens_per_s: float = Field(default=100_000.0, gt=0)

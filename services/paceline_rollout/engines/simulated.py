@@ -1,7 +1,7 @@
-"""A clock in the shape of an engine: rates, length laws and failures, but no model.
+"""An engine without a model: it simulates rates, lengths of answers and failures.
 
-All running requests decode at one rate, so a single number, the tokens that a slot would have
-decoded since the start, says where each of them is. Work is done once per tick, not per token.
+All running requests decode at one rate, so their progress follows from a single number: how many
+tokens a slot would have decoded since the start. Work is done once per tick, not per token.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from typing import Any
 
 import numpy as np
 
+from paceline.enums import FinishReason
 from paceline.errors import InvalidError, UnavailableError
-from paceline.interfaces import Emission, EngineStatus, Generation
-from paceline.logs import Log
-from paceline_rollout.activation import Activation, Gate, Line, Swap, parse_activation
-from paceline_rollout.engines.base import (
-    Limits,
-    Outbox,
-    emit,
-    problem,
-    refusal,
-    uniform_logprob,
-    version_gone,
+from paceline.plugins import (
+    EngineLimits,
+    EngineOutput,
+    EngineRequest,
+    EngineStatus,
+    error_output,
+    request_problem,
 )
+from paceline.telemetry.logs import Log
+from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
+from paceline_rollout.engines.base import OutputQueue, emit, uniform_logprob, version_gone
 
 log = Log("engine")
-_LAWS = ("fixed", "uniform", "lognormal")
+_LENGTH_KINDS = ("fixed", "uniform", "lognormal")
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long answers are: `fixed` mean, `uniform` from low to high, `lognormal`."""
+    """Lengths of answers in tokens: `fixed` mean, `uniform` from low to high, or `lognormal`."""
 
     kind: str = "fixed"
     mean: float = 16.0
@@ -49,7 +49,7 @@ class Lengths:
     high: int = 32
 
     def draw(self, seed: int) -> int:
-        """The length that belongs to a seed."""
+        """The length for a seed."""
         if self.kind == "fixed":
             return max(1, round(self.mean))
         u = _unit(seed, 0)
@@ -61,32 +61,32 @@ class Lengths:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """A request and its place on the clock."""
+class SimulatedRequest:
+    """A request and its progress, in units of `SimulatedEngine._decoded`."""
 
-    request: Generation
-    total: int  # tokens it will have
-    reason: str  # stop, length or error
-    stop: int  # last token of a request that stops; -1: none
-    begun: float = 0.0  # the clock when its first token was due, less what it had
+    request: EngineRequest
+    total: int  # tokens that will be sampled
+    reason: FinishReason
+    stop: int  # the stop token that ends the answer; -1: none
+    start: float = 0.0  # `_decoded` before its first token
     emitted: int = 0
-    since: float = 0.0  # when it was submitted, when its prompt was begun, when it joined
-    joining: float = 0.0
-    joined: float = 0.0
+    submitted_at: float = 0.0  # in seconds of the clock, as the two below
+    prefill_at: float = 0.0
+    decode_at: float = 0.0
 
     @property
     def request_id(self) -> str:
-        """Its name."""
+        """Id of the request."""
         return self.request.request_id
 
     @property
-    def due(self) -> float:
-        """The clock when its last token is there."""
-        return self.begun + self.total
+    def end(self) -> float:
+        """`_decoded` at its last token."""
+        return self.start + self.total
 
 
 class SimulatedEngine:
-    """See the options of `__init__`; the same request seed gives the same answer."""
+    """An engine whose speed is set by options; an answer depends only on its request's seed."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class SimulatedEngine:
         vocab_size = vocab_size or _vocab_size(model_dir)
         _check(vocab_size >= 2, "vocab_size", vocab_size, "at least 2")
         _check(tick_s > 0, "tick_s", tick_s, "above 0")
-        self._limits = Limits(vocab_size, max_context, stop_strings=True)
+        self._limits = EngineLimits(vocab_size, max_context, stop_strings=True)
         self._dtype = dtype
         self._max_concurrent = max_concurrent
         self._prefill_rate = prefill_tokens_per_s
@@ -129,35 +129,37 @@ class SimulatedEngine:
         self._flush_s = flush_s
         self._clock = clock
         self._gate = Gate()
-        self._line: Line[Slot] = Line(self._gate)
-        self._joining: dict[str, Slot] = {}  # being prefilled, in order
-        self._running: dict[str, Slot] = {}
-        self._ends: list[tuple[float, int, Slot]] = []
+        self._queue: RequestQueue[SimulatedRequest] = RequestQueue(self._gate)
+        self._prefilling: dict[str, SimulatedRequest] = {}  # in order
+        self._running: dict[str, SimulatedRequest] = {}
+        self._ends: list[tuple[float, int, SimulatedRequest]] = []
         self._order = 0
         self._decoded = 0.0  # tokens that a slot would have decoded since the start
-        self._prefill_left = 0.0  # tokens of the first joining request
-        self._seen = self._flushed = clock()
+        self._prefill_done = 0.0  # tokens of the first request in `_prefilling`
+        self._updated_at = self._flushed_at = clock()
         self._counts = {"tokens": 0, "prompt": 0}
         self._seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
         self._canary: dict[tuple[int, ...], list[float]] = {}
-        self._out: list[Emission] = []
-        self._outbox = Outbox()
+        self._outputs: list[EngineOutput] = []
+        self._output_queue = OutputQueue()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start the clock."""
-        self._seen = self._flushed = self._clock()
+        self._updated_at = self._flushed_at = self._clock()
         self._task = asyncio.create_task(self._run(), name="simulated")
-        self._task.add_done_callback(self._stopped)
+        self._task.add_done_callback(self._on_stop)
 
-    def submit(self, batch: Sequence[Generation]) -> None:
+    def submit(self, batch: Sequence[EngineRequest]) -> None:
         """Queue requests."""
         for request in batch:
-            if wrong := problem(request, self._limits):
-                self._out.append(refusal(request.request_id, "INVALID_ARGUMENT", wrong))
-            elif not self._line.add(replace(self._slot(request), since=self._clock())):
-                self._out.append(version_gone(request, self._gate.version))
+            if problem := request_problem(request, self._limits):
+                self._outputs.append(error_output(request.request_id, "INVALID_ARGUMENT", problem))
+            elif not self._queue.add(
+                replace(self._make_entry(request), submitted_at=self._clock())
+            ):
+                self._outputs.append(version_gone(request, self._gate.version))
         self._wake.set()
 
     def abort(self, request_ids: Sequence[str]) -> None:
@@ -165,14 +167,14 @@ class SimulatedEngine:
         for name in request_ids:
             running = self._running.pop(name, None)
             if running is not None:
-                self._emit(running, self._progress(running), "abort")
-            elif self._line.pop(name) is not None or self._joining.pop(name, None) is not None:
-                self._out.append(emit(name, (), (), version=-1, reason="abort"))
+                self._emit(running, self._progress(running), FinishReason.ABORT)
+            elif self._queue.pop(name) is not None or self._prefilling.pop(name, None) is not None:
+                self._outputs.append(emit(name, (), (), version=-1, reason=FinishReason.ABORT))
         self._wake.set()
 
-    def emissions(self) -> AsyncIterator[list[Emission]]:
-        """Everything that comes out, in batches."""
-        return self._outbox.batches()
+    def emissions(self) -> AsyncIterator[list[EngineOutput]]:
+        """All outputs, in batches."""
+        return self._output_queue.batches()
 
     async def load(self, snapshot: Any, activation: str) -> None:
         """Swap when the activation allows it; takes `load_s`, during which nothing decodes."""
@@ -182,18 +184,18 @@ class SimulatedEngine:
         await asyncio.wrap_future(swap.done)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """A clock has no log-probs: those of the snapshot's canary, else the uniform ones."""
+        """The log-probs of the snapshot's canary for its tokens, else those of a uniform policy."""
         known = self._canary.get(tuple(tokens))
         return known or [uniform_logprob(self._limits.vocab_size)] * (len(tokens) - 1)
 
     def status(self) -> EngineStatus:
-        """Counters now."""
+        """Current counters."""
         return EngineStatus(
             engine="simulated",
             precision=self._dtype,
             version=self._gate.version,
-            running=len(self._running) + len(self._joining),
-            waiting=len(self._line),
+            running=len(self._running) + len(self._prefilling),
+            waiting=len(self._queue),
             tokens_generated=self._counts["tokens"],
             prompt_tokens=self._counts["prompt"],
             max_context=self._limits.max_context,
@@ -210,11 +212,13 @@ class SimulatedEngine:
             await asyncio.wait({self._task})
         if self._gate.pending is not None:
             self._gate.finish(UnavailableError("the engine is closing"))
-        waiting = [slot.request_id for slot in self._line.clear()]
-        self._out.extend(emit(name, (), (), version=-1, reason="abort") for name in waiting)
-        self.abort([*self._running, *self._joining])
-        self._outbox.put(self._out)
-        self._outbox.close()
+        waiting = [entry.request_id for entry in self._queue.clear()]
+        self._outputs.extend(
+            emit(name, (), (), version=-1, reason=FinishReason.ABORT) for name in waiting
+        )
+        self.abort([*self._running, *self._prefilling])
+        self._output_queue.put(self._outputs)
+        self._output_queue.close()
 
     # the clock ------------------------------------------------------------------------------
 
@@ -222,83 +226,84 @@ class SimulatedEngine:
         while True:
             busy = await self._sleep()
             now = self._clock()
-            passed, self._seen = now - self._seen, now
+            passed, self._updated_at = now - self._updated_at, now
             self._seconds["busy" if busy else "idle"] += passed
             if busy:
-                self._pass(passed)
+                self._advance(passed)
             if self._swap_due():
                 await self._swap()
-            self._join()
-            if now - self._flushed >= self._flush_s:
-                self._flushed = now
+            self._start_prefills()
+            if now - self._flushed_at >= self._flush_s:
+                self._flushed_at = now
                 self._flush()
-            if self._out:
-                batch, self._out = self._out, []
-                self._outbox.put(batch)
+            if self._outputs:
+                batch, self._outputs = self._outputs, []
+                self._output_queue.put(batch)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        """A clock that failed has no more emissions; `close` says so itself."""
+    def _on_stop(self, task: asyncio.Task[None]) -> None:
+        """End the outputs if the task has failed; `close` ends them itself."""
         if not task.cancelled():
-            log.error("the clock failed", error=task.exception())
-            self._outbox.close()
+            log.error("engine task failed", error=task.exception())
+            self._output_queue.close()
 
     async def _sleep(self) -> bool:
-        """Until the next tick, or while idle until something comes; whether work was going on."""
-        if self._running or self._joining:
+        """Wait for the next tick or, if idle, for a command; returns whether requests ran."""
+        if self._running or self._prefilling:
             await asyncio.sleep(self._tick_s)
             return True
         await self._wake.wait()
         self._wake.clear()
         return False
 
-    def _pass(self, passed_s: float) -> None:
-        """Let time go by: prefill first, for whatever joins; decode beside it."""
+    def _advance(self, passed_s: float) -> None:
+        """Simulate the passing of time: requests decode while others are prefilled."""
         rate = self._decode_rate
         if self._batch_rate and self._running:
             rate = min(rate, self._batch_rate / len(self._running))
         self._decoded += rate * passed_s
         self._prefill(passed_s * self._prefill_rate)
         while self._ends and self._ends[0][0] <= self._decoded:
-            _, _, slot = heapq.heappop(self._ends)
-            if self._running.get(slot.request_id) is slot and slot.due <= self._decoded:
-                del self._running[slot.request_id]
-                self._emit(slot, slot.total, slot.reason)
+            _, _, entry = heapq.heappop(self._ends)
+            if self._running.get(entry.request_id) is entry and entry.end <= self._decoded:
+                del self._running[entry.request_id]
+                self._emit(entry, entry.total, entry.reason)
 
     def _prefill(self, budget: float) -> None:
-        while self._joining:
-            slot = next(iter(self._joining.values()))
-            need = len(slot.request.tokens) + slot.emitted - self._prefill_left
+        while self._prefilling:
+            entry = next(iter(self._prefilling.values()))
+            need = len(entry.request.tokens) + entry.emitted - self._prefill_done
             if budget < need:
-                self._prefill_left += budget
+                self._prefill_done += budget
                 return
             budget -= need
-            self._prefill_left = 0.0
-            del self._joining[slot.request_id]
-            self._counts["prompt"] += len(slot.request.tokens) + slot.emitted
-            slot.begun, slot.joined = self._decoded - slot.emitted, slot.joined or self._seen
-            self._running[slot.request_id] = slot
+            self._prefill_done = 0.0
+            del self._prefilling[entry.request_id]
+            self._counts["prompt"] += len(entry.request.tokens) + entry.emitted
+            entry.start = self._decoded - entry.emitted
+            entry.decode_at = entry.decode_at or self._updated_at
+            self._running[entry.request_id] = entry
             self._order += 1
-            heapq.heappush(self._ends, (slot.due, self._order, slot))
+            heapq.heappush(self._ends, (entry.end, self._order, entry))
 
-    def _join(self) -> None:
-        free = self._max_concurrent - len(self._running) - len(self._joining)
-        for slot in list(islice(self._line.startable(), max(free, 0))):
-            self._line.pop(slot.request_id)
-            self._joining[slot.request_id] = slot
-            slot.joining = slot.joining or self._seen
+    def _start_prefills(self) -> None:
+        free = self._max_concurrent - len(self._running) - len(self._prefilling)
+        for entry in list(islice(self._queue.startable(), max(free, 0))):
+            self._queue.pop(entry.request_id)
+            self._prefilling[entry.request_id] = entry
+            entry.prefill_at = entry.prefill_at or self._updated_at
 
     def _flush(self) -> None:
-        for slot in self._running.values():
-            self._emit(slot, self._progress(slot), "")
+        for entry in self._running.values():
+            self._emit(entry, self._progress(entry), None)
 
     # swapping -------------------------------------------------------------------------------
 
     def _swap_due(self) -> bool:
         if self._gate.pending is None:
             return False
-        open_ = [*self._running.values(), *self._joining.values()]
-        held = sum(slot.request.pinned_version >= 0 for slot in open_)
-        return self._gate.due(running=len(open_), pinned=held + self._line.num_pinned)
+        running = [*self._running.values(), *self._prefilling.values()]
+        pinned = sum(entry.request.pinned_version >= 0 for entry in running)
+        return self._gate.due(running=len(running), pinned=pinned + self._queue.num_pinned)
 
     async def _swap(self) -> None:
         swap = self._gate.pending
@@ -306,58 +311,58 @@ class SimulatedEngine:
         self._flush()
         await asyncio.sleep(self._load_s)
         now = self._clock()
-        self._seconds["swap"] += now - self._seen
-        self._seen = now
+        self._seconds["swap"] += now - self._updated_at
+        self._updated_at = now
         if self._gate.pending is not swap:
             self._wake.set()
             return
         if swap.activation is Activation.INTERRUPT:
-            for slot in reversed([*self._running.values(), *self._joining.values()]):
-                self._line.add(slot, first=True)
+            for entry in reversed([*self._running.values(), *self._prefilling.values()]):
+                self._queue.add(entry, first=True)
             self._running.clear()
-            self._joining.clear()
+            self._prefilling.clear()
             self._ends.clear()
         header = swap.snapshot.header
         self._canary = {tuple(header.canary_tokens): list(header.canary_logprobs)}
         self._gate.finish()
-        for slot in self._line.swapped():
-            self._out.append(version_gone(slot.request, self._gate.version))
+        for entry in self._queue.swapped():
+            self._outputs.append(version_gone(entry.request, self._gate.version))
 
     # answers --------------------------------------------------------------------------------
 
-    def _slot(self, request: Generation) -> Slot:
+    def _make_entry(self, request: EngineRequest) -> SimulatedRequest:
         s = request.sampling
-        room = min(s.max_tokens, self._limits.max_context - len(request.tokens))
+        max_tokens = min(s.max_tokens, self._limits.max_context - len(request.tokens))
         wanted = max(self._lengths.draw(s.seed) - request.sampled, 1)
         if _unit(s.seed, 2) < self._failure_rate:
-            return Slot(request, min(wanted, room), "error", -1)
-        if wanted > room:
-            return Slot(request, room, "length", -1)
+            return SimulatedRequest(request, min(wanted, max_tokens), FinishReason.ERROR, -1)
+        if wanted > max_tokens:
+            return SimulatedRequest(request, max_tokens, FinishReason.LENGTH, -1)
         stop = s.stop_tokens[0] if s.stop_tokens else -1
-        return Slot(request, wanted, "stop", stop)
+        return SimulatedRequest(request, wanted, FinishReason.STOP, stop)
 
-    def _progress(self, slot: Slot) -> int:
-        # The last token comes with the end, so that a flush never takes it away.
-        return max(min(int(self._decoded - slot.begun), slot.total - 1), slot.emitted)
+    def _progress(self, entry: SimulatedRequest) -> int:
+        # The last token is emitted with the finish reason, never by a flush.
+        return max(min(int(self._decoded - entry.start), entry.total - 1), entry.emitted)
 
-    def _emit(self, slot: Slot, upto: int, reason: str) -> None:
-        count = upto - slot.emitted
-        if reason == "error":
-            self._out.append(refusal(slot.request_id, "INTERNAL", "simulated failure"))
+    def _emit(self, entry: SimulatedRequest, num_tokens: int, reason: FinishReason | None) -> None:
+        count = num_tokens - entry.emitted
+        if reason is FinishReason.ERROR:
+            self._outputs.append(error_output(entry.request_id, "INTERNAL", "simulated failure"))
             return
         if not count and not reason:
             return
-        first = len(slot.request.tokens) + slot.emitted
-        tokens = self._tokens(slot.request.sampling.seed, first, count)
+        first = len(entry.request.tokens) + entry.emitted
+        tokens = self._tokens(entry.request.sampling.seed, first, count)
         matched = ""
-        if reason == "stop" and slot.stop >= 0:
-            tokens[-1] = slot.stop
-            matched = str(slot.stop)
-        slot.emitted = upto
+        if reason is FinishReason.STOP and entry.stop >= 0:
+            tokens[-1] = entry.stop
+            matched = str(entry.stop)
+        entry.emitted = num_tokens
         self._counts["tokens"] += count
         logprobs = [uniform_logprob(self._limits.vocab_size)] * count
-        made = emit(
-            slot.request_id,
+        output = emit(
+            entry.request_id,
             tokens,
             logprobs,
             version=self._gate.version,
@@ -365,9 +370,12 @@ class SimulatedEngine:
             matched=matched,
         )
         if reason:
-            waits = {"queue_s": slot.joining - slot.since, "prefill_s": slot.joined - slot.joining}
-            made = replace(made, **waits)
-        self._out.append(made)
+            durations = {
+                "queue_s": entry.prefill_at - entry.submitted_at,
+                "prefill_s": entry.decode_at - entry.prefill_at,
+            }
+            output = replace(output, **durations)
+        self._outputs.append(output)
 
     def _tokens(self, seed: int, first: int, count: int) -> list[int]:
         if count < 16:
@@ -380,7 +388,7 @@ class SimulatedEngine:
 
 
 def _unit(seed: int, position: int) -> float:
-    """In [0, 1), a pure function of seed and position."""
+    """A number in [0, 1), a pure function of seed and position."""
     x = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -398,18 +406,20 @@ def _units(seed: Any, positions: Any) -> Any:
 
 def _lengths(options: Mapping[str, Any]) -> Lengths:
     try:
-        law = Lengths(**options)
+        lengths = Lengths(**options)
     except TypeError:
         known = ", ".join(Lengths.__slots__)
         raise InvalidError(f"engine.length: {dict(options)}; allowed: {known}") from None
-    _check(law.kind in _LAWS, "length.kind", law.kind, ", ".join(_LAWS))
-    _check(law.mean > 0, "length.mean", law.mean, "above 0")
-    _check(1 <= law.low <= law.high, "length.low", law.low, f"1 to high ({law.high})")
-    return law
+    _check(lengths.kind in _LENGTH_KINDS, "length.kind", lengths.kind, ", ".join(_LENGTH_KINDS))
+    _check(lengths.mean > 0, "length.mean", lengths.mean, "above 0")
+    _check(
+        1 <= lengths.low <= lengths.high, "length.low", lengths.low, f"1 to high ({lengths.high})"
+    )
+    return lengths
 
 
 def _vocab_size(model_dir: Path | None) -> int:
-    """That of the model it stands for, so that a trainer can learn from its answers."""
+    """The model's vocabulary size, so that a trainer can use the answers; 256 without a model."""
     config = model_dir / "config.json" if model_dir is not None else None
     if config is None or not config.exists():
         return 256
@@ -417,6 +427,6 @@ def _vocab_size(model_dir: Path | None) -> int:
     return int(content.get("vocab_size") or content.get("text_config", {})["vocab_size"])
 
 
-def _check(fine: bool, name: str, value: object, allowed: str) -> None:
-    if not fine:
+def _check(valid: bool, name: str, value: object, allowed: str) -> None:
+    if not valid:
         raise InvalidError(f"engine.{name}: {value}; allowed: {allowed}")

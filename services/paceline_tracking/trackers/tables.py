@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.interfaces import TrackedPoint, TrackedRun, TrackedSample
+from paceline.plugins import TrackedPoint, TrackedRun, TrackedSample
 
 COLUMNS = (
     "step",

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from paceline.interfaces import TrackedPoint, TrackedRun
+from paceline.plugins import TrackedPoint, TrackedRun
 from paceline_tracking.trackers.tables import markdown, place, table
 
 ROW = "paceline/row"

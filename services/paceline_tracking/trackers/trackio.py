@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.interfaces import TrackedPoint, TrackedRun
+from paceline.plugins import TrackedPoint, TrackedRun
 from paceline_tracking.trackers.tables import COLUMNS, place, table
 
 ROW = "paceline/row"

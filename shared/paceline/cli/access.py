@@ -8,11 +8,11 @@ from argparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from paceline.api.documents import AuditEntryView, TokenView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.errors import ConfigError
-from paceline.rest import AuditEntryView, TokenView
 
 DAY_S = 86_400.0
 _PAGE = 1000
@@ -79,7 +79,7 @@ def _newest(client: Client, number: int, tenant: str, action: str) -> list[Audit
     before = ""
     while len(found) < number:
         size = min(_PAGE, number - len(found))
-        page = client.audit_log(before=before, page_size=size, tenant=tenant, action=action)
+        page = client.list_audit(before=before, page_size=size, tenant=tenant, action=action)
         found += page.entries
         before = page.next
         if not before:
@@ -106,9 +106,9 @@ def _cells(entry: AuditEntryView) -> tuple[str, ...]:
     detail = entry.detail if entry.count == 1 else f"{entry.detail} ({entry.count} times)"
     return (
         entry.time,
-        entry.who or "?",
-        entry.role,
-        entry.source,
+        entry.principal.name or "?",
+        entry.principal.role or "",
+        entry.principal.source,
         entry.action,
         entry.tenant,
         entry.target,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline import plugins as registry
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.named import problems
 from paceline.errors import ConfigError, InvalidError
+from paceline.plugins import registry as registry
 
 
 def validate(arguments: Namespace) -> int:

@@ -16,7 +16,7 @@ exit codes:
   1    the job failed or was cancelled
   2    bad input
   3    cannot reach something that is needed, or a port is in use
-  4    the audit found problems
+  4    the ledger is inconsistent
   130  interrupted
 """
 
@@ -28,7 +28,7 @@ class Exit(IntEnum):
     JOB = 1
     INPUT = 2
     REACH = 3
-    AUDIT = 4
+    INCONSISTENT = 4
     INTERRUPTED = 130
 
 
@@ -95,11 +95,11 @@ def _add_remote(commands: Any) -> None:
     watch.add_argument("--quiet", action="store_true", help="say only how it ended")
     cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
     cancel.add_argument("--reason", default="", help="kept with the job")
-    audit = _command(commands, "audit", "remote:audit", "check the ledger of a job")
+    verify = _command(commands, "verify", "remote:verify", "check the ledger of a job")
     weights = _command(commands, "weights", "weights:show", "show who has which weights of a job")
-    for command in (watch, cancel, audit, weights):
+    for command in (watch, cancel, verify, weights):
         command.add_argument("job", metavar="ID")
-    for command in (submit, listing, watch, cancel, audit, weights):
+    for command in (submit, listing, watch, cancel, verify, weights):
         _add_gateway(command)
     _add_access(commands)
     _add_tenants(commands)

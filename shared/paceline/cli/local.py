@@ -14,21 +14,21 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from paceline import logs
+from paceline.api.documents import JobView
 from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
-from paceline.client import Client
+from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings
+from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
-from paceline.local import Local
-from paceline.rest import JobView
-from paceline.types import JobState, WorkerKind
+from paceline.local.supervisor import Local
+from paceline.telemetry import logs
 
 CANCEL_TIMEOUT_S = 20.0
 RESULTS = ("summary.json", "metrics.jsonl")
@@ -93,7 +93,7 @@ def collect(run_dir: Path, job: JobView) -> None:
     if not (folder / "summary.json").exists():
         (run_dir / "summary.json").write_text(json.dumps(job.status.summary, indent=1))
     if (run_dir / "metrics.jsonl").exists():
-        from paceline.report import draw_rewards, read_metrics
+        from paceline.cli.report import draw_rewards, read_metrics
 
         rows = read_metrics(run_dir / "metrics.jsonl")
         draw_rewards(rows, run_dir / "reward.png", title=job.status.name)

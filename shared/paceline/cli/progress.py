@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from paceline.client import Client
-from paceline.rest import JobEvent, JobView
-from paceline.types import EXPLAINED, JobStatus, TrackerStatus
+from paceline.api.documents import JobEvent, JobView
+from paceline.client.client import Client
+from paceline.enums import TrackerState
+from paceline.types import JobStatus, TrackerStatus
 
 WINDOW_S = 15.0
 LINE_EVERY_S = 5.0
-_AILING = ("retrying", "failed")
+_AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
     *("state", "step", "reward", "held-out reward"),
@@ -51,7 +52,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """The newest known value of everything worth showing; fed with events."""
 
     target_steps: int = 0
@@ -65,8 +66,7 @@ class Progress:
         """Take in one event."""
         status, live = event.status, event.live
         steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
-        waits = status.reason if status.state in EXPLAINED else ""
-        state = f"{status.state}: {waits}" if waits else str(status.state)
+        state = f"{status.state}: {status.reason}" if status.reason else str(status.state)
         self.status |= {"state": state, "step": steps}
         if status.tracking:
             self.status["tracking"] = ", ".join(map(tracked, status.tracking))
@@ -76,16 +76,15 @@ class Progress:
             else:
                 self.partial = partial_eval({"step": row.step, **row.values})
         self._note_eval(status)
-        if "tokens_generated" in live:
-            self.tokens.add(now_s, float(live["tokens_generated"]))
-        if counts := live.get("counts"):
-            self.episodes.add(now_s, float(sum(counts.get(name, 0) for name in _DONE)))
+        if live:
+            self.tokens.add(now_s, float(live.tokens_generated))
+            done = sum(live.counts.get(name, 0) for name in _DONE)
+            self.episodes.add(now_s, float(done))
         self._put("tokens/s", self.tokens.per_s, "{:,.0f}")
         self._put("episodes/s", self.episodes.per_s, "{:,.1f}")
-        if "trainer_wait_total_s" in live:
-            self.wait.add(now_s, float(live["trainer_wait_total_s"]))
-            headroom = int(live.get("headroom_groups", 1))
-            self.status["waiting"] = waiting(self.wait.per_s or 0.0, headroom)
+        if live:
+            self.wait.add(now_s, live.trainer_wait_total_s)
+            self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
 
     def line(self) -> str:
         """Everything on one line."""
@@ -158,7 +157,7 @@ def follow(
     if quiet:
         return client.wait(job_id)
     console = console or Console()
-    progress = Progress(target_steps=int(job.spec.get("stop", {}).get("steps", 0)))
+    progress = JobProgress(target_steps=int(job.spec.get("stop", {}).get("steps", 0)))
     shown_s = float("-inf")
     with Live(console=console) if console.is_terminal else nullcontext() as live:
         for event in client.watch(job_id):

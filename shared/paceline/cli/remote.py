@@ -14,14 +14,14 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.table import Table
 
+from paceline.api.documents import JobView, ListedJob
 from paceline.cli.check import read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow, partial_eval
-from paceline.client import Client
+from paceline.client.client import Client
+from paceline.enums import EXPLAINED, JobState
 from paceline.errors import ConfigError, NotFoundError
 from paceline.files import read_json, token_of
-from paceline.rest import JobView, ListedJob
-from paceline.types import EXPLAINED, JobState
 
 DEFAULT_URL = "http://127.0.0.1:8300"
 DEFAULT_RUN_DIR = Path("runs/local")
@@ -53,10 +53,11 @@ def list_jobs(arguments: Namespace) -> int:
                 status.state,
                 str(status.step),
                 reward,
-                f"{status.created_s:.0f} s",
+                f"{status.age_s:.0f} s",
             )
-            if waits := status.reason if status.state in EXPLAINED else "":
-                told.append(f"{status.job_id} waits: {waits}")
+            if status.reason:
+                verb = "waits" if status.state in EXPLAINED else status.state
+                told.append(f"{status.job_id} {verb}: {status.reason}")
     console = Console()
     console.print(table)
     for line in told:
@@ -78,17 +79,17 @@ def cancel(arguments: Namespace) -> int:
     return Exit.OK
 
 
-def audit(arguments: Namespace) -> int:
-    """`paceline audit ID`."""
+def verify(arguments: Namespace) -> int:
+    """`paceline verify ID`."""
     with client_of(arguments) as client:
-        report = client.audit(arguments.job)
+        report = client.verify(arguments.job)
     counts = [*report.counts.items(), *((f"dropped: {k}", n) for k, n in report.dropped.items())]
     for name, number in counts:
         print(f"{name:<28} {number}")
     for problem in report.problems:
         print(f"problem: {problem}", file=sys.stderr)
     print("ok" if report.ok else "not ok")
-    return Exit.OK if report.ok else Exit.AUDIT
+    return Exit.OK if report.ok else Exit.INCONSISTENT
 
 
 def logs(arguments: Namespace) -> int:
@@ -143,7 +144,7 @@ def verdict(job: JobView) -> int:
     last = cast(Mapping[str, Any], status.summary.get("eval_last") or {})
     if partial := partial_eval(last):
         print(f"{status.job_id}: the last eval: {partial}", file=sys.stderr)
-    return Exit.AUDIT if status.summary.get("audit_ok") is False else Exit.OK
+    return Exit.INCONSISTENT if status.summary.get("ledger_consistent") is False else Exit.OK
 
 
 def _token(path: Path | None, run_dir: Path | None) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.api.documents import TenantView
+from paceline.api.tenants import COUNTS, LIMITS, SIZES
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
 from paceline.config.load import validate
 from paceline.config.quota import Quota
 from paceline.errors import ConfigError
-from paceline.rest import TenantView
-from paceline.tenants import COUNTS, LIMITS, SIZES
 from paceline.text import human_bytes
 
 
@@ -35,14 +35,14 @@ def change(arguments: Namespace) -> int:
         if not wanted:
             raise ConfigError("nothing to set; name a limit, e.g. --jobs 4")
         quota = validate(Quota, now.model_dump() | wanted)
-        _print([client.set_quota(arguments.tenant, quota)])
+        _print([client.set_quota(arguments.tenant, quota=quota)])
     return Exit.OK
 
 
 def reset(arguments: Namespace) -> int:
     """`paceline tenants reset NAME`."""
     with client_of(arguments) as client:
-        _print([client.set_quota(arguments.tenant, None)])
+        _print([client.set_quota(arguments.tenant)])
     return Exit.OK
 
 
@@ -55,7 +55,7 @@ def _print(tenants: list[TenantView]) -> None:
     table = Table("tenant", *map(_title, COUNTS), "weight", "", box=None)
     for each in tenants:
         cells = [_cell(each, name) for name in COUNTS]
-        source = "" if each.own else "default"
+        source = "" if each.is_custom else "default"
         table.add_row(each.name, *cells, f"{each.quota.weight:g}", source)
     console.print(table)
     sizes = Table("largest of late", *map(_title, SIZES), box=None)
@@ -71,4 +71,4 @@ def _title(name: str) -> str:
 def _cell(tenant: TenantView, name: str) -> str:
     shown = human_bytes if name.endswith("_bytes") else str
     limit: int | None = getattr(tenant.quota, name)
-    return f"{shown(getattr(tenant.use, name))} of {'any' if limit is None else shown(limit)}"
+    return f"{shown(getattr(tenant.usage, name))} of {'any' if limit is None else shown(limit)}"

@@ -7,10 +7,10 @@ from argparse import Namespace
 from rich.console import Console
 from rich.table import Table
 
+from paceline.api.documents import WeightsView
 from paceline.cli.entry import Exit
 from paceline.cli.remote import client_of
-from paceline.rest import WeightsView
-from paceline.weights.holdings import Holder, Published
+from paceline.weights.placement import PublishedVersion, WeightHolder
 from paceline.weights.route import TransferProgress
 
 MIB = 1 << 20
@@ -19,7 +19,7 @@ MIB = 1 << 20
 def show(arguments: Namespace) -> int:
     """`paceline weights ID`."""
     with client_of(arguments) as client:
-        found = client.weights(arguments.job)
+        found = client.list_weights(arguments.job)
     console = Console()
     if not found.versions:
         console.print("nothing is published at this moment")
@@ -44,20 +44,20 @@ def holders_of(found: WeightsView) -> Table:
     return table
 
 
-def _version(each: Published) -> tuple[str, ...]:
+def _version(each: PublishedVersion) -> tuple[str, ...]:
     version = each.version
     return (
         str(version.version),
         str(version.step),
         f"{version.num_bytes / MIB:.1f}",
         f"{each.chunk_bytes / MIB:g}",
-        each.shape,
+        each.shape or "",
         f"{each.predicted_s:.2f}" if each.predicted_s else "",
         f"{each.ratio:.0%}" if each.ratio else "",
     )
 
 
-def _holder(each: Holder) -> tuple[str, ...]:
+def _holder(each: WeightHolder) -> tuple[str, ...]:
     newest = max(each.transfers, key=_number, default=None)
     sources = (newest.sources if newest is not None else ()) or [s.endpoint for s in each.sources]
     return (

@@ -1,12 +1,13 @@
-"""What all configuration models have in common."""
+"""Types shared by all configuration models."""
 
 from __future__ import annotations
 
 import json
-from functools import cache
-from typing import Annotated, Any, Self, cast, get_args
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from paceline.plugins.model import JsonModel
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
@@ -18,10 +19,10 @@ MAX_OPTIONS_DEPTH = 16
 
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a plug-in, if they are bounded in nesting and in bytes of JSON.
+    """Return the options of a plug-in if their nesting and JSON size are within bounds.
 
     Raises:
-        ValueError: they are not, or hold what JSON cannot.
+        ValueError: they exceed a bound or are not JSON.
     """
     if (depth := _depth(options)) > MAX_OPTIONS_DEPTH:
         raise ValueError(f"options are {depth} levels deep; at most {MAX_OPTIONS_DEPTH} may be")
@@ -52,54 +53,7 @@ def _inside(value: Any) -> list[Any]:
 Options = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(check_options)]
 
 
-class _NoNumber:
-    """Stands for a boolean where a number belongs: pydantic would take `true` for 1."""
-
-    def __init__(self, value: bool) -> None:
-        self._text = "true" if value else "false"
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-class Strict(BaseModel):
-    """A model in which booleans are no numbers."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _booleans_are_no_numbers(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        given = cast(dict[Any, Any], value)
-        fields = cls.model_fields
-        return {
-            name: _without_booleans(each)
-            if name in fields and not _takes_booleans(fields[name].annotation)
-            else each
-            for name, each in given.items()
-        }
-
-
-def _without_booleans(value: Any) -> Any:
-    if isinstance(value, bool):
-        return _NoNumber(value)
-    if isinstance(value, (list, tuple)):
-        return [_without_booleans(each) for each in cast(list[Any], value)]
-    return value
-
-
-@cache
-def _takes_booleans(annotation: Any) -> bool:
-    return annotation in (bool, Any) or any(map(_takes_booleans, get_args(annotation)))
-
-
-class Closed(Strict):
-    """An immutable model that refuses unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Plugin(Strict):
+class PluginSpec(JsonModel):
     """A plug-in by name (`kind`) and its own options.
 
     The name is that of an entry point; rewards and objectives may also be `module:attribute`.
@@ -111,7 +65,7 @@ class Plugin(Strict):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything beside `kind` and the declared fields."""
+        """All fields other than `kind` and the declared ones."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")

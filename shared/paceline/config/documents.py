@@ -1,8 +1,7 @@
-"""Documents that people send: JSON, or YAML whose scalars are those of JSON.
+"""Parsers for user documents: JSON, or YAML with the scalars of JSON.
 
-What is read costs time and memory in proportion to its length, whatever it says: depth and number
-of values are bounded, and nothing in a document stands for more than itself (no aliases, no tags,
-no numbers of base 60).
+Parsing takes time and memory proportional to the length of a document, whatever its content: depth
+and number of values are bounded, and nothing expands (no aliases, no tags, no base-60 numbers).
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, MalformedError
 
 MAX_DEPTH = 64
 MAX_VALUES = 20_000
 MAX_INTEGER = 2**63 - 1
-# Numbers are refused by `_check`; more digits would take the square of their number to read.
+# Large integers are refused by `check`; converting more digits would take quadratic time.
 _MAX_DIGITS = 1_000
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]+)?", re.ASCII)
@@ -30,10 +29,11 @@ _NOTHING = object()
 
 
 def read_json(text: str | bytes, *, what: str) -> Any:
-    """The value of a JSON document; `what` begins every message.
+    """Parse a JSON document; `what` begins every message.
 
     Raises:
-        InvalidError: it is not JSON, or too deep, too large, or has values that no store keeps.
+        MalformedError: it is not JSON.
+        InvalidError: it is too deep or too large, or has values that cannot be stored.
     """
     try:
         found = json.loads(
@@ -45,32 +45,33 @@ def read_json(text: str | bytes, *, what: str) -> Any:
     except RecursionError:
         raise InvalidError(_too_deep(what)) from None
     except ValueError as error:
-        raise InvalidError(f"{what}: not JSON: {error}") from None
+        raise MalformedError(f"{what}: not JSON: {error}") from None
     return check(found, what=what)
 
 
 def read_yaml(text: str | bytes, *, what: str) -> Any:
-    """The value of a YAML document; keys are text, as they stand.
+    """Parse a YAML document; keys are kept as text.
 
     Raises:
-        InvalidError: as `read_json`; or it has aliases, tags or directives. Quotes nothing of it.
+        MalformedError: it is not YAML.
+        InvalidError: as `read_json`, or it has aliases, tags or directives. Never quotes it.
     """
     text = _decoded(text, what)
     if _DIRECTIVE.search(text):
         raise InvalidError(f"{what}: YAML directives (lines that begin with %) are not accepted")
     try:
-        # Of the parsers only libyaml's is fast; both give the same events.
+        # libyaml's parser is the fast one; both yield the same events.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         return check(_Builder(what).build(yaml.parse(text, Loader=loader)), what=what)
     except yaml.YAMLError as error:
-        raise InvalidError(f"{what}: not YAML{_at(error)}") from None
+        raise MalformedError(f"{what}: not YAML{_at(error)}") from None
 
 
 def check(value: Any, *, what: str) -> Any:
-    """The value, if it is not too deep or large and each part can be stored and sent.
+    """Return the value if it is within the bounds and can be stored and sent.
 
     Raises:
-        InvalidError: see above.
+        InvalidError: otherwise.
     """
     level, count = [value], 0
     for _ in range(MAX_DEPTH + 1):
@@ -94,12 +95,12 @@ def check(value: Any, *, what: str) -> Any:
 
 
 class _Builder:
-    """Makes a value of the events of a parser, without recursion."""
+    """Builds a value from parser events, without recursion."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._open: list[list[Any] | dict[str, Any]] = []
-        self._keys: list[Any] = []  # one for each that is open; of lists never used
+        self._keys: list[Any] = []  # one per open collection; unused for lists
         self._root: Any = _NOTHING
         self._count = 0
 
@@ -125,18 +126,18 @@ class _Builder:
             return
         if len(self._open) >= MAX_DEPTH:
             raise InvalidError(_too_deep(self._what))
-        made: list[Any] | dict[str, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
-        self._put(made, event)
-        self._open.append(made)
+        new: list[Any] | dict[str, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
+        self._put(new, event)
+        self._open.append(new)
         self._keys.append(_NOTHING)
 
     def _scalar(self, event: Any) -> None:
         if self._open and isinstance(self._open[-1], dict) and self._keys[-1] is _NOTHING:
             if event.value in self._open[-1]:
-                self._refuse(event, "a key stands twice in one section")
+                self._refuse(event, "duplicate key in one section")
             self._keys[-1] = event.value
         else:
-            # Quoted or a block: text.
+            # Quoted and block scalars are text.
             self._put(_plain(event.value) if event.implicit[0] else event.value, event)
 
     def _put(self, value: Any, event: Any) -> None:
@@ -145,13 +146,13 @@ class _Builder:
                 self._refuse(event, "there is more than one document")
             self._root = value
             return
-        here = self._open[-1]
-        if isinstance(here, list):
-            here.append(value)
+        container = self._open[-1]
+        if isinstance(container, list):
+            container.append(value)
         elif self._keys[-1] is _NOTHING:
             self._refuse(event, "a key must be text")
         else:
-            here[self._keys[-1]] = value
+            container[self._keys[-1]] = value
             self._keys[-1] = _NOTHING
 
     def _refuse(self, event: Any, why: str) -> NoReturn:
@@ -159,7 +160,7 @@ class _Builder:
 
 
 def _plain(text: str) -> Any:
-    """What a plain scalar of YAML stands for: a number or a constant of JSON, else text."""
+    """The value of a plain YAML scalar: a JSON number or constant, else text."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _INTEGER.fullmatch(text):
@@ -169,19 +170,19 @@ def _plain(text: str) -> Any:
 
 def _integer(text: str) -> int:
     if len(text) > _MAX_DIGITS:
-        return MAX_INTEGER + 1  # is refused with the others that are too large
+        return MAX_INTEGER + 1  # refused by `check` like any other that is too large
     return int(text)
 
 
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("duplicate key in one object")
     return made
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_scalar(value: Any, what: str) -> None:
@@ -195,19 +196,19 @@ def _check_scalar(value: Any, what: str) -> None:
 
 def _check_text(text: str, what: str) -> None:
     if "\0" in text:
-        raise InvalidError(f"{what}: a text holds the character NUL")
+        raise InvalidError(f"{what}: a text contains the character NUL")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise InvalidError(f"{what}: a text holds half of a surrogate pair") from None
+            raise InvalidError(f"{what}: a text contains half of a surrogate pair") from None
 
 
 def _decoded(text: str | bytes, what: str) -> str:
     try:
         return text if isinstance(text, str) else text.decode()
     except UnicodeDecodeError as error:
-        raise InvalidError(f"{what}: not UTF-8 at byte {error.start}") from None
+        raise MalformedError(f"{what}: not UTF-8 at byte {error.start}") from None
 
 
 def _at(where: Any) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import KIND_CHARS, Closed, Name, Options, Plugin, Seconds
+from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
 from paceline.config.tracking import TrackingSpec
+from paceline.plugins import StrictModel
 
 MAX_STEPS = 1_000_000
 MAX_BATCH_EPISODES = 1 << 18
@@ -19,43 +20,43 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
-class ModelSpec(Closed):
-    """Which model to train."""
+class ModelSpec(StrictModel):
+    """The model to train."""
 
     path: str = Field(max_length=1024)
-    """Folder in Hugging Face layout, seen by gateway and trainer."""
+    """Folder in Hugging Face layout, readable by gateway and trainer."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the engine and of the broadcast weights."""
+    """Precision of the engine and of the published weights."""
 
 
-class TaskSpec(Closed):
-    """Where tasks come from."""
+class TaskSpec(StrictModel):
+    """Tasks and their environment."""
 
     environment: str = Field(max_length=KIND_CHARS)
-    """Name of an environment plug-in; its task source has the same name."""
+    """Name of an environment plug-in, which provides the tasks and their world."""
     options: Options = Field(default_factory=dict)
     seed: Seed = 0
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
-    """One reset or step of an environment; longer counts as a failure of infrastructure."""
+    """Timeout of one reset or step of an environment; exceeding it is an infrastructure error."""
     episode_timeout_s: float = Field(default=3600.0, gt=0, le=7 * DAY_S)
-    """A whole episode, with all waiting for the policy."""
+    """Timeout of a whole episode, including the time it waits for the policy."""
 
 
-class EvalSpec(Closed):
-    """Held-out measurement; `options` overlay those of `tasks`."""
+class EvalSpec(StrictModel):
+    """Held-out evaluation; `options` are merged over those of `tasks`."""
 
     every: Steps = 20
-    """In trainer steps; version 0 and the last version are measured too."""
+    """Interval in trainer steps; version 0 and the last version are evaluated too."""
     tasks: int = Field(default=100, gt=0, le=1_000_000)
     options: Options = Field(default_factory=dict)
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     seed: Seed = 1
     timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
-    """What is not measured by then is dropped and counted."""
+    """Episodes that have not finished by then are dropped and counted."""
 
 
-class SamplingSpec(Closed):
+class SamplingSpec(StrictModel):
     """How training episodes are sampled."""
 
     temperature: float = Field(default=1.0, gt=0.0, le=100.0)
@@ -63,19 +64,21 @@ class SamplingSpec(Closed):
     top_k: int = Field(default=0, ge=0, le=10_000_000)
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     max_tokens: int = Field(default=256, gt=0, le=1 << 22)
-    """Per turn."""
+    """Sampled tokens per turn."""
     max_context: int = Field(default=2048, gt=0, le=1 << 22)
-    """Prompt and answer together, over all turns."""
+    """Tokens of prompt and response together, over all turns."""
     stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=64)
-    truncated: Literal["score", "mask", "zero"] = "mask"
-    """An episode that ran out of tokens: score it as it is, train no token of it, or reward 0."""
+    on_truncation: Literal["score", "mask", "zero"] = "mask"
+    """For an episode that ran out of tokens: score it as is, mask all its tokens, or reward 0."""
+    topology: PluginSpec = PluginSpec(kind="linear")
+    """Drives an episode from its first observation to its transcripts: who speaks when."""
 
 
-class RewardSpec(Plugin):
+class RewardSpec(PluginSpec):
     """One part of the reward."""
 
     name: str = Field(default="", max_length=KIND_CHARS)
-    """Of the part in metrics; `kind` if empty."""
+    """Name of the part in metrics; `kind` if empty."""
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     timeout_s: float = Field(default=5.0, gt=0, le=HOUR_S)
 
@@ -85,7 +88,7 @@ class RewardSpec(Plugin):
         return self.name or self.kind
 
 
-class AdvantageSpec(Plugin):
+class AdvantageSpec(PluginSpec):
     """The advantage estimator."""
 
     kind: str = Field(default="grpo", max_length=KIND_CHARS)
@@ -93,61 +96,63 @@ class AdvantageSpec(Plugin):
     @model_validator(mode="before")
     @classmethod
     def _without_site(cls, value: Any) -> Any:
-        # Jobs that were accepted by 0.1.0 are kept with its default; it is no option of a plug-in.
+        # Job files with the full defaults of 0.1.0 name it; it is not an option of a plug-in.
         if isinstance(value, dict) and cast(dict[str, Any], value).get("site") == "experience":
             return {k: v for k, v in cast(dict[str, Any], value).items() if k != "site"}
         return cast(Any, value)
 
 
-class ExperienceSpec(Closed):
+class ExperienceSpec(StrictModel):
     """Batches, staleness, filters, advantages."""
 
     batch_groups: int = Field(default=32, gt=0, le=65_536)
-    """B: groups per optimiser step."""
+    """B: groups per trainer step."""
     group_size: int = Field(default=8, gt=0, le=4096)
     max_staleness: int = Field(default=4, ge=0, le=1000)
-    """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE)."""
-    hold_s: float = Field(default=60.0, gt=0, le=DAY_S)
-    """How long the trainer waits at the bound for stragglers before they are dropped as stale."""
+    """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE.md)."""
+    straggler_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
+    """How long the trainer waits for stragglers at the bound before they are dropped as stale."""
     max_in_flight: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
-    """Episodes at once; unlimited if null."""
+    """Episodes in flight at once; unlimited if null."""
     max_attempts: int = Field(default=5, gt=0, le=1000)
-    """Leases of one episode before it is dropped."""
+    """Leases of one episode until it is dropped."""
     lease_s: float = Field(default=10.0, gt=0, le=HOUR_S)
     payload_bytes: int = Field(default=1 << 30, gt=0, le=1 << 40)
-    """Budget of the job's payloads in the store."""
+    """Budget for the job's payloads in the store."""
     keep_trajectories: int = Field(default=512, gt=0, le=65_536)
-    """Newest trajectories kept for the console."""
-    sampler: Plugin = Plugin(kind="shuffle")
-    filters: tuple[Plugin, ...] = Field(default=(Plugin(kind="zero_variance"),), max_length=16)
+    """Number of trajectories kept for `ListTrajectories`, the newest."""
+    sampler: PluginSpec = PluginSpec(kind="shuffle")
+    filters: tuple[PluginSpec, ...] = Field(
+        default=(PluginSpec(kind="zero_variance"),), max_length=16
+    )
     advantage: AdvantageSpec = AdvantageSpec()
 
 
-class ReplicaBounds(Closed):
-    """Between which numbers of rollout workers a job is scaled."""
+class ReplicaBounds(StrictModel):
+    """Bounds for the number of rollout workers of a scaled job."""
 
     min_replicas: int = Field(default=1, gt=0, le=10_000)
     max_replicas: int = Field(gt=0, le=10_000)
 
 
-class RolloutSpec(Closed):
-    """Who generates."""
+class RolloutSpec(StrictModel):
+    """Rollout workers and their engine."""
 
-    engine: Plugin = Plugin(kind="torch")
+    engine: PluginSpec = PluginSpec(kind="torch")
     replicas: int = Field(default=1, gt=0, le=10_000)
-    """At the start, and for good without `scaling`."""
+    """Rollout workers at the start; constant without `scaling`."""
     scaling: ReplicaBounds | None = None
     pools: tuple[Name, ...] = Field(default=(), max_length=64)
-    """Pools of the installation that may be used; any, cheapest first, if empty."""
+    """Pools of the installation that the job may use; all of them, cheapest first, if empty."""
     activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
     max_concurrent: int = Field(default=512, gt=0, le=65_536)
-    """Requests at once in one engine; more wait."""
+    """Concurrent requests per engine; further ones wait."""
     threads: int = Field(default=1, gt=0, le=1024)
     canary_tolerance: float = Field(default=0.05, gt=0.0, le=1000.0)
-    """Largest difference of canary log-probs between trainer and engine."""
+    """Largest allowed difference of canary log-probs between trainer and engine."""
 
 
-class OptimizerSpec(Closed):
+class OptimizerSpec(StrictModel):
     """AdamW with warm-up."""
 
     kind: Literal["adamw"] = "adamw"
@@ -160,33 +165,33 @@ class OptimizerSpec(Closed):
     warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
 
 
-class CheckpointSpec(Closed):
-    """Checkpoints of the trainer."""
+class CheckpointSpec(StrictModel):
+    """How often the trainer writes checkpoints, and how many it keeps."""
 
     every: Steps = 20
     keep: int = Field(default=2, gt=0, le=1000)
 
 
-class MismatchSpec(Closed):
-    """How far the engine's log-probs are from the trainer's, measured at every version."""
+class MismatchSpec(StrictModel):
+    """Mismatch between log-probs of engine and trainer, measured at every version."""
 
     sequences: int = Field(default=2, ge=0, le=4096)
-    """Of each version, per step and rank, computed again with the weights that sampled them."""
+    """Per version, step and rank, recomputed with the weights that sampled them."""
     bytes: int = Field(default=1 << 30, ge=0, le=1 << 44)
-    """Main memory per rank for weights of past versions; those that do not fit are not checked."""
+    """Host memory per rank for weights of past versions; those that do not fit are not checked."""
 
 
-class TrainerSpec(Closed):
-    """Who learns."""
+class TrainerSpec(StrictModel):
+    """Optimisation, checkpoints and publication."""
 
-    objective: Plugin = Plugin(kind="decoupled_ppo")
+    objective: PluginSpec = PluginSpec(kind="decoupled_ppo")
     optimizer: OptimizerSpec = OptimizerSpec()
     tokens_per_micro_batch: int = Field(default=4096, gt=0, le=1 << 26)
     mini_batches: int = Field(default=1, gt=0, le=4096)
     """Optimiser updates per batch."""
     world_size: int = Field(default=1, gt=0, le=4096)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward pass; master weights are float32."""
+    """Precision of the forward and backward pass; master weights are float32."""
     publish_every: int = Field(default=1, gt=0, le=1001)
     checkpoint: CheckpointSpec = CheckpointSpec()
     mismatch: MismatchSpec = MismatchSpec()
@@ -194,19 +199,19 @@ class TrainerSpec(Closed):
     gradient_checkpointing: bool = False
 
 
-class StopSpec(Closed):
-    """When the job has succeeded: whichever comes first."""
+class StopSpec(StrictModel):
+    """Conditions that end the job with success; the first one that is met counts."""
 
     steps: Steps = 200
     eval_reward: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
     wall_s: Seconds | None = None
 
 
-def _twice(names: Sequence[str]) -> list[str]:
+def _duplicates(names: Sequence[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-class JobSpec(Closed):
+class JobSpec(StrictModel):
     """What a user submits; immutable once accepted."""
 
     name: Name
@@ -226,18 +231,20 @@ class JobSpec(Closed):
     @classmethod
     def _distinct_trackers(cls, value: tuple[TrackingSpec, ...]) -> tuple[TrackingSpec, ...]:
         labels = [each.label for each in value]
-        twice = _twice(labels)
-        if twice:
-            raise ValueError(f"two trackers are named {twice[0]!r}; give each a distinct `name`")
+        duplicates = _duplicates(labels)
+        if duplicates:
+            raise ValueError(
+                f"two trackers are named {duplicates[0]!r}; give each a distinct `name`"
+            )
         return value
 
     @field_validator("reward")
     @classmethod
     def _distinct_parts(cls, value: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
         names = [part.part for part in value]
-        twice = _twice(names)
-        if twice:
-            raise ValueError(f"two parts are named {twice[0]!r}; give each a distinct `name`")
+        duplicates = _duplicates(names)
+        if duplicates:
+            raise ValueError(f"two parts are named {duplicates[0]!r}; give each a distinct `name`")
         return value
 
     @model_validator(mode="after")
@@ -251,13 +258,8 @@ class JobSpec(Closed):
         return self
 
     @model_validator(mode="after")
-    def _groups_can_be_compared(self) -> JobSpec:
-        kind, size = self.experience.advantage.kind, self.experience.group_size
-        if kind in {"grpo", "dr_grpo", "rloo"} and size < 2:
-            raise ValueError(
-                f"experience.group_size: {size} with advantage {kind!r}, "
-                "which compares the episodes of a group; at least 2 is needed"
-            )
+    def _sizes_fit_each_other(self) -> JobSpec:
+        size = self.experience.group_size
         episodes = self.experience.batch_groups * size
         if episodes > MAX_BATCH_EPISODES:
             raise ValueError(

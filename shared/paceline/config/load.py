@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -16,17 +17,17 @@ from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
 
 Model = TypeVar("Model", bound=BaseModel)
-# Where settings come from: a file or a `--set`, and what it says.
+# A source of settings, a file or a `--set`, and its content.
 Layer = tuple[str, dict[str, Any]]
 _ABSENT = object()
 MAX_LINES = 20
 MAX_SHOWN = 200
-_FILE_HELP = "settings; sections of later files are merged into those of earlier ones"
-_SET_HELP = "one setting, above all files: --set options.incarnation=3"
+_FILE_HELP = "settings file; sections of later files are merged into those of earlier ones"
+_SET_HELP = "one setting, which overrides all files: --set options.incarnation=3"
 
 
 def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
-    """The job in a YAML file; `overrides` are dotted paths (`trainer.optimizer.lr`) and values."""
+    """Read a job file; `overrides` maps dotted paths (`trainer.optimizer.lr`) to values."""
     raw = _read_yaml(path)
     for dotted, value in (overrides or {}).items():
         _set_path(raw, dotted, value)
@@ -34,20 +35,20 @@ def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
 
 
 def parse_job(raw: Any) -> JobSpec:
-    """The job in a decoded JSON or YAML document."""
+    """Validate the job in a decoded JSON or YAML document."""
     return validate(JobSpec, raw)
 
 
 def load_settings(*paths: Path, overrides: Sequence[str] = ()) -> ServiceSettings:
-    """The settings of one service process; as `load`."""
+    """Load the settings of one service process, as `load` does."""
     return load(ServiceSettings, *paths, overrides=overrides)
 
 
 def load(model: type[Model], *paths: Path, overrides: Sequence[str] = ()) -> Model:
-    """What files say together.
+    """Load and validate layered settings files.
 
     Sections of later files are merged into those of earlier ones. `overrides` are `FIELD=VALUE`:
-    a dotted path and a YAML value, or the text as it stands where the field takes text.
+    a dotted path and a YAML value, or the literal text where the field is a string.
 
     Raises:
         ConfigError: names the file or the override, the field and what is allowed.
@@ -64,7 +65,7 @@ def load(model: type[Model], *paths: Path, overrides: Sequence[str] = ()) -> Mod
 
 
 def parse_arguments(arguments: Sequence[str], *, program: str) -> ServiceSettings:
-    """The settings that a command line names.
+    """Load the settings that a command line names.
 
     Raises:
         ConfigError: as `load_settings`.
@@ -85,7 +86,7 @@ def parse_arguments(arguments: Sequence[str], *, program: str) -> ServiceSetting
 
 
 def validate(model: type[Model], raw: Any) -> Model:
-    """Check `raw` against a closed model; raises `ConfigError`."""
+    """Validate `raw` against a closed model; raises `ConfigError`."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -93,7 +94,7 @@ def validate(model: type[Model], raw: Any) -> Model:
 
 
 def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer] = ()) -> str:
-    """One line for each wrong field, with the last of the layers that sets it."""
+    """One line for each invalid field, naming the last layer that sets it."""
     lines: list[str] = []
     found = error.errors(include_url=False)
     for item in found[:MAX_LINES]:
@@ -107,8 +108,8 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
         else:
             text = item["msg"].removeprefix("Value error, ")
             secret = _is_secret(model, item["loc"])
-            told = item["type"] == "value_error" or secret
-            got = "" if told else f" (got {shown(item['input'])})"
+            omit_value = item["type"] == "value_error" or secret
+            got = "" if omit_value else f" (got {shown(item['input'])})"
             lines.append(f"{where}: {text}{got}" if item["loc"] else text)
     if len(found) > MAX_LINES:
         lines.append(f"and {len(found) - MAX_LINES} more")
@@ -116,7 +117,7 @@ def explain(error: ValidationError, model: type[BaseModel], layers: Sequence[Lay
 
 
 def shown(value: Any) -> str:
-    """A value as messages quote it: what is sent may be long."""
+    """A value as quoted in messages, truncated: input may be long."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
@@ -131,7 +132,7 @@ def _siblings(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 
 def _is_secret(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
-    """Whether the value must not be told: whoever keeps it out of `repr` says so."""
+    """Whether the value must not appear in messages: its field has `repr=False`."""
     field = _fields_around(model, loc).get(str(loc[-1])) if loc else None
     return field is not None and not field.repr
 
@@ -143,13 +144,13 @@ def _takes_text(model: type[BaseModel], loc: Sequence[int | str]) -> bool:
 
 def _fields_around(model: type[BaseModel], loc: Sequence[int | str]) -> dict[str, FieldInfo]:
     """The fields of the section that holds the last part of `loc`."""
-    here: Any = model
+    section: Any = model
     for part in loc[:-1]:
         if isinstance(part, int):
             continue
-        found = getattr(here, "model_fields", {}).get(part)
-        here = _model_of(found.annotation) if found is not None else None
-    return getattr(here, "model_fields", {})
+        found = getattr(section, "model_fields", {}).get(part)
+        section = _model_of(found.annotation) if found is not None else None
+    return getattr(section, "model_fields", {})
 
 
 def _model_of(annotation: Any) -> Any:
@@ -160,12 +161,12 @@ def _model_of(annotation: Any) -> Any:
 
 
 def _source(layers: Sequence[Layer], loc: Sequence[int | str]) -> str:
-    """The last layer that sets a field; all of them for one that none sets."""
+    """Name of the last layer that sets a field; of all files if none does."""
     for name, content in reversed(layers):
-        here: Any = content
+        value: Any = content
         for part in loc:
-            here = here.get(part, _ABSENT) if isinstance(here, dict) else _ABSENT
-        if here is not _ABSENT:
+            value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+        if value is not _ABSENT:
             return f"{name}: "
     names = [name for name, _ in layers if not name.startswith("--set")]
     return f"{', '.join(names)}: " if names else ""
@@ -185,7 +186,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if raw is None:
         return {}
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: is a {type(raw).__name__}; a mapping of fields is needed")
+        raise ConfigError(f"{path}: is a {type(raw).__name__}; expected a mapping of fields")
     return cast(dict[str, Any], raw)
 
 
@@ -221,11 +222,20 @@ def _parse_yaml(text: str, name: str) -> Any:
 
 def _set_path(raw: Any, dotted: str, value: Any) -> None:
     *parents, last = dotted.split(".")
-    here = raw
+    section = raw
     for key in parents:
-        if not isinstance(here, dict):
+        if not isinstance(section, dict):
             raise ConfigError(f"{dotted}: {key} is not a section")
-        here = here.setdefault(key, {})
-    if not isinstance(here, dict):
+        section = section.setdefault(key, {})
+    if not isinstance(section, dict):
         raise ConfigError(f"{dotted}: the part before {last} is not a section")
-    here[last] = value
+    section[last] = value
+
+
+def write_settings(path: Path, settings: ServiceSettings) -> str:
+    """Write a file for `load_settings`, readable by the owner alone: it may hold a token."""
+    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return text

@@ -1,38 +1,40 @@
-"""Which plug-ins a job names, and what is wrong with them and their options."""
+"""The plug-ins that a job names, and the check of their options and requirements."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from paceline import plugins
-from paceline.config.base import Plugin
+from paceline.config.base import PluginSpec
 from paceline.config.job import JobSpec
-from paceline.config.options import wrong_options
+from paceline.config.needs import refusal
+from paceline.config.options import marked, options_source, wrong_options
 from paceline.errors import InvalidError
+from paceline.plugins import RegularExpression, declared, registry
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """One plug-in of a job: the field with its name, and the one above its options."""
+class NamedPlugin:
+    """One plug-in of a job, with the field that names it and the field that holds its options."""
 
     kind: str
     name: str
-    at: str
-    below: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    field: str
+    options_field: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
-def named(spec: JobSpec) -> Iterator[Named]:
-    """Every plug-in of a job; the world of its tasks for each kind and purpose."""
+def named(spec: JobSpec) -> Iterator[NamedPlugin]:
+    """Every plug-in of a job; its environment once per purpose."""
     tasks, experience = spec.tasks, spec.experience
-    for kind in ("environments", "tasks"):
-        at = "tasks.environment"
-        yield Named(kind, tasks.environment, at, "tasks.options", tasks.options)
-        if spec.eval is not None:
-            both = {**tasks.options, **spec.eval.options}
-            yield Named(kind, tasks.environment, at, "eval.options", both)
+    purposes = [("tasks.options", tasks.options)]
+    if spec.eval is not None:
+        purposes.append(("eval.options", {**tasks.options, **spec.eval.options}))
+    for path, options in purposes:
+        yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
+    yield _named("topologies", "sampling.topology", spec.sampling.topology)
     for index, part in enumerate(spec.reward):
         yield _named("rewards", f"reward.{index}", part)
     yield _named("samplers", "experience.sampler", experience.sampler)
@@ -46,30 +48,53 @@ def named(spec: JobSpec) -> Iterator[Named]:
 
 
 def problems(
-    spec: JobSpec, kinds: Collection[str] = plugins.KINDS, *, here: bool = False
+    spec: JobSpec, kinds: Collection[str] = registry.KINDS, *, in_process: bool = False
 ) -> Iterator[str]:
-    """A line for each plug-in of these kinds that is not installed, and each option it refuses.
+    """A line for each plug-in that is not installed, refused option and unmet requirement.
 
-    `here`: they run in this process, so they are imported where nothing else tells their options.
+    `in_process`: the plug-ins (of an environment: its tasks) run in this process, so they are
+    imported if nothing else describes their options.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     for each in named(spec):
-        # What is wrong with a world is wrong with it for both of its kinds and purposes.
-        if each.kind not in kinds or each.at in told:
+        # An environment appears once per purpose; report it once.
+        if each.kind not in kinds or each.field in reported:
             continue
-        for line in _problems(each, here=here):
-            told.add(each.at)
+        lines = [*_problems(each, in_process=in_process)]
+        for line in lines or _unmet(spec, each, in_process=in_process):
+            reported.add(each.field)
             yield line
 
 
-def _problems(each: Named, *, here: bool) -> Iterator[str]:
+def patterns(spec: JobSpec) -> dict[str, str]:
+    """All plug-in options that are regular expressions, by field."""
+    return {
+        f"{each.options_field}.{option}": text
+        for each in named(spec)
+        for option in marked(each.kind, each.name, RegularExpression)
+        if isinstance(text := each.options.get(option), str)
+    }
+
+
+def _problems(each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
     try:
-        plugins.check(each.kind, each.name)
+        registry.check(each.kind, each.name)
     except InvalidError as error:
-        yield f"{each.at}: {error.message.removeprefix(f'{each.kind}: ')}"
+        yield f"{each.field}: {error.message.removeprefix(f'{each.kind}: ')}"
         return
-    yield from wrong_options(each.below, each.kind, each.name, each.options, itself=here)
+    yield from wrong_options(
+        each.options_field, each.kind, each.name, each.options, import_plugin=in_process
+    )
 
 
-def _named(kind: str, field: str, plugin: Plugin) -> Named:
-    return Named(kind, plugin.kind, f"{field}.kind", field, plugin.options)
+def _unmet(spec: JobSpec, each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
+    """A line for each requirement of a plug-in that the job does not meet."""
+    declaration = declared(options_source(each.kind, each.name, import_plugin=in_process))
+    plugin = f"{each.kind.removesuffix('s')} {each.name!r}"
+    for need in declaration.needs_with(each.options):
+        if line := refusal(need, spec, field=each.options_field, plugin=plugin):
+            yield line
+
+
+def _named(kind: str, field: str, plugin: PluginSpec) -> NamedPlugin:
+    return NamedPlugin(kind, plugin.kind, f"{field}.kind", field, plugin.options)

@@ -1,9 +1,9 @@
-"""Options of plug-ins, checked without importing what is heavy.
+"""Checks options of plug-ins without importing the plug-ins themselves.
 
-What a plug-in takes is told by the entry point of its name in the group `paceline.options.<kind>`:
-a pydantic model, or a function or class whose keyword parameters are the options. It must be light
-to import. A plug-in without one is checked where it runs, which for those that run in the process
-that asks is here, by their own parameters.
+The options are described by the entry point of the same name in `paceline.options.<kind>`, or by
+the descriptor of an environment: a pydantic model, or a function or class whose keyword
+parameters are the options. It must be light to import. A plug-in without one is checked against
+its own parameters, in the process that runs it.
 """
 
 from __future__ import annotations
@@ -16,63 +16,93 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from paceline import plugins
 from paceline.config.load import shown
 from paceline.errors import InvalidError
+from paceline.plugins import EnvironmentPlugin, registry
 
 MAX_FIELD = 200  # characters of a field that a message quotes
-# Of each kind: how many positional arguments it is given, and which keywords beside its options.
+# By kind: the number of positional arguments, and the keywords passed in addition to the options.
 _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "advantages": (3, frozenset()),
+    "environments": (0, frozenset({"seed"})),
     "filters": (1, frozenset()),
     "rewards": (1, frozenset()),
     "samplers": (1, frozenset({"seed", "epochs"})),
-    "tasks": (0, frozenset({"seed"})),
+    "topologies": (1, frozenset()),
     "trackers": (1, frozenset()),
 }
 
 
 def wrong_options(
-    field: str, kind: str, name: str, options: Mapping[str, Any], *, itself: bool = False
+    field: str, kind: str, name: str, options: Mapping[str, Any], *, import_plugin: bool = False
 ) -> Iterator[str]:
-    """A line for each option that a plug-in does not take as it is.
+    """A line for each option that a plug-in refuses.
 
-    `itself`: if nothing tells its options, the plug-in is imported and asked for its parameters.
+    `import_plugin`: if nothing describes its options, import it and use its own parameters.
     """
     try:
-        told = plugins.options_of(kind, name)
-        if told is None and itself:
-            told = plugins.find(kind, name)
-        model = None if told is None else model_of(told, kind)
+        source = options_source(kind, name, import_plugin=import_plugin)
+        model = None if source is None else model_of(source, kind)
     except InvalidError as error:
         yield f"{field}: {error}"
-        return
-    except (Exception, SystemExit) as error:  # the boundary of a plug-in's import
-        yield f"{field}: {name!r} cannot be imported: {type(error).__name__}: {error}"
         return
     if model is not None:
         yield from _refusals(field, name, model, options)
 
 
+def options_source(kind: str, name: str, *, import_plugin: bool = False) -> Any:
+    """The model or callable that describes the options of a plug-in and carries its declarations.
+
+    None if there is none.
+
+    Raises:
+        InvalidError: it cannot be imported.
+    """
+    try:
+        source = registry.options_of(kind, name)
+        if source is None and import_plugin:
+            source = registry.find(kind, name)
+            if isinstance(source, EnvironmentPlugin):
+                source = source.load_tasks()
+        return source
+    except InvalidError:
+        raise
+    except (Exception, SystemExit) as error:  # supervisor boundary of a plug-in's import
+        text = f"{name!r} cannot be imported: {type(error).__name__}: {error}"
+        raise InvalidError(text) from None
+
+
+def marked(kind: str, name: str, marker: type) -> Iterator[str]:
+    """Options of a plug-in that are annotated with a marker; none if it cannot be imported."""
+    try:
+        source = options_source(kind, name)
+    except InvalidError:  # reported by the check of its options
+        return
+    fields = {} if source is None else model_of(source, kind).model_fields
+    for own, field in fields.items():
+        if any(isinstance(each, marker) for each in field.metadata):
+            yield field.alias or own
+
+
 @cache
-def model_of(told: Any, kind: str) -> type[BaseModel]:
-    """The model of the options of a plug-in: what is told, or made of its parameters."""
-    if isinstance(told, type) and issubclass(told, BaseModel):
-        return told
+def model_of(source: Any, kind: str) -> type[BaseModel]:
+    """The options model of a plug-in: `source` itself, or a model built from its parameters."""
+    if isinstance(source, type) and issubclass(source, BaseModel):
+        return source
     positional, keywords = _GIVEN.get(kind, (0, frozenset[str]()))
-    parameters = list(inspect.signature(told).parameters.values())
-    hints = _hints(told)
-    others = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    parameters = list(inspect.signature(source).parameters.values())
+    hints = _hints(source)
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
     fields: dict[str, Any] = {}
-    for place, each in enumerate(parameters):
-        given = each.name in keywords or (each.kind is not each.KEYWORD_ONLY and place < positional)
+    for index, each in enumerate(parameters):
+        given = each.name in keywords or (each.kind is not each.KEYWORD_ONLY and index < positional)
         if given or each.kind in {each.VAR_KEYWORD, each.VAR_POSITIONAL, each.POSITIONAL_ONLY}:
             continue
         default = ... if each.default is each.empty else each.default
-        # By alias: a parameter may have a name that models keep for themselves.
-        fields[f"option{place}"] = (hints.get(each.name, Any), Field(default, alias=each.name))
+        # By alias: a parameter may have a name that pydantic reserves.
+        fields[f"option{index}"] = (hints.get(each.name, Any), Field(default, alias=each.name))
     config = ConfigDict(
-        extra="allow" if others else "forbid",
+        extra="allow" if takes_any else "forbid",
         strict=True,
         allow_inf_nan=False,
         arbitrary_types_allowed=True,
@@ -80,12 +110,12 @@ def model_of(told: Any, kind: str) -> type[BaseModel]:
     return create_model("Options", __config__=config, **fields)
 
 
-def _hints(told: Callable[..., Any]) -> dict[str, Any]:
+def _hints(source: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(
-            told.__init__ if isinstance(told, type) else told, include_extras=True
+            source.__init__ if isinstance(source, type) else source, include_extras=True
         )
-    except Exception:  # annotations are anything; without them only names are checked
+    except Exception:  # annotations can be anything; without them only names are checked
         return {}
 
 
@@ -93,7 +123,7 @@ def _refusals(
     field: str, name: str, model: type[BaseModel], options: Mapping[str, Any]
 ) -> Iterator[str]:
     try:
-        # As JSON, in which options come and go: a list is a tuple there, a text no number.
+        # As JSON, the form in which options travel: lists may be tuples, strings are not numbers.
         model.model_validate_json(json.dumps(options))
     except (TypeError, ValueError, RecursionError) as error:
         if not isinstance(error, ValidationError):

@@ -1,4 +1,4 @@
-"""Settings of one service process: written by whoever starts it, read once at start."""
+"""Settings of one service process: written by whatever starts it, read once at startup."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from paceline.config.base import Closed
 from paceline.config.limits import LimitSettings
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
+from paceline.plugins import StrictModel
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class TlsSettings(Closed):
-    """Certificates of this process; TLS on every gRPC channel and weight stream if set."""
+class TlsSettings(StrictModel):
+    """Certificates of this process; enables TLS on every gRPC channel and weight stream."""
 
     certificate: Path
     key: Path
     authority: Path
-    """Whose certificates are trusted: of servers, and of clients if `require_client`."""
+    """CA whose certificates are trusted: of servers, and of clients if `require_client`."""
     peer_name: str = Field(default="paceline.internal", pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-    """The name in every certificate; that of a kind of service is `KIND.` before it. A server must
-    carry the one of the kind that is called, and a caller one that `paceline.callers` allows."""
+    """DNS name in every certificate; each kind of service also has `KIND.` before it. A server must
+    present the name of the kind being called, a client one that the RPC allows."""
     require_client: bool = True
-    """Callers need a certificate of the authority too; off where a token is enough (the gateway):
-    everything else refuses them then."""
+    """Clients must present a certificate of the authority too. Off only for the gateway, whose
+    clients show a token; any other service without it refuses all calls."""
     reload_within_s: float = Field(default=3600.0, ge=0)
-    """A process whose certificates change drains and ends within this time, to start with them."""
+    """When its certificates change, a process drains and exits within this time to reload them."""
 
 
-class LogSettings(Closed):
-    """Where events go."""
+class LogSettings(StrictModel):
+    """Destination and level of the log."""
 
     level: str = "INFO"
     path: Path | None = None
@@ -41,92 +41,91 @@ class LogSettings(Closed):
     backups: int = 3
 
 
-class TracingSettings(Closed):
-    """Where traces go; see docs/tracing.md."""
+class TracingSettings(StrictModel):
+    """Export of traces; see docs/tracing.md."""
 
     endpoint: str = Field(pattern=r"^https?://[^/\s]+$")
     """OTLP over gRPC, e.g. `http://collector:4317`; https: TLS."""
     sample: float = Field(default=0.01, ge=0, le=1)
-    """Share of groups of episodes whose traces are kept; the same for all services."""
+    """Share of groups whose traces are sampled; the same for all services."""
     authority: Path | None = None
-    """Whose certificates are trusted of the endpoint; those that the system trusts if null."""
+    """CA that the endpoint's certificate must come from; the system's if null."""
     headers_file: Path | None = None
-    """Lines `name: value` that are sent along, such as an API key."""
+    """File of `name: value` lines to send as headers, such as an API key."""
     queue: int = Field(default=8192, ge=1)
-    """Spans that wait to be sent; what comes beyond is counted and lost."""
+    """Spans waiting to be sent; further ones are dropped and counted."""
     batch: int = Field(default=512, ge=1)
-    """Spans in a message."""
+    """Spans per message."""
     every_s: float = Field(default=5.0, gt=0)
-    """Between two messages, unless there are enough spans for one before."""
+    """Interval between messages; a full batch is sent at once."""
     timeout_s: float = Field(default=5.0, gt=0)
-    """Of sending a message, repetitions included."""
+    """For sending a message, retries included."""
 
 
-class HeartbeatSettings(Closed):
-    """The file that a supervisor touches; a child whose supervisor stays away ends itself."""
+class HeartbeatSettings(StrictModel):
+    """File that a supervisor touches; a child exits when it goes stale."""
 
     path: Path
     stale_s: float = 60.0
 
 
-class ProbeSettings(Closed):
-    """What `/livez` and `/readyz` on the metrics port answer."""
+class ProbeSettings(StrictModel):
+    """Limits behind `/livez` and `/readyz` on the metrics port."""
 
     stuck_s: float = Field(default=60.0, gt=0)
-    """A process whose event loop has not turned for so long is not alive."""
+    """A process whose event loop is blocked for this long is not alive."""
     silent_s: float = Field(default=120.0, gt=0)
-    """Work of its own that is pending, and of which nothing comes for so long: it is not ready."""
+    """A process whose own pending work makes no progress for this long is not ready."""
     dead_s: float = Field(default=600.0, gt=0)
-    """The same, and it is not alive."""
+    """Likewise, after which it is not alive."""
     answer_s: float = Field(default=10.0, gt=0)
-    """The store may be silent for so long before experience is not ready."""
+    """Experience is not ready when the store has not answered for this long."""
     first_s: float = Field(default=3600.0, gt=0)
-    """What a trainer does for the first time (a step that compiles, a checkpoint) may take so
-    long."""
+    """Limit for what a trainer does for the first time (a step that compiles, a checkpoint)."""
     slack: float = Field(default=10.0, ge=1)
-    """And afterwards so many times the longest so far, if that is more than the limits above."""
+    """Afterwards the limit is this multiple of the longest so far, if above the limits above."""
 
 
-class ServiceSettings(Closed):
-    """Everything a process needs to know; the section of its kind under `options`."""
+class ServiceSettings(StrictModel):
+    """Settings common to all services; those of its kind are under `options`."""
 
     kind: WorkerKind
     worker_id: str
     host: str = "127.0.0.1"
     advertise: str = ""
-    """host:port under which others reach it; host and bound port if empty."""
+    """host:port at which others reach this process; host and bound port if empty."""
     port: Port = 0
-    """gRPC; 0: any free one."""
+    """gRPC port; 0: any free one."""
     metrics_host: str = ""
-    """Where `metrics_port` is bound; `host` if empty."""
+    """Address to bind `metrics_port` to; `host` if empty."""
     metrics_port: Port = 0
-    """HTTP: /metrics, /livez, /readyz; 0: any free one."""
+    """HTTP port for /metrics, /livez and /readyz; 0: any free one."""
     site: str = "local"
     run_dir: Path = Path("runs/local")
     storage: str = ""
     """Folder or fsspec URL (`s3://bucket/prefix`) for checkpoints, below `jobs/<job id>`; `run_dir`
-    if empty. What a URL needs (`s3fs`, credentials) is up to whoever runs the trainer."""
+    if empty. The trainer's image and environment provide what a URL needs (`s3fs`, credentials)."""
     experience: str = ""
     """host:port of the experience service."""
     store_url: str = Field(default="", repr=False)
     """redis://, rediss:// (TLS) or unix:// URL, redis+cluster:// or rediss+cluster:// for a
     cluster; experience only."""
     job_id: str = ""
-    """Empty: a shared pool."""
+    """Job that the process works for; empty: a shared pool."""
     grace_s: float = 20.0
     token: str = Field(default="", repr=False)
-    """Of gateway and controller: the bootstrap token of the installation, from which the controller
-    makes its own. The gateway makes one in `run_dir` if empty."""
+    """Gateway and controller only: the bootstrap token of the installation, from which the
+    controller derives its own. If empty, the gateway generates one in `run_dir`."""
     tls: TlsSettings | None = None
     limits: LimitSettings = LimitSettings()
-    """The same in all processes of an installation."""
+    """Must be the same in all processes of an installation."""
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings | None = None
     """Off if null."""
     supervisor: HeartbeatSettings | None = None
     options: dict[str, Any] = Field(default_factory=dict)
-    """Section of the kind: one of the `...Options` below, validated by the service itself."""
+    """Options of this kind of service: one of the `...Options` below, validated by the service."""
 
     @field_validator("limits", mode="before")
     @classmethod
@@ -134,142 +133,142 @@ class ServiceSettings(Closed):
         return {} if value is None else value
 
 
-class GatewayOptions(Closed):
-    """Section of the gateway."""
+class GatewayOptions(StrictModel):
+    """Options of the gateway."""
 
     http_port: Port = 8300
-    """REST; 0: any free one."""
+    """Port of REST; 0: any free one."""
     https: bool = False
-    """REST with the certificate of `tls`; callers need none."""
+    """Serve REST with the certificate of `tls`; clients need none."""
 
 
-class PoolOptions(Closed):
-    """Rollout workers on one kind of machine."""
+class PoolOptions(StrictModel):
+    """A pool of rollout workers on one type of machine."""
 
     cost: float = Field(default=1.0, gt=0)
-    """Of a worker for an hour, in a unit that all pools share; the cheapest tokens come first."""
+    """Cost of a worker per hour, in a unit common to all pools; cheapest tokens are used first."""
     speed: float = Field(default=1.0, gt=0)
     """Tokens per second of a worker, relative to the other pools."""
     max_replicas: int = Field(default=64, ge=0)
-    """Over all jobs."""
+    """Maximum over all jobs."""
     min_replicas: int = Field(default=0, ge=0)
-    """Of each scaled job that may use the pool, whatever the others cost."""
+    """Minimum for each scaled job that may use the pool, whatever the other pools cost."""
     spot: bool = False
-    """Its machines may be taken away at any time."""
+    """Its machines may be preempted at any time."""
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
-    """Process runtime: that option of the rollout workers that it starts in this pool."""
+    """Process runtime: `engines` of the rollout workers started in this pool."""
 
 
-class PoolsFile(Closed):
-    """What `paceline up --pools` reads."""
+class PoolsFile(StrictModel):
+    """The file of `paceline up --pools`."""
 
     pools: dict[str, PoolOptions] = Field(min_length=1)
 
 
-class LimitsFile(Closed):
-    """What `paceline up --limits` reads."""
+class LimitsFile(StrictModel):
+    """The file of `paceline up --limits`."""
 
     limits: LimitSettings
 
 
-class KubernetesOptions(Closed):
-    """Where pods are made, and of what."""
+class KubernetesOptions(StrictModel):
+    """How the controller runs jobs in Kubernetes."""
 
     kubeconfig: Path | None = None
-    """File that says how the API is reached; as pods reach it if null."""
+    """kubeconfig file for the API; the in-cluster configuration if null."""
     namespace: str = "default"
     release: str = "paceline"
-    """Value of the label `app.kubernetes.io/instance` of everything in this installation."""
+    """Label `app.kubernetes.io/instance` of all objects of this installation."""
     identity: str = "paceline-controller-0"
-    """Of this process among the candidates for leadership."""
+    """Identity of this process in leader election."""
     owner: str = "paceline-controller"
-    """Deployment that owns what is made for jobs without a `TrainingJob` object."""
+    """Deployment that owns the objects of jobs."""
     lease: str = "paceline-controller"
     """Lease object that the leader holds."""
     lease_s: float = Field(default=15.0, gt=0)
-    """How long it holds without being renewed; its holder stops acting after two thirds of it."""
+    """How long it is valid without renewal; its holder stops acting after two thirds of that."""
     templates: Path = Path("/etc/paceline/templates")
-    """Folder with `trainer.yaml` and `rollout-<pool>.yaml`: whole pod templates."""
+    """Folder with complete pod templates: `trainer.yaml` and `rollout-<pool>.yaml`."""
     pools: dict[str, str] = Field(default_factory=dict)
     """Deployments of the shared pools, by kind of service."""
     ranks_per_pod: int = Field(default=8, ge=1)
-    """Trainer ranks in one pod; a larger job has several pods."""
+    """Trainer ranks per pod; a larger job has several pods."""
     jobset: bool = False
     training_jobs: bool = True
-    """Whether `TrainingJob` objects are a door to jobs."""
+    """Whether jobs may be submitted as `TrainingJob` objects."""
     gateway: str = ""
     """host:port of the gateway's gRPC, where `TrainingJob` objects are submitted."""
-    patience_s: float = Field(default=3600.0, gt=0)
+    pending_timeout_s: float = Field(default=3600.0, gt=0)
     """How long pods may wait for machines or images before their job fails."""
 
 
-class EnvironmentScaling(Closed):
-    """How environment workers follow the episodes that want to run."""
+class EnvironmentScaling(StrictModel):
+    """Scaling of environment workers by runnable episodes."""
 
     max_replicas: int = Field(default=16, ge=1)
     occupancy: float = Field(default=0.8, gt=0, le=1)
-    """Share of a worker's slots, and of its one core, that is meant to be used."""
+    """Target utilisation of a worker's slots, and of its one core."""
 
 
-class RewardScaling(Closed):
-    """How reward workers follow the answers that wait for a score."""
+class RewardScaling(StrictModel):
+    """Scaling of reward workers by answers waiting for a score."""
 
     max_replicas: int = Field(default=16, ge=1)
     queue_s: float = Field(default=5.0, gt=0)
-    """In which a queue is to be cleared."""
+    """Time in which the queue should be cleared."""
     occupancy: float = Field(default=0.8, gt=0, le=1)
-    """Share of a worker's time that is meant to be used."""
+    """Target utilisation of a worker's time."""
 
 
-class ScalingOptions(Closed):
-    """How replicas follow demand; see docs/scaling.md."""
+class ScalingOptions(StrictModel):
+    """Autoscaling; see docs/scaling.md."""
 
     executor: Literal["controller", "external"] = "controller"
-    """`external`: another autoscaler sets replicas, by the metrics; the controller leaves them."""
+    """`external`: another autoscaler sets replicas from the metrics; the controller does not."""
     period_s: float = Field(default=5.0, gt=0)
-    """Between decisions."""
-    warm_s: float = Field(default=20.0, ge=0)
-    """So long after it is ready a worker tells nothing about its speed."""
+    """Interval between decisions."""
+    warmup_s: float = Field(default=20.0, ge=0)
+    """Time after becoming ready during which a worker's speed is not measured."""
     smooth_s: float = Field(default=60.0, gt=0)
-    """Time constant of moving averages; by steps of the trainer if those take longer."""
+    """Time constant of moving averages; `smooth_steps` trainer steps if those take longer."""
     smooth_steps: int = Field(default=32, ge=1)
     margin: float = Field(default=0.1, ge=0)
-    """More rollout workers than the formula says, for what is dropped and for noise."""
-    band: float = Field(default=0.1, ge=0, lt=1)
-    """Share by which there must be too few before there are more; larger while figures
-    are unclear."""
-    slack: float = Field(default=0.1, ge=0, lt=1)
-    """Share by which there must be too many before there are fewer; likewise."""
+    """Extra share of rollout workers, for dropped episodes and noise."""
+    scale_up_tolerance: float = Field(default=0.1, ge=0, lt=1)
+    """Relative shortage of workers that is tolerated before scaling up; larger while the
+    measurements are uncertain."""
+    scale_down_tolerance: float = Field(default=0.1, ge=0, lt=1)
+    """Relative surplus of workers that is tolerated before scaling down; likewise."""
     starved: float = Field(default=0.05, gt=0, lt=1)
     """Share of its time that a trainer may wait before rollout workers are added."""
     sync_wait: float = Field(default=0.5, gt=0, lt=1)
     """The same where sampling and training cannot overlap (`max_staleness: 0`)."""
     first_step_s: float = Field(default=60.0, gt=0)
-    """Taken for a step of a trainer until it has trained one; rollout workers are ordered so."""
+    """Assumed duration of a trainer step until the first one is measured."""
     requests_each: float = Field(default=4.0, gt=0)
-    """A rollout worker with fewer requests at once is one too many."""
-    up_s: float = Field(default=15.0, ge=0)
-    """Pause between increases."""
-    down_s: float = Field(default=300.0, ge=0)
-    """How long fewer must have been enough before some are given up."""
-    most_up: float = Field(default=3.0, gt=1)
+    """Concurrent requests per rollout worker below which there are too many workers."""
+    scale_up_cooldown_s: float = Field(default=15.0, ge=0)
+    """Minimum time between increases."""
+    scale_down_stabilization_s: float = Field(default=300.0, ge=0)
+    """How long fewer workers must have been enough before scaling down."""
+    max_scale_up: float = Field(default=3.0, gt=1)
     """Largest factor of one increase."""
-    most_down: float = Field(default=0.5, gt=0, lt=1)
+    max_scale_down: float = Field(default=0.5, gt=0, lt=1)
     """Smallest factor of one decrease."""
-    patience_s: float = Field(default=180.0, gt=0)
-    """How long a pool may deliver nothing of what is asked of it before another one is asked."""
+    pool_timeout_s: float = Field(default=180.0, gt=0)
+    """How long a pool may fail to deliver a requested worker before another pool is tried."""
     retry_s: float = Field(default=900.0, gt=0)
-    """After which it is asked again."""
+    """Time after which it is tried again."""
     idle_s: float = Field(default=600.0, ge=0)
-    """Without a job, until the shared pools that are scaled go to zero."""
+    """Time without a job until scaled shared pools go to zero."""
     environment: EnvironmentScaling | None = None
-    """`environment_replicas` for good if null, else at least so many while a job is live."""
+    """If null, `environment_replicas` is constant, otherwise the minimum while a job is live."""
     reward: RewardScaling | None = None
-    """The same with `reward_replicas`."""
+    """Likewise with `reward_replicas`."""
 
 
-class ControllerOptions(Closed):
-    """Section of the controller."""
+class ControllerOptions(StrictModel):
+    """Options of the controller."""
 
     runtime: Literal["process", "kubernetes"] = "process"
     kubernetes: KubernetesOptions = KubernetesOptions()
@@ -278,89 +277,89 @@ class ControllerOptions(Closed):
     )
     """Pools of rollout workers that jobs may use, by name."""
     trainer_cost: float = Field(default=1.0, gt=0)
-    """Of a trainer rank for an hour, in the unit of the pools' `cost`; for the metrics."""
+    """Cost of a trainer rank per hour, in the unit of the pools' `cost`; for the metrics."""
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
-    """Process runtime: that option of the rollout workers and trainers that it starts."""
+    """Process runtime: `weights_mbit_per_s` of the rollout workers and trainers it starts."""
     scaling: ScalingOptions = ScalingOptions()
-    patience_s: float = Field(default=600.0, ge=0)
-    """So long a queued job lets smaller ones pass; then what becomes free is kept for it."""
+    backfill_after_s: float = Field(default=600.0, ge=0)
+    """How long smaller jobs may overtake a queued one; then freed capacity is kept for it."""
     environment_replicas: int = Field(default=1, ge=1)
     reward_replicas: int = Field(default=1, ge=1)
     period_s: float = Field(default=0.5, gt=0)
     start_timeout_s: float = Field(default=120.0, gt=0)
-    """Until a started process answers its health check."""
-    restart_most_s: float = Field(default=15.0, gt=0)
-    """Longest pause of the exponential restart back-off."""
+    """Time for a started process to answer its health check."""
+    max_restart_backoff_s: float = Field(default=15.0, gt=0)
+    """Upper bound of the exponential restart backoff."""
     give_up_after: int = Field(default=10, ge=1)
-    """Starts of a job's process without progress before the job fails."""
+    """Starts of a job's process without progress until the job fails."""
 
 
-class ExperienceOptions(Closed):
-    """Section of the experience service."""
+class ExperienceOptions(StrictModel):
+    """Options of the experience service."""
 
     compress_over_bytes: int = Field(default=1024, ge=0)
-    """Payloads above this are compressed."""
+    """Payloads above this size are compressed."""
     member_lease_s: float = Field(default=6.0, gt=0)
-    """A worker that does not beat for so long leaves the roster."""
+    """A worker without a heartbeat for this long is removed from the roster."""
     store_wait_s: float = Field(default=60.0, ge=0)
-    """How long to wait at the start for a store that does not answer; then the process ends."""
-    audit_entries: int = Field(default=100_000, ge=1000)
-    """Of the audit log that the store keeps, about; files and logs have all of them."""
+    """How long to wait for the store at startup; then the process exits."""
+    max_audit_entries: int = Field(default=100_000, ge=1000)
+    """Approximate number of audit entries in the store; files and logs have all of them."""
     lease_return_s: float = Field(default=1.0, gt=0)
-    """A worker whose lease stream has broken may come back for so long; then its episodes are
-    handed out again."""
+    """How long a worker whose lease stream broke may take to reconnect; then its episodes are
+    leased again."""
     sweep_s: float = Field(default=0.5, gt=0)
-    """How often leases, stragglers and evals are looked after."""
-    audit_s: float = Field(default=60.0, gt=0)
-    """How often every live ledger is counted again, for the metrics."""
+    """Interval between checks of leases, stragglers and evals."""
+    verify_interval_s: float = Field(default=60.0, gt=0)
+    """Interval between verifications of every live ledger, for the metrics."""
     plugins_s: float = Field(default=30.0, gt=0)
-    """In which the samplers, task sources, filters and advantages of a job have to be built."""
+    """Timeout for building the samplers, task sources, filters and advantages of a job."""
     plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
-    """Memory that they may take, tried in a process of their own before a job is accepted."""
+    """Memory limit of the separate process that tries them before a job is accepted."""
 
 
-class EnvironmentOptions(Closed):
-    """Section of an environment worker."""
+class EnvironmentOptions(StrictModel):
+    """Options of an environment worker."""
 
     environments: tuple[str, ...] = ()
-    """Names of environments that can run here; any if empty."""
+    """Names of the environments that this worker can run; any if empty."""
     slots: int = Field(default=1024, ge=1)
-    """Training episodes at once."""
+    """Concurrent training episodes."""
     eval_slots: int = Field(default=1024, ge=1)
-    """Eval episodes at once, beside them."""
+    """Concurrent eval episodes, in addition."""
     flush_s: float = Field(default=1.0, gt=0)
-    """How often progress is told."""
+    """Interval between progress reports."""
     flush_tokens: int = Field(default=256, ge=1)
     score_timeout_s: float = Field(default=60.0, gt=0)
-    """Of an answer of a reward worker, beside the longest `timeout_s` of the job's parts."""
+    """Timeout of a call to a reward worker, plus the longest `timeout_s` of the job's parts."""
     prefix_worth: float = Field(default=16.0, ge=0)
-    """Tokens in flight that a token of a prefix outweighs when a rollout worker is picked."""
+    """Tokens in flight that one cached prefix token outweighs when a rollout worker is chosen."""
 
 
-class RewardOptions(Closed):
-    """Section of a reward worker."""
+class RewardOptions(StrictModel):
+    """Options of a reward worker."""
 
     processes: int = Field(default=2, ge=1)
-    """Children that run user code; a hung or crashed one is replaced."""
+    """Child processes that run user code; a hung or crashed one is replaced."""
 
 
-class TrackingOptions(Closed):
-    """Section of the tracking service."""
+class TrackingOptions(StrictModel):
+    """Options of the tracking service."""
 
     poll_s: float = Field(default=2.0, gt=0)
-    """Between two looks at the jobs and at the history of each."""
+    """Interval between polls of the jobs and of their histories."""
     retry_most_s: float = Field(default=60.0, gt=0)
-    """Longest pause before a tracker that failed is begun again."""
+    """Upper bound of the backoff before a failed tracker is restarted."""
     give_up_s: float = Field(default=86400.0, gt=0)
-    """How long a job that is over waits for a tracker that fails."""
+    """How long a failing tracker of a finished job is retried."""
 
 
-class WeightsOptions(Closed):
-    """How a process takes part in the broadcast of weights."""
+class WeightsOptions(StrictModel):
+    """Options for the broadcast of weights."""
 
     weights_port: Port = 0
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
-    """Cap on what it sends of weights, and likewise on what it receives; none if null."""
+    """Bandwidth cap for sending weights, and another for receiving them; none if null."""
 
     @property
     def weights_bytes_per_s(self) -> float:
@@ -369,16 +368,16 @@ class WeightsOptions(Closed):
 
 
 class RolloutOptions(WeightsOptions):
-    """Section of a rollout worker."""
+    """Options of a rollout worker."""
 
     pool: str = ""
-    """In which it runs; the job's first one if empty."""
+    """Pool in which it runs; the job's first one if empty."""
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict, repr=False)
-    """What the installation says of engines, by kind: interpreters, arguments, addresses. See
-    docs/engines.md; what a job says is in its `rollout.engine`."""
+    """The installation's settings of engines, by kind: interpreters, arguments, addresses. See
+    docs/engines.md; the job's options are in its `rollout.engine`."""
 
 
 class TrainerOptions(WeightsOptions):
-    """Section of a trainer; the same file for all ranks."""
+    """Options of a trainer; all ranks read the same file."""
 
     incarnation: int = Field(ge=0)

@@ -8,35 +8,36 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import Closed, Name, Plugin, Seconds
+from paceline.config.base import Name, PluginSpec, Seconds
+from paceline.plugins import StrictModel
 
-# Fields that hold credentials, and credentials inside of a URL.
+# Fields that hold credentials, and credentials inside a URL.
 _SECRET = re.compile(r"(?i)(^|[._-])(api_?)?(key|token|secret|password|passwd|credentials?)$")
 _IN_URL = re.compile(r"(?i)://[^/@\s]+@|[?&](api_?key|\w*token|secret|password)=")
 
 
-class TrackedSamples(Closed):
-    """Trajectories that trackers show as a table."""
+class TrackedSamples(StrictModel):
+    """Trajectories logged to trackers as a table."""
 
     every: int = Field(default=10, gt=0, le=1_000_000)
     """In trainer steps."""
     count: int = Field(default=4, ge=1, le=64)
-    """Trajectories of each of those steps, the newest."""
+    """Trajectories per logged step, the newest ones."""
 
 
-class TrackingSpec(Plugin):
-    """One experiment tracker. Addresses and keys are no part of a job: see docs/tracking.md."""
+class TrackingSpec(PluginSpec):
+    """One experiment tracker. Its address and keys are not part of a job: see docs/tracking.md."""
 
     name: Name | None = None
-    """Of this tracker in the job's status; `kind` if null."""
+    """Name of this tracker in the job's status; `kind` if null."""
     axis: Literal["step", "version"] = "step"
-    """What curves are drawn over: the trainer's step, which rewinds after a crash, or the version
-    of the weights, which only grows."""
+    """X axis of curves: the trainer's step, which rewinds after a crash, or the version of the
+    weights, which only grows."""
     system_s: Seconds | None = 15.0
-    """Between two samples of what the job's workers do; none if null."""
+    """Interval between samples of worker activity; none if null."""
     samples: TrackedSamples | None = TrackedSamples()
     timeout_s: float = Field(default=60.0, gt=0, le=86400.0)
-    """A tracker that takes longer over anything is ended and begun again."""
+    """A tracker that takes longer over any call is restarted."""
 
     @property
     def label(self) -> str:
@@ -65,7 +66,7 @@ class TrackingSpec(Plugin):
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value inside of mappings and lists, with the dotted path to it."""
+    """Every value within mappings and lists, with its dotted path."""
     if isinstance(value, dict):
         for key, inner in cast(dict[str, Any], value).items():
             yield from _leaves(inner, f"{path}.{key}" if path else key)

@@ -1,26 +1,29 @@
-"""What a test of an engine needs: requests, snapshots of a model, and what came out."""
+"""What a test of an engine needs: requests, snapshots of weights, and what came out.
+
+The contract itself is in `paceline.testing.engine_contract`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.interfaces import Emission, Engine, Generation
-from paceline.types import Sampling
-from paceline.weights import Header, Staging, plan
+from paceline.plugins import Engine, EngineOutput, EngineRequest
+from paceline.types import SamplingParams
+from paceline.weights import SnapshotHeader, Staging, plan
 
 PATIENCE_S = 60.0
 
 
 class Answers:
-    """Collects emissions by request; `model` is what `swap` loads."""
+    """Collects emissions by request; `model` is what `swap` loads: a torch model, or no weights."""
 
-    def __init__(self, engine: Engine, model: Any) -> None:
+    def __init__(self, engine: Engine, model: Any = None) -> None:
         self.engine = engine
         self.model = model
-        self.parts: dict[str, list[Emission]] = defaultdict(list)
+        self.parts: dict[str, list[EngineOutput]] = defaultdict(list)
         self.task = asyncio.create_task(self._collect())
 
     async def _collect(self) -> None:
@@ -29,7 +32,7 @@ class Answers:
                 assert not self.ended(emission.request_id), "nothing follows an end"
                 self.parts[emission.request_id].append(emission)
 
-    def ended(self, name: str) -> Emission | None:
+    def ended(self, name: str) -> EngineOutput | None:
         """The last emission of a request, if it has ended."""
         found = self.parts[name]
         return found[-1] if found and found[-1].finish_reason else None
@@ -51,25 +54,45 @@ class Answers:
         """Wait for so many tokens."""
         await wait_for(lambda: len(self.tokens(name)) >= tokens)
 
-    async def end(self, name: str) -> Emission:
+    async def end(self, name: str) -> EngineOutput:
         """Wait for the end."""
         await wait_for(lambda: self.ended(name) is not None)
         return self.parts[name][-1]
 
-    async def run(self, *requests: Generation) -> list[Emission]:
+    async def run(self, *requests: EngineRequest) -> list[EngineOutput]:
         """Submit and wait for all ends."""
         self.engine.submit(requests)
         return [await self.end(request.request_id) for request in requests]
 
     async def swap(self, version: int, activation: str = "in_flight", model: Any = None) -> None:
         """Load a version."""
-        await self.engine.load(snapshot(model or self.model, version), activation)
+        model = model or self.model
+        given = blank_snapshot(version) if model is None else snapshot(model, version)
+        await self.engine.load(given, activation)
 
 
 def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes: Any) -> Staging:
     """The parameters of a torch model as a trainer would publish them."""
     named: dict[str, Any] = dict(model.named_parameters())
-    entries, num_bytes = plan([(n, "float32", tuple(p.shape)) for n, p in named.items()])
+    tensors = {
+        name: (tuple(each.shape), each.detach().contiguous().numpy().tobytes())
+        for name, each in named.items()
+    }
+    return _snapshot(tensors, version, canary, **changes)
+
+
+def blank_snapshot(version: int, canary: Sequence[int] = (1, 2), **changes: Any) -> Staging:
+    """Weights of an engine that looks at none."""
+    return _snapshot({"weight": ((4, 4), bytes(64))}, version, canary, **changes)
+
+
+def _snapshot(
+    tensors: Mapping[str, tuple[tuple[int, ...], bytes]],
+    version: int,
+    canary: Sequence[int],
+    **changes: Any,
+) -> Staging:
+    entries, num_bytes = plan([(n, "float32", shape) for n, (shape, _) in tensors.items()])
     fields: dict[str, Any] = {
         "job_id": "job",
         "version": version,
@@ -85,19 +108,19 @@ def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes
         "canary_logprobs": (-3.0,) * (len(canary) - 1),
         **changes,
     }
-    staging = Staging(Header(**fields))
+    staging = Staging(SnapshotHeader(**fields))
     for entry in entries:
-        staging.fill(entry.offset, named[entry.name].detach().contiguous().numpy().tobytes())
+        staging.fill(entry.offset, tensors[entry.name][1])
     staging.finish()
     return staging
 
 
 def ask(
     name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, sampled: int = 0, **s: Any
-) -> Generation:
+) -> EngineRequest:
     """A request for eight tokens, unless told otherwise."""
     knobs: dict[str, Any] = {"max_tokens": 8, **s}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned, sampled)
+    return EngineRequest(name, tuple(tokens), SamplingParams(**knobs), pinned, sampled)
 
 
 async def wait_for(done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:

@@ -1,4 +1,4 @@
-"""The contract of experiment trackers, for built-in ones and those of others; and one that fails.
+"""The contract of experiment trackers, for built-in ones and those of others.
 
 def test_mine(tmp_path):
     fulfils_the_contract("mine", tmp_path, read=lambda run: [...rows that the run holds...])
@@ -6,17 +6,11 @@ def test_mine(tmp_path):
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from paceline import plugins
-from paceline.interfaces import TrackedPoint, TrackedRun, TrackedSample, Tracker
+from paceline.plugins import TrackedPoint, TrackedRun, TrackedSample, Tracker, registry
 
 ROWS = 6
 REWOUND = 5  # rows when the step has just gone back
@@ -62,7 +56,7 @@ def fulfils_the_contract(
     kind: str, folder: Path, *, read: Rows, options: Mapping[str, Any] | None = None
 ) -> TrackedRun:
     """Three lives of a run, the third after a rewind: it resumes, and has every row once."""
-    factory = plugins.find("trackers", kind)
+    factory = registry.find("trackers", kind)
     run = tracked_run(folder)
     first: Tracker = factory(run, **(options or {}))
     assert first.rows in {0, None}, "a new run holds nothing"
@@ -79,81 +73,3 @@ def fulfils_the_contract(
     assert isinstance(third.url, str)
     assert list(read(run)) == list(range(ROWS)), "every row once, in order"
     return run
-
-
-def lines(run: TrackedRun, *, trouble: str = "", tells: bool = True) -> Lines:
-    """A tracker that writes points into `points.jsonl`; `trouble` is a file that says what ails it.
-
-    hang: waits for ever. crash: the process dies. refuse: raises. half: dies after the first point
-    of a call. lose: writes all, and dies before it says so. noise: prints, and works.
-    """
-    return Lines(run, trouble=trouble, tells=tells)
-
-
-class Lines:
-    """See `lines`; with `tells` off it does not know what it holds."""
-
-    def __init__(self, run: TrackedRun, *, trouble: str, tells: bool) -> None:
-        self._path = run.folder / "points.jsonl"
-        self._trouble = Path(trouble) if trouble else None
-        self._tells = tells
-        self.url = str(self._path)
-        self._ail()
-
-    @property
-    def rows(self) -> int | None:
-        """Lines with an index."""
-        return len(self._held()) if self._tells else None
-
-    def write(self, points: Sequence[TrackedPoint]) -> None:
-        """Append a line for each."""
-        ailment = self._ail()
-        with self._path.open("a") as file:
-            for point in points:
-                file.write(json.dumps(asdict(point)) + "\n")
-                file.flush()
-                if ailment == "half":
-                    os._exit(7)
-        if ailment == "lose":
-            os._exit(7)
-
-    def finish(self, state: str, summary: Mapping[str, Any]) -> None:
-        """Write the summary."""
-        self._ail()
-        self._path.with_name("summary.json").write_text(json.dumps({"state": state, **summary}))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _held(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        found = map(json.loads, self._path.read_text().splitlines())
-        return [point for point in found if point["index"] >= 0]
-
-    def _ail(self) -> str:
-        ailment = ""
-        if self._trouble is not None and self._trouble.exists():
-            ailment = self._trouble.read_text()
-        while ailment == "hang":
-            time.sleep(1.0)
-        if ailment == "crash":
-            print("out of luck", file=sys.stderr, flush=True)
-            os._exit(9)
-        if ailment == "refuse":
-            raise ConnectionError(f"no server, key {os.environ.get('LINES_API_KEY', '')}")
-        if ailment == "noise":
-            print("{}\n" * 100_000)
-        return ailment
-
-
-def leaky(run: TrackedRun) -> Lines:
-    """A tracker whose address holds everything that it should not."""
-    tracker = Lines(run, trouble="", tells=True)
-    tracker.url = "https://me:correct-horse@host/run?token=battery-staple"
-    return tracker
-
-
-def refusing(run: TrackedRun) -> Lines:
-    """A tracker that tells what it was given."""
-    raise ConnectionError(f"key {os.environ['SOME_API_KEY']}")

@@ -1,1 +1,1 @@
-"""Generated from protos/paceline/v1; see `make protos`."""
+"""Generated from protos/paceline/v1; see `make generate`."""

@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from paceline.v1 import options_pb2 as _options_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,10 +20,29 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _AuditOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuditOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUDIT_OUTCOME_UNSPECIFIED: _AuditOutcome.ValueType  # 0
+    AUDIT_OUTCOME_OK: _AuditOutcome.ValueType  # 1
+    AUDIT_OUTCOME_REFUSED: _AuditOutcome.ValueType  # 2
+    AUDIT_OUTCOME_FAILED: _AuditOutcome.ValueType  # 3
+
+class AuditOutcome(_AuditOutcome, metaclass=_AuditOutcomeEnumTypeWrapper): ...
+
+AUDIT_OUTCOME_UNSPECIFIED: AuditOutcome.ValueType  # 0
+AUDIT_OUTCOME_OK: AuditOutcome.ValueType  # 1
+AUDIT_OUTCOME_REFUSED: AuditOutcome.ValueType  # 2
+AUDIT_OUTCOME_FAILED: AuditOutcome.ValueType  # 3
+Global___AuditOutcome: _TypeAlias = AuditOutcome  # noqa: Y015
+
 @_typing.final
 class Principal(_message.Message):
-    """Who calls. Between services it travels in the metadata `paceline-principal-bin`; a call without
-    it is a service's own.
+    """The authenticated caller. Between services it travels in the metadata `paceline-principal-bin`; a
+    call without it is made by a service on its own behalf.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -35,17 +56,16 @@ class Principal(_message.Message):
     name: _builtins.str
     tenant: _builtins.str
     """*: all"""
-    role: _builtins.str
-    """read | submit | admin"""
+    role: _options_pb2.Role.ValueType
     source: _builtins.str
-    """host from which gateway was called"""
+    """host that called the gateway"""
     def __init__(
         self,
         *,
         token_id: _builtins.str = ...,
         name: _builtins.str = ...,
         tenant: _builtins.str = ...,
-        role: _builtins.str = ...,
+        role: _options_pb2.Role.ValueType = ...,
         source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -73,12 +93,12 @@ class Token(_message.Message):
     name: _builtins.str
     tenant: _builtins.str
     """*: all"""
-    role: _builtins.str
+    role: _options_pb2.Role.ValueType
     age_s: _builtins.float
     expires_in_s: _builtins.float
-    """negative: has expired; without: never"""
+    """negative: expired; unset: never expires"""
     used_s: _builtins.float
-    """seconds since it was last used; without: never"""
+    """seconds since last use; unset: never used"""
     revoked: _builtins.bool
     created_by: _builtins.str
     def __init__(
@@ -87,7 +107,7 @@ class Token(_message.Message):
         token_id: _builtins.str = ...,
         name: _builtins.str = ...,
         tenant: _builtins.str = ...,
-        role: _builtins.str = ...,
+        role: _options_pb2.Role.ValueType = ...,
         age_s: _builtins.float = ...,
         expires_in_s: _builtins.float | None = ...,
         used_s: _builtins.float | None = ...,
@@ -120,14 +140,15 @@ class CreateTokenRequest(_message.Message):
     name: _builtins.str
     tenant: _builtins.str
     """empty: the caller's"""
-    role: _builtins.str
+    role: _options_pb2.Role.ValueType
+    """not set: submit"""
     expires_in_s: _builtins.float
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         tenant: _builtins.str = ...,
-        role: _builtins.str = ...,
+        role: _options_pb2.Role.ValueType = ...,
         expires_in_s: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "expires_in_s", b"expires_in_s"]  # noqa: Y015
@@ -147,7 +168,7 @@ class CreateTokenReply(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """what goes into the authorization header; kept nowhere"""
+    """value for the authorization header; not stored"""
     @_builtins.property
     def token(self) -> Global___Token: ...
     def __init__(
@@ -170,7 +191,7 @@ class ListTokensRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """empty: all that the caller may see"""
+    """empty: all visible to the caller"""
     def __init__(
         self,
         *,
@@ -233,7 +254,7 @@ class AuthenticateRequest(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     token_id: _builtins.str
     digest: _builtins.bytes
-    """sha256 of the whole token"""
+    """sha256 of the full token"""
     def __init__(
         self,
         *,
@@ -275,7 +296,7 @@ Global___AuthenticateReply: _TypeAlias = AuthenticateReply  # noqa: Y015
 
 @_typing.final
 class Refusal(_message.Message):
-    """Equal refusals within a short time are one entry."""
+    """Identical refusals within a short time are merged into one entry."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -290,7 +311,7 @@ class Refusal(_message.Message):
     count: _builtins.int
     @_builtins.property
     def principal(self) -> Global___Principal:
-        """of unknown callers only the source"""
+        """for unknown callers only the source is set"""
 
     def __init__(
         self,
@@ -310,7 +331,7 @@ class Refusal(_message.Message):
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 @_typing.final
-class ReportRequest(_message.Message):
+class ReportRefusalsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REFUSALS_FIELD_NUMBER: _builtins.int
@@ -327,10 +348,10 @@ class ReportRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
+Global___ReportRefusalsRequest: _TypeAlias = ReportRefusalsRequest  # noqa: Y015
 
 @_typing.final
-class ReportReply(_message.Message):
+class ReportRefusalsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -342,7 +363,7 @@ class ReportReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
+Global___ReportRefusalsReply: _TypeAlias = ReportRefusalsReply  # noqa: Y015
 
 @_typing.final
 class AuditEntry(_message.Message):
@@ -358,17 +379,16 @@ class AuditEntry(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """grows; ask for what is after it"""
+    """increasing; used for paging"""
     time: _builtins.str
     """ISO 8601, UTC, by the clock of the store"""
     action: _builtins.str
     """job.submit, token.create, ..."""
     tenant: _builtins.str
-    """whose matter it is; *: of nobody in particular"""
+    """tenant concerned; *: none in particular"""
     target: _builtins.str
     """id of the job, the token, ..."""
-    outcome: _builtins.str
-    """ok | refused | failed"""
+    outcome: Global___AuditOutcome.ValueType
     detail: _builtins.str
     count: _builtins.int
     @_builtins.property
@@ -382,7 +402,7 @@ class AuditEntry(_message.Message):
         action: _builtins.str = ...,
         tenant: _builtins.str = ...,
         target: _builtins.str = ...,
-        outcome: _builtins.str = ...,
+        outcome: Global___AuditOutcome.ValueType = ...,
         detail: _builtins.str = ...,
         count: _builtins.int = ...,
     ) -> None: ...
@@ -403,13 +423,12 @@ class ListAuditRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ACTION_FIELD_NUMBER: _builtins.int
     before: _builtins.str
-    """an id; empty: from the newest on"""
+    """an entry id; empty: start from the newest"""
     page_size: _builtins.int
-    """default 100, at most 1000"""
     tenant: _builtins.str
-    """empty: all that the caller may see"""
+    """empty: all visible to the caller"""
     action: _builtins.str
-    """empty: all; `job.` means all that begin so"""
+    """empty: all; `job.` matches all actions with this prefix"""
     def __init__(
         self,
         *,
@@ -433,7 +452,7 @@ class ListAuditReply(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     next: _builtins.str
-    """`before` of the next page; empty: there are no more"""
+    """`before` of the next page; empty: no more"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
         """newest first"""

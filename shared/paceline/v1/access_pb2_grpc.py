@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AccessStub(object):
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway.
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway.
     """
 
     def __init__(self, channel):
@@ -58,11 +58,11 @@ class AccessStub(object):
 
 
 class AccessServicer(object):
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway.
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway.
     """
 
     def CreateToken(self, request, context):
-        """The only answer that ever holds the token itself.
+        """The only reply that ever contains the token itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,7 +118,7 @@ def add_AccessServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Access(object):
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway.
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway.
     """
 
     @staticmethod
@@ -230,8 +230,8 @@ class Access(object):
             _registered_method=True)
 
 
-class GatekeeperStub(object):
-    """What gateway asks about its callers; experience serves it, and to gateway alone.
+class AuthenticationStub(object):
+    """Authentication of the gateway's callers. Experience serves it to the gateway only.
     """
 
     def __init__(self, channel):
@@ -241,58 +241,58 @@ class GatekeeperStub(object):
             channel: A grpc.Channel.
         """
         self.Authenticate = channel.unary_unary(
-                '/paceline.v1.Gatekeeper/Authenticate',
+                '/paceline.v1.Authentication/Authenticate',
                 request_serializer=paceline_dot_v1_dot_access__pb2.AuthenticateRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_access__pb2.AuthenticateReply.FromString,
                 _registered_method=True)
-        self.Report = channel.unary_unary(
-                '/paceline.v1.Gatekeeper/Report',
-                request_serializer=paceline_dot_v1_dot_access__pb2.ReportRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_access__pb2.ReportReply.FromString,
+        self.ReportRefusals = channel.unary_unary(
+                '/paceline.v1.Authentication/ReportRefusals',
+                request_serializer=paceline_dot_v1_dot_access__pb2.ReportRefusalsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_access__pb2.ReportRefusalsReply.FromString,
                 _registered_method=True)
 
 
-class GatekeeperServicer(object):
-    """What gateway asks about its callers; experience serves it, and to gateway alone.
+class AuthenticationServicer(object):
+    """Authentication of the gateway's callers. Experience serves it to the gateway only.
     """
 
     def Authenticate(self, request, context):
-        """Whose token has this digest; UNAUTHENTICATED if it is nobody's, is revoked or has expired.
+        """The principal of the token with this digest; UNAUTHENTICATED if unknown, revoked or expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Report(self, request, context):
-        """Puts refusals into the audit log.
+    def ReportRefusals(self, request, context):
+        """Records refusals in the audit log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_GatekeeperServicer_to_server(servicer, server):
+def add_AuthenticationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Authenticate': grpc.unary_unary_rpc_method_handler(
                     servicer.Authenticate,
                     request_deserializer=paceline_dot_v1_dot_access__pb2.AuthenticateRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_access__pb2.AuthenticateReply.SerializeToString,
             ),
-            'Report': grpc.unary_unary_rpc_method_handler(
-                    servicer.Report,
-                    request_deserializer=paceline_dot_v1_dot_access__pb2.ReportRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_access__pb2.ReportReply.SerializeToString,
+            'ReportRefusals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportRefusals,
+                    request_deserializer=paceline_dot_v1_dot_access__pb2.ReportRefusalsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_access__pb2.ReportRefusalsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'paceline.v1.Gatekeeper', rpc_method_handlers)
+            'paceline.v1.Authentication', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('paceline.v1.Gatekeeper', rpc_method_handlers)
+    server.add_registered_method_handlers('paceline.v1.Authentication', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Gatekeeper(object):
-    """What gateway asks about its callers; experience serves it, and to gateway alone.
+class Authentication(object):
+    """Authentication of the gateway's callers. Experience serves it to the gateway only.
     """
 
     @staticmethod
@@ -309,7 +309,7 @@ class Gatekeeper(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Gatekeeper/Authenticate',
+            '/paceline.v1.Authentication/Authenticate',
             paceline_dot_v1_dot_access__pb2.AuthenticateRequest.SerializeToString,
             paceline_dot_v1_dot_access__pb2.AuthenticateReply.FromString,
             options,
@@ -323,7 +323,7 @@ class Gatekeeper(object):
             _registered_method=True)
 
     @staticmethod
-    def Report(request,
+    def ReportRefusals(request,
             target,
             options=(),
             channel_credentials=None,
@@ -336,9 +336,9 @@ class Gatekeeper(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Gatekeeper/Report',
-            paceline_dot_v1_dot_access__pb2.ReportRequest.SerializeToString,
-            paceline_dot_v1_dot_access__pb2.ReportReply.FromString,
+            '/paceline.v1.Authentication/ReportRefusals',
+            paceline_dot_v1_dot_access__pb2.ReportRefusalsRequest.SerializeToString,
+            paceline_dot_v1_dot_access__pb2.ReportRefusalsReply.FromString,
             options,
             channel_credentials,
             insecure,

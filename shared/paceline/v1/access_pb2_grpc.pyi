@@ -27,31 +27,31 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AccessStub:
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway."""
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AccessAsyncStub: ...
     CreateToken: _grpc.UnaryUnaryMultiCallable[_access_pb2.CreateTokenRequest, _access_pb2.CreateTokenReply]
-    """The only answer that ever holds the token itself."""
+    """The only reply that ever contains the token itself."""
     ListTokens: _grpc.UnaryUnaryMultiCallable[_access_pb2.ListTokensRequest, _access_pb2.ListTokensReply]
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_access_pb2.RevokeTokenRequest, _access_pb2.Token]
     ListAudit: _grpc.UnaryUnaryMultiCallable[_access_pb2.ListAuditRequest, _access_pb2.ListAuditReply]
 
 @_typing.type_check_only
 class AccessAsyncStub(AccessStub):
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway."""
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateToken: _aio.UnaryUnaryMultiCallable[_access_pb2.CreateTokenRequest, _access_pb2.CreateTokenReply]  # type: ignore[assignment]
-    """The only answer that ever holds the token itself."""
+    """The only reply that ever contains the token itself."""
     ListTokens: _aio.UnaryUnaryMultiCallable[_access_pb2.ListTokensRequest, _access_pb2.ListTokensReply]  # type: ignore[assignment]
     RevokeToken: _aio.UnaryUnaryMultiCallable[_access_pb2.RevokeTokenRequest, _access_pb2.Token]  # type: ignore[assignment]
     ListAudit: _aio.UnaryUnaryMultiCallable[_access_pb2.ListAuditRequest, _access_pb2.ListAuditReply]  # type: ignore[assignment]
 
 class AccessServicer(metaclass=_abc_1.ABCMeta):
-    """Tokens of the API and the audit log: gateway serves it to admins, experience to gateway."""
+    """API tokens and the audit log. The gateway serves them to admins, experience to the gateway."""
 
     @_abc_1.abstractmethod
     def CreateToken(
@@ -59,7 +59,7 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
         request: _access_pb2.CreateTokenRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.CreateTokenReply, _abc.Awaitable[_access_pb2.CreateTokenReply]]:
-        """The only answer that ever holds the token itself."""
+        """The only reply that ever contains the token itself."""
 
     @_abc_1.abstractmethod
     def ListTokens(
@@ -84,30 +84,30 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
 
 def add_AccessServicer_to_server(servicer: AccessServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
-class GatekeeperStub:
-    """What gateway asks about its callers; experience serves it, and to gateway alone."""
+class AuthenticationStub:
+    """Authentication of the gateway's callers. Experience serves it to the gateway only."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> GatekeeperAsyncStub: ...
+    def __new__(cls, channel: _aio.Channel) -> AuthenticationAsyncStub: ...
     Authenticate: _grpc.UnaryUnaryMultiCallable[_access_pb2.AuthenticateRequest, _access_pb2.AuthenticateReply]
-    """Whose token has this digest; UNAUTHENTICATED if it is nobody's, is revoked or has expired."""
-    Report: _grpc.UnaryUnaryMultiCallable[_access_pb2.ReportRequest, _access_pb2.ReportReply]
-    """Puts refusals into the audit log."""
+    """The principal of the token with this digest; UNAUTHENTICATED if unknown, revoked or expired."""
+    ReportRefusals: _grpc.UnaryUnaryMultiCallable[_access_pb2.ReportRefusalsRequest, _access_pb2.ReportRefusalsReply]
+    """Records refusals in the audit log."""
 
 @_typing.type_check_only
-class GatekeeperAsyncStub(GatekeeperStub):
-    """What gateway asks about its callers; experience serves it, and to gateway alone."""
+class AuthenticationAsyncStub(AuthenticationStub):
+    """Authentication of the gateway's callers. Experience serves it to the gateway only."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Authenticate: _aio.UnaryUnaryMultiCallable[_access_pb2.AuthenticateRequest, _access_pb2.AuthenticateReply]  # type: ignore[assignment]
-    """Whose token has this digest; UNAUTHENTICATED if it is nobody's, is revoked or has expired."""
-    Report: _aio.UnaryUnaryMultiCallable[_access_pb2.ReportRequest, _access_pb2.ReportReply]  # type: ignore[assignment]
-    """Puts refusals into the audit log."""
+    """The principal of the token with this digest; UNAUTHENTICATED if unknown, revoked or expired."""
+    ReportRefusals: _aio.UnaryUnaryMultiCallable[_access_pb2.ReportRefusalsRequest, _access_pb2.ReportRefusalsReply]  # type: ignore[assignment]
+    """Records refusals in the audit log."""
 
-class GatekeeperServicer(metaclass=_abc_1.ABCMeta):
-    """What gateway asks about its callers; experience serves it, and to gateway alone."""
+class AuthenticationServicer(metaclass=_abc_1.ABCMeta):
+    """Authentication of the gateway's callers. Experience serves it to the gateway only."""
 
     @_abc_1.abstractmethod
     def Authenticate(
@@ -115,14 +115,14 @@ class GatekeeperServicer(metaclass=_abc_1.ABCMeta):
         request: _access_pb2.AuthenticateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.AuthenticateReply, _abc.Awaitable[_access_pb2.AuthenticateReply]]:
-        """Whose token has this digest; UNAUTHENTICATED if it is nobody's, is revoked or has expired."""
+        """The principal of the token with this digest; UNAUTHENTICATED if unknown, revoked or expired."""
 
     @_abc_1.abstractmethod
-    def Report(
+    def ReportRefusals(
         self,
-        request: _access_pb2.ReportRequest,
+        request: _access_pb2.ReportRefusalsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_access_pb2.ReportReply, _abc.Awaitable[_access_pb2.ReportReply]]:
-        """Puts refusals into the audit log."""
+    ) -> _typing.Union[_access_pb2.ReportRefusalsReply, _abc.Awaitable[_access_pb2.ReportRefusalsReply]]:
+        """Records refusals in the audit log."""
 
-def add_GatekeeperServicer_to_server(servicer: GatekeeperServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_AuthenticationServicer_to_server(servicer: AuthenticationServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpaceline/v1/environment.proto\x12\x0bpaceline.v1\"\x1a\n\x18\x45nvironmentStatusRequest\"\xec\x01\n\x11\x45nvironmentStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\ropen_episodes\x18\x02 \x01(\x03\x12\r\n\x05slots\x18\x03 \x01(\x03\x12\x43\n\x0bwaiting_for\x18\x04 \x03(\x0b\x32..paceline.v1.EnvironmentStatus.WaitingForEntry\x12\x10\n\x08\x66inished\x18\x05 \x01(\x03\x12\x14\n\x0cinfra_errors\x18\x06 \x01(\x03\x1a\x31\n\x0fWaitingForEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32^\n\x0b\x45nvironment\x12O\n\x06Status\x12%.paceline.v1.EnvironmentStatusRequest\x1a\x1e.paceline.v1.EnvironmentStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpaceline/v1/environment.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\"\x1a\n\x18\x45nvironmentStatusRequest\"\xec\x01\n\x11\x45nvironmentStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\ropen_episodes\x18\x02 \x01(\x03\x12\r\n\x05slots\x18\x03 \x01(\x03\x12\x43\n\x0bwaiting_for\x18\x04 \x03(\x0b\x32..paceline.v1.EnvironmentStatus.WaitingForEntry\x12\x10\n\x08\x66inished\x18\x05 \x01(\x03\x12\x14\n\x0cinfra_errors\x18\x06 \x01(\x03\x1a\x31\n\x0fWaitingForEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32j\n\x0b\x45nvironment\x12U\n\x06Status\x12%.paceline.v1.EnvironmentStatusRequest\x1a\x1e.paceline.v1.EnvironmentStatus\"\x04\xaa\xd4\x18\x00\x1a\x04\xa8\xd4\x18\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._loaded_options = None
   _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._serialized_options = b'8\001'
-  _globals['_ENVIRONMENTSTATUSREQUEST']._serialized_start=46
-  _globals['_ENVIRONMENTSTATUSREQUEST']._serialized_end=72
-  _globals['_ENVIRONMENTSTATUS']._serialized_start=75
-  _globals['_ENVIRONMENTSTATUS']._serialized_end=311
-  _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._serialized_start=262
-  _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._serialized_end=311
-  _globals['_ENVIRONMENT']._serialized_start=313
-  _globals['_ENVIRONMENT']._serialized_end=407
+  _globals['_ENVIRONMENT']._loaded_options = None
+  _globals['_ENVIRONMENT']._serialized_options = b'\250\324\030\004'
+  _globals['_ENVIRONMENT'].methods_by_name['Status']._loaded_options = None
+  _globals['_ENVIRONMENT'].methods_by_name['Status']._serialized_options = b'\252\324\030\000'
+  _globals['_ENVIRONMENTSTATUSREQUEST']._serialized_start=73
+  _globals['_ENVIRONMENTSTATUSREQUEST']._serialized_end=99
+  _globals['_ENVIRONMENTSTATUS']._serialized_start=102
+  _globals['_ENVIRONMENTSTATUS']._serialized_end=338
+  _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._serialized_start=289
+  _globals['_ENVIRONMENTSTATUS_WAITINGFORENTRY']._serialized_end=338
+  _globals['_ENVIRONMENT']._serialized_start=340
+  _globals['_ENVIRONMENT']._serialized_end=446
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EnvironmentStub(object):
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease.
+    """Status of an environment worker. Work reaches it through Experience.Lease.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class EnvironmentStub(object):
 
 
 class EnvironmentServicer(object):
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease.
+    """Status of an environment worker. Work reaches it through Experience.Lease.
     """
 
     def Status(self, request, context):
@@ -69,7 +69,7 @@ def add_EnvironmentServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Environment(object):
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease.
+    """Status of an environment worker. Work reaches it through Experience.Lease.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EnvironmentStub:
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease."""
+    """Status of an environment worker. Work reaches it through Experience.Lease."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class EnvironmentStub:
 
 @_typing.type_check_only
 class EnvironmentAsyncStub(EnvironmentStub):
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease."""
+    """Status of an environment worker. Work reaches it through Experience.Lease."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_environment_pb2.EnvironmentStatusRequest, _environment_pb2.EnvironmentStatus]  # type: ignore[assignment]
 
 class EnvironmentServicer(metaclass=_abc_1.ABCMeta):
-    """What an environment worker tells of itself. Work reaches it by Experience.Lease."""
+    """Status of an environment worker. Work reaches it through Experience.Lease."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from paceline.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -19,6 +20,66 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _GiveBackReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GiveBackReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GiveBackReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GIVE_BACK_REASON_UNSPECIFIED: _GiveBackReason.ValueType  # 0
+    GIVE_BACK_REASON_DRAIN: _GiveBackReason.ValueType  # 1
+    """the worker shuts down; does not use up an attempt"""
+    GIVE_BACK_REASON_INFRA_ERROR: _GiveBackReason.ValueType  # 2
+    """another attempt may succeed"""
+    GIVE_BACK_REASON_VERSION_GONE: _GiveBackReason.ValueType  # 3
+    """the version it is pinned to is no longer served"""
+    GIVE_BACK_REASON_INVALID: _GiveBackReason.ValueType  # 4
+    """another attempt would end the same way"""
+    GIVE_BACK_REASON_OVERSIZED: _GiveBackReason.ValueType  # 5
+    """above a limit; likewise"""
+
+class GiveBackReason(_GiveBackReason, metaclass=_GiveBackReasonEnumTypeWrapper): ...
+
+GIVE_BACK_REASON_UNSPECIFIED: GiveBackReason.ValueType  # 0
+GIVE_BACK_REASON_DRAIN: GiveBackReason.ValueType  # 1
+"""the worker shuts down; does not use up an attempt"""
+GIVE_BACK_REASON_INFRA_ERROR: GiveBackReason.ValueType  # 2
+"""another attempt may succeed"""
+GIVE_BACK_REASON_VERSION_GONE: GiveBackReason.ValueType  # 3
+"""the version it is pinned to is no longer served"""
+GIVE_BACK_REASON_INVALID: GiveBackReason.ValueType  # 4
+"""another attempt would end the same way"""
+GIVE_BACK_REASON_OVERSIZED: GiveBackReason.ValueType  # 5
+"""above a limit; likewise"""
+Global___GiveBackReason: _TypeAlias = GiveBackReason  # noqa: Y015
+
+class _EpisodeOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EpisodeOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EpisodeOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EPISODE_OUTCOME_UNSPECIFIED: _EpisodeOutcome.ValueType  # 0
+    EPISODE_OUTCOME_ACCEPTED: _EpisodeOutcome.ValueType  # 1
+    EPISODE_OUTCOME_DUPLICATE: _EpisodeOutcome.ValueType  # 2
+    """this attempt was already accepted"""
+    EPISODE_OUTCOME_SUPERSEDED: _EpisodeOutcome.ValueType  # 3
+    """another attempt was accepted"""
+    EPISODE_OUTCOME_REQUEUED: _EpisodeOutcome.ValueType  # 4
+    EPISODE_OUTCOME_DROPPED: _EpisodeOutcome.ValueType  # 5
+
+class EpisodeOutcome(_EpisodeOutcome, metaclass=_EpisodeOutcomeEnumTypeWrapper): ...
+
+EPISODE_OUTCOME_UNSPECIFIED: EpisodeOutcome.ValueType  # 0
+EPISODE_OUTCOME_ACCEPTED: EpisodeOutcome.ValueType  # 1
+EPISODE_OUTCOME_DUPLICATE: EpisodeOutcome.ValueType  # 2
+"""this attempt was already accepted"""
+EPISODE_OUTCOME_SUPERSEDED: EpisodeOutcome.ValueType  # 3
+"""another attempt was accepted"""
+EPISODE_OUTCOME_REQUEUED: EpisodeOutcome.ValueType  # 4
+EPISODE_OUTCOME_DROPPED: EpisodeOutcome.ValueType  # 5
+Global___EpisodeOutcome: _TypeAlias = EpisodeOutcome  # noqa: Y015
+
 @_typing.final
 class LeaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -30,17 +91,17 @@ class LeaseRequest(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
     ENVIRONMENTS_FIELD_NUMBER: _builtins.int
-    HOLDS_NO_MORE_FIELD_NUMBER: _builtins.int
+    RENEW_IS_COMPLETE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     credits: _builtins.int
-    """New free slots since the last message, in episodes. Sent first and whenever slots free up."""
+    """Slots freed since the last message, in episodes. Sent first and whenever slots become free."""
     eval_credits: _builtins.int
-    holds_no_more: _builtins.bool
-    """At the beginning of a stream: `renew` names every episode that the worker has. What else the
-    ledger counts as its own is handed out again at once.
+    renew_is_complete: _builtins.bool
+    """First message of a stream: `renew` lists every episode that the worker holds. Any other episode
+    leased to it is leased again at once.
     """
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Progress]:
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.EpisodeProgress]:
         """renews these leases"""
 
     @_builtins.property
@@ -49,11 +110,11 @@ class LeaseRequest(_message.Message):
 
     @_builtins.property
     def give_back(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeKey]:
-        """drained or failed for lack of infrastructure: queue again"""
+        """return to the queue; see GiveBackReason"""
 
     @_builtins.property
     def environments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """first message: names of environments it can run; empty: all"""
+        """first message: environments the worker can run; empty: all"""
 
     def __init__(
         self,
@@ -61,15 +122,15 @@ class LeaseRequest(_message.Message):
         worker_id: _builtins.str = ...,
         credits: _builtins.int = ...,
         eval_credits: _builtins.int = ...,
-        progress: _abc.Iterable[_types_pb2.Progress] | None = ...,
+        progress: _abc.Iterable[_types_pb2.EpisodeProgress] | None = ...,
         renew: _abc.Iterable[Global___EpisodeKey] | None = ...,
         give_back: _abc.Iterable[Global___EpisodeKey] | None = ...,
         environments: _abc.Iterable[_builtins.str] | None = ...,
-        holds_no_more: _builtins.bool = ...,
+        renew_is_complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "environments", b"environments", "eval_credits", b"eval_credits", "give_back", b"give_back", "holds_no_more", b"holds_no_more", "progress", b"progress", "renew", b"renew", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credits", b"credits", "environments", b"environments", "eval_credits", b"eval_credits", "give_back", b"give_back", "progress", b"progress", "renew", b"renew", "renew_is_complete", b"renew_is_complete", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -89,10 +150,10 @@ class EpisodeKey(_message.Message):
     group_id: _builtins.str
     index: _builtins.int
     attempt: _builtins.int
-    reason: _builtins.str
-    """give_back: drain | infra_error | version_gone | invalid"""
+    reason: Global___GiveBackReason.ValueType
+    """in `give_back` only"""
     detail: _builtins.str
-    """for people"""
+    """human-readable"""
     def __init__(
         self,
         *,
@@ -100,7 +161,7 @@ class EpisodeKey(_message.Message):
         group_id: _builtins.str = ...,
         index: _builtins.int = ...,
         attempt: _builtins.int = ...,
-        reason: _builtins.str = ...,
+        reason: Global___GiveBackReason.ValueType = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -121,7 +182,7 @@ class LeaseReply(_message.Message):
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Assignment]: ...
     @_builtins.property
     def abort(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeKey]:
-        """stop these: cancelled, stale or leased elsewhere"""
+        """stop these: cancelled, stale or leased to another worker"""
 
     def __init__(
         self,
@@ -166,13 +227,13 @@ class SubmitReply(_message.Message):
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """accepted | duplicate | superseded | requeued | dropped"""
+    def outcomes(self) -> _containers.RepeatedScalarFieldContainer[Global___EpisodeOutcome.ValueType]:
+        """in the order of the trajectories"""
 
     def __init__(
         self,
         *,
-        outcomes: _abc.Iterable[_builtins.str] | None = ...,
+        outcomes: _abc.Iterable[Global___EpisodeOutcome.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -253,9 +314,9 @@ class ReportFailureReply(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     failures: _builtins.int
-    """lives that have ended so since the job last got further than before"""
+    """failed incarnations since the job last made progress"""
     reason: _builtins.str
-    """of the newest of them"""
+    """of the latest"""
     def __init__(
         self,
         *,
@@ -278,13 +339,13 @@ class SetJobStateRequest(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
-    state: _builtins.str
+    state: _types_pb2.JobState.ValueType
     reason: _builtins.str
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
-        state: _builtins.str = ...,
+        state: _types_pb2.JobState.ValueType = ...,
         reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -350,16 +411,16 @@ class JobDemand(_message.Message):
     leased: _builtins.int
     ready_groups: _builtins.int
     headroom_groups: _builtins.int
-    """that admission would still let in"""
+    """that admission would still allow"""
     trainer_wait_s: _builtins.float
-    """seconds that the trainer has waited for its present batch"""
+    """how long the trainer has waited for its current batch"""
     step: _builtins.int
     accepted_groups: _builtins.int
     """ready or later, and not dropped"""
     sampled_tokens: _builtins.int
-    """policy tokens of all finished episodes, evaluations too"""
+    """policy tokens of all finished episodes, evaluations included"""
     measuring: _builtins.bool
-    """an evaluation is open"""
+    """an evaluation is in progress"""
     def __init__(
         self,
         *,
@@ -395,7 +456,7 @@ class RewindRequest(_message.Message):
     step: _builtins.int
     """of the checkpoint it loaded; 0: none"""
     reason: _builtins.str
-    """why it passes over newer checkpoints; empty: it does not"""
+    """why newer checkpoints were skipped; empty if none were"""
     def __init__(
         self,
         *,
@@ -420,7 +481,7 @@ class RewindReply(_message.Message):
     PARENT_VERSION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     parent_version: _builtins.int
-    """last publication; -1: none"""
+    """last published version; -1: none"""
     def __init__(
         self,
         *,
@@ -478,7 +539,7 @@ class BatchPart(_message.Message):
     TOTAL_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_SAMPLES_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    STATS_JSON_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     step: _builtins.int
@@ -488,10 +549,10 @@ class BatchPart(_message.Message):
     """trainable tokens over all ranks"""
     num_samples: _builtins.int
     """of this rank"""
-    stop: _builtins.str
-    """not empty: no batch, the job is to end (finished | cancelled | paused)"""
-    stats_json: _builtins.str
-    """reward, staleness and length statistics of the whole batch"""
+    stop: _types_pb2.StopReason.ValueType
+    """if set, there is no batch and the job should end"""
+    @_builtins.property
+    def stats(self) -> Global___BatchStats: ...
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainSample]: ...
     def __init__(
@@ -502,17 +563,108 @@ class BatchPart(_message.Message):
         total_sequences: _builtins.int = ...,
         total_tokens: _builtins.int = ...,
         num_samples: _builtins.int = ...,
-        stop: _builtins.str = ...,
-        stats_json: _builtins.str = ...,
+        stop: _types_pb2.StopReason.ValueType = ...,
+        stats: Global___BatchStats | None = ...,
         samples: _abc.Iterable[Global___TrainSample] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "num_samples", b"num_samples", "samples", b"samples", "stats_json", b"stats_json", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "num_samples", b"num_samples", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchPart: _TypeAlias = BatchPart  # noqa: Y015
+
+@_typing.final
+class BatchStats(_message.Message):
+    """Reward, staleness and length statistics of a whole batch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StalenessEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    REWARD_STD_FIELD_NUMBER: _builtins.int
+    GROUP_REWARD_STD_FIELD_NUMBER: _builtins.int
+    ZERO_VARIANCE_SHARE_FIELD_NUMBER: _builtins.int
+    BATCH_VERSIONS_FIELD_NUMBER: _builtins.int
+    STALENESS_MEAN_FIELD_NUMBER: _builtins.int
+    STALENESS_MAX_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    BATCH_EPISODES_FIELD_NUMBER: _builtins.int
+    BATCH_GROUPS_FIELD_NUMBER: _builtins.int
+    BATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    RESPONSE_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
+    RESPONSE_TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TRUNCATED_SHARE_FIELD_NUMBER: _builtins.int
+    TRAINER_WAIT_S_FIELD_NUMBER: _builtins.int
+    reward_mean: _builtins.float
+    reward_std: _builtins.float
+    group_reward_std: _builtins.float
+    """mean over groups"""
+    zero_variance_share: _builtins.float
+    """of groups"""
+    batch_versions: _builtins.int
+    """number of distinct oldest versions"""
+    staleness_mean: _builtins.float
+    staleness_max: _builtins.int
+    batch_episodes: _builtins.int
+    batch_groups: _builtins.int
+    batch_tokens: _builtins.int
+    """of the policy"""
+    response_tokens_mean: _builtins.float
+    response_tokens_max: _builtins.int
+    truncated_share: _builtins.float
+    """of episodes"""
+    trainer_wait_s: _builtins.float
+    @_builtins.property
+    def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """age in steps -> episodes"""
+
+    def __init__(
+        self,
+        *,
+        reward_mean: _builtins.float = ...,
+        reward_std: _builtins.float = ...,
+        group_reward_std: _builtins.float = ...,
+        zero_variance_share: _builtins.float = ...,
+        batch_versions: _builtins.int = ...,
+        staleness_mean: _builtins.float = ...,
+        staleness_max: _builtins.int = ...,
+        staleness: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        batch_episodes: _builtins.int = ...,
+        batch_groups: _builtins.int = ...,
+        batch_tokens: _builtins.int = ...,
+        response_tokens_mean: _builtins.float = ...,
+        response_tokens_max: _builtins.int = ...,
+        truncated_share: _builtins.float = ...,
+        trainer_wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_episodes", b"batch_episodes", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batch_versions", b"batch_versions", "group_reward_std", b"group_reward_std", "response_tokens_max", b"response_tokens_max", "response_tokens_mean", b"response_tokens_mean", "reward_mean", b"reward_mean", "reward_std", b"reward_std", "staleness", b"staleness", "staleness_max", b"staleness_max", "staleness_mean", b"staleness_mean", "trainer_wait_s", b"trainer_wait_s", "truncated_share", b"truncated_share", "zero_variance_share", b"zero_variance_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchStats: _TypeAlias = BatchStats  # noqa: Y015
 
 @_typing.final
 class TrainSample(_message.Message):
@@ -539,15 +691,15 @@ class TrainSample(_message.Message):
     temperature: _builtins.float
     truncated: _builtins.bool
     masked: _builtins.bool
-    """no token of it trains (truncated: mask)"""
+    """contributes no tokens to the loss (on_truncation: mask)"""
     weight: _builtins.float
     trace: _builtins.str
-    """W3C traceparent; empty: its trace is not kept"""
+    """W3C traceparent; empty: not sampled"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Span]:
-        """policy spans are the trainable ones"""
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenSpan]:
+        """policy spans are trainable"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
@@ -565,7 +717,7 @@ class TrainSample(_message.Message):
         group_id: _builtins.str = ...,
         index: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
-        spans: _abc.Iterable[_types_pb2.Span] | None = ...,
+        spans: _abc.Iterable[_types_pb2.TokenSpan] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         versions: _abc.Iterable[_types_pb2.VersionRun] | None = ...,
         advantages: _abc.Iterable[_builtins.float] | None = ...,
@@ -588,17 +740,40 @@ Global___TrainSample: _TypeAlias = TrainSample  # noqa: Y015
 class CommitStepRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     JOB_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
-    METRICS_JSON_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     incarnation: _builtins.int
     step: _builtins.int
-    """of the batch that was trained; the ledger goes to step + 1"""
+    """of the trained batch; the ledger advances to step + 1"""
     batch_id: _builtins.str
-    metrics_json: _builtins.str
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """may be NaN or infinite"""
+
     def __init__(
         self,
         *,
@@ -606,11 +781,11 @@ class CommitStepRequest(_message.Message):
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
         batch_id: _builtins.str = ...,
-        metrics_json: _builtins.str = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "incarnation", b"incarnation", "job_id", b"job_id", "metrics_json", b"metrics_json", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "incarnation", b"incarnation", "job_id", b"job_id", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,13 +798,13 @@ class CommitStepReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    stop: _builtins.str
-    """not empty: no further batch will come"""
+    stop: _types_pb2.StopReason.ValueType
+    """if set, no further batch will follow"""
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
-        stop: _builtins.str = ...,
+        stop: _types_pb2.StopReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -640,7 +815,7 @@ class CommitStepReply(_message.Message):
 Global___CommitStepReply: _TypeAlias = CommitStepReply  # noqa: Y015
 
 @_typing.final
-class CheckpointedRequest(_message.Message):
+class CommitCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
@@ -654,8 +829,8 @@ class CheckpointedRequest(_message.Message):
     path: _builtins.str
     @_builtins.property
     def kept_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps of all checkpoints that can be gone back to, with this one (0: the model that training
-        began with); none: this one alone.
+        """Steps of all retained checkpoints, including this one (0: the initial model); empty: this one
+        only.
         """
 
     def __init__(
@@ -673,10 +848,10 @@ class CheckpointedRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckpointedRequest: _TypeAlias = CheckpointedRequest  # noqa: Y015
+Global___CommitCheckpointRequest: _TypeAlias = CommitCheckpointRequest  # noqa: Y015
 
 @_typing.final
-class CheckpointedReply(_message.Message):
+class CommitCheckpointReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -688,10 +863,10 @@ class CheckpointedReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckpointedReply: _TypeAlias = CheckpointedReply  # noqa: Y015
+Global___CommitCheckpointReply: _TypeAlias = CommitCheckpointReply  # noqa: Y015
 
 @_typing.final
-class GetArtefactRequest(_message.Message):
+class GetArtifactRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
@@ -708,10 +883,10 @@ class GetArtefactRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetArtefactRequest: _TypeAlias = GetArtefactRequest  # noqa: Y015
+Global___GetArtifactRequest: _TypeAlias = GetArtifactRequest  # noqa: Y015
 
 @_typing.final
-class ArtefactChunk(_message.Message):
+class ArtifactChunk(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DATA_FIELD_NUMBER: _builtins.int
@@ -727,7 +902,7 @@ class ArtefactChunk(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ArtefactChunk: _TypeAlias = ArtefactChunk  # noqa: Y015
+Global___ArtifactChunk: _TypeAlias = ArtifactChunk  # noqa: Y015
 
 @_typing.final
 class ReportTrackingRequest(_message.Message):

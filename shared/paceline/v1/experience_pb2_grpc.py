@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class ExperienceStub(object):
-    """The ledger: what was asked, made, scored and trained.
+    """The ledger: which episodes were requested, generated, scored and trained.
     """
 
     def __init__(self, channel):
@@ -81,30 +81,30 @@ class ExperienceStub(object):
                 request_serializer=paceline_dot_v1_dot_experience__pb2.CommitStepRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_experience__pb2.CommitStepReply.FromString,
                 _registered_method=True)
-        self.Checkpointed = channel.unary_unary(
-                '/paceline.v1.Experience/Checkpointed',
-                request_serializer=paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_experience__pb2.CheckpointedReply.FromString,
+        self.CommitCheckpoint = channel.unary_unary(
+                '/paceline.v1.Experience/CommitCheckpoint',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.CommitCheckpointRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.CommitCheckpointReply.FromString,
                 _registered_method=True)
         self.ReportTracking = channel.unary_unary(
                 '/paceline.v1.Experience/ReportTracking',
                 request_serializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingReply.FromString,
                 _registered_method=True)
-        self.GetArtefact = channel.unary_stream(
-                '/paceline.v1.Experience/GetArtefact',
-                request_serializer=paceline_dot_v1_dot_experience__pb2.GetArtefactRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_experience__pb2.ArtefactChunk.FromString,
+        self.GetArtifact = channel.unary_stream(
+                '/paceline.v1.Experience/GetArtifact',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.GetArtifactRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.ArtifactChunk.FromString,
                 _registered_method=True)
 
 
 class ExperienceServicer(object):
-    """The ledger: what was asked, made, scored and trained.
+    """The ledger: which episodes were requested, generated, scored and trained.
     """
 
     def Lease(self, request_iterator, context):
         """environment ------------------------------------------------------------------------------
-        The worker tells its free slots and its progress; it receives assignments.
+        The worker reports its free slots and its progress; it receives assignments.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +119,7 @@ class ExperienceServicer(object):
 
     def GrantIncarnation(self, request, context):
         """controller -------------------------------------------------------------------------------
-        Grants the number of the next start of a job's trainer; older ones are refused from now on.
+        Issues the next incarnation of a job's trainer; older ones are fenced from then on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,8 +132,8 @@ class ExperienceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportFailure(self, request, context):
-        """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
-        the controller. A life counts once; the first that is said of it is its reason.
+        """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
+        by the controller. Each incarnation counts once; its first report is the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,14 +147,14 @@ class ExperienceServicer(object):
 
     def Rewind(self, request, context):
         """trainer ----------------------------------------------------------------------------------
-        Where this incarnation starts: the checkpointed step; later batches come again as fixed.
+        Starts this incarnation from a checkpointed step; later batches are served again unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeBatch(self, request, context):
-        """Blocks until the batch of `step` is there; the same answer to a retry.
+        """Blocks until the batch of `step` is available; a retry gets the same batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +166,7 @@ class ExperienceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Checkpointed(self, request, context):
+    def CommitCheckpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,14 +174,14 @@ class ExperienceServicer(object):
 
     def ReportTracking(self, request, context):
         """tracking ---------------------------------------------------------------------------------
-        Kept with the job and shown in its status; where the tracker goes on after a restart.
+        Stored with the job and shown in its status; the tracker resumes from it after a restart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetArtefact(self, request, context):
-        """everyone ---------------------------------------------------------------------------------
+    def GetArtifact(self, request, context):
+        """any service ---------------------------------------------------------------------------------
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,20 +235,20 @@ def add_ExperienceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.CommitStepRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_experience__pb2.CommitStepReply.SerializeToString,
             ),
-            'Checkpointed': grpc.unary_unary_rpc_method_handler(
-                    servicer.Checkpointed,
-                    request_deserializer=paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_experience__pb2.CheckpointedReply.SerializeToString,
+            'CommitCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitCheckpoint,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.CommitCheckpointRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.CommitCheckpointReply.SerializeToString,
             ),
             'ReportTracking': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportTracking,
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_experience__pb2.ReportTrackingReply.SerializeToString,
             ),
-            'GetArtefact': grpc.unary_stream_rpc_method_handler(
-                    servicer.GetArtefact,
-                    request_deserializer=paceline_dot_v1_dot_experience__pb2.GetArtefactRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_experience__pb2.ArtefactChunk.SerializeToString,
+            'GetArtifact': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetArtifact,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.GetArtifactRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.ArtifactChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,7 +259,7 @@ def add_ExperienceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Experience(object):
-    """The ledger: what was asked, made, scored and trained.
+    """The ledger: which episodes were requested, generated, scored and trained.
     """
 
     @staticmethod
@@ -506,7 +506,7 @@ class Experience(object):
             _registered_method=True)
 
     @staticmethod
-    def Checkpointed(request,
+    def CommitCheckpoint(request,
             target,
             options=(),
             channel_credentials=None,
@@ -519,9 +519,9 @@ class Experience(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Experience/Checkpointed',
-            paceline_dot_v1_dot_experience__pb2.CheckpointedRequest.SerializeToString,
-            paceline_dot_v1_dot_experience__pb2.CheckpointedReply.FromString,
+            '/paceline.v1.Experience/CommitCheckpoint',
+            paceline_dot_v1_dot_experience__pb2.CommitCheckpointRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.CommitCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -560,7 +560,7 @@ class Experience(object):
             _registered_method=True)
 
     @staticmethod
-    def GetArtefact(request,
+    def GetArtifact(request,
             target,
             options=(),
             channel_credentials=None,
@@ -573,9 +573,9 @@ class Experience(object):
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/paceline.v1.Experience/GetArtefact',
-            paceline_dot_v1_dot_experience__pb2.GetArtefactRequest.SerializeToString,
-            paceline_dot_v1_dot_experience__pb2.ArtefactChunk.FromString,
+            '/paceline.v1.Experience/GetArtifact',
+            paceline_dot_v1_dot_experience__pb2.GetArtifactRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.ArtifactChunk.FromString,
             options,
             channel_credentials,
             insecure,

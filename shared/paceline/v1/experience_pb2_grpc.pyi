@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExperienceStub:
-    """The ledger: what was asked, made, scored and trained."""
+    """The ledger: which episodes were requested, generated, scored and trained."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,73 +36,73 @@ class ExperienceStub:
     def __new__(cls, channel: _aio.Channel) -> ExperienceAsyncStub: ...
     Lease: _grpc.StreamStreamMultiCallable[_experience_pb2.LeaseRequest, _experience_pb2.LeaseReply]
     """environment ------------------------------------------------------------------------------
-    The worker tells its free slots and its progress; it receives assignments.
+    The worker reports its free slots and its progress; it receives assignments.
     """
     Submit: _grpc.UnaryUnaryMultiCallable[_experience_pb2.SubmitRequest, _experience_pb2.SubmitReply]
     """Idempotent on (episode, attempt)."""
     GrantIncarnation: _grpc.UnaryUnaryMultiCallable[_experience_pb2.GrantIncarnationRequest, _experience_pb2.GrantIncarnationReply]
     """controller -------------------------------------------------------------------------------
-    Grants the number of the next start of a job's trainer; older ones are refused from now on.
+    Issues the next incarnation of a job's trainer; older ones are fenced from then on.
     """
     SetJobState: _grpc.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]
-    """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
-    the controller. A life counts once; the first that is said of it is its reason.
+    """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
+    by the controller. Each incarnation counts once; its first report is the reason.
     """
     Demand: _grpc.UnaryUnaryMultiCallable[_experience_pb2.DemandRequest, _experience_pb2.DemandReply]
     Rewind: _grpc.UnaryUnaryMultiCallable[_experience_pb2.RewindRequest, _experience_pb2.RewindReply]
     """trainer ----------------------------------------------------------------------------------
-    Where this incarnation starts: the checkpointed step; later batches come again as fixed.
+    Starts this incarnation from a checkpointed step; later batches are served again unchanged.
     """
     TakeBatch: _grpc.UnaryStreamMultiCallable[_experience_pb2.TakeBatchRequest, _experience_pb2.BatchPart]
-    """Blocks until the batch of `step` is there; the same answer to a retry."""
+    """Blocks until the batch of `step` is available; a retry gets the same batch."""
     CommitStep: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]
-    Checkpointed: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CheckpointedRequest, _experience_pb2.CheckpointedReply]
+    CommitCheckpoint: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CommitCheckpointRequest, _experience_pb2.CommitCheckpointReply]
     ReportTracking: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]
     """tracking ---------------------------------------------------------------------------------
-    Kept with the job and shown in its status; where the tracker goes on after a restart.
+    Stored with the job and shown in its status; the tracker resumes from it after a restart.
     """
-    GetArtefact: _grpc.UnaryStreamMultiCallable[_experience_pb2.GetArtefactRequest, _experience_pb2.ArtefactChunk]
-    """everyone ---------------------------------------------------------------------------------"""
+    GetArtifact: _grpc.UnaryStreamMultiCallable[_experience_pb2.GetArtifactRequest, _experience_pb2.ArtifactChunk]
+    """any service ---------------------------------------------------------------------------------"""
 
 @_typing.type_check_only
 class ExperienceAsyncStub(ExperienceStub):
-    """The ledger: what was asked, made, scored and trained."""
+    """The ledger: which episodes were requested, generated, scored and trained."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lease: _aio.StreamStreamMultiCallable[_experience_pb2.LeaseRequest, _experience_pb2.LeaseReply]  # type: ignore[assignment]
     """environment ------------------------------------------------------------------------------
-    The worker tells its free slots and its progress; it receives assignments.
+    The worker reports its free slots and its progress; it receives assignments.
     """
     Submit: _aio.UnaryUnaryMultiCallable[_experience_pb2.SubmitRequest, _experience_pb2.SubmitReply]  # type: ignore[assignment]
     """Idempotent on (episode, attempt)."""
     GrantIncarnation: _aio.UnaryUnaryMultiCallable[_experience_pb2.GrantIncarnationRequest, _experience_pb2.GrantIncarnationReply]  # type: ignore[assignment]
     """controller -------------------------------------------------------------------------------
-    Grants the number of the next start of a job's trainer; older ones are refused from now on.
+    Issues the next incarnation of a job's trainer; older ones are fenced from then on.
     """
     SetJobState: _aio.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]  # type: ignore[assignment]
     ReportFailure: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]  # type: ignore[assignment]
-    """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
-    the controller. A life counts once; the first that is said of it is its reason.
+    """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
+    by the controller. Each incarnation counts once; its first report is the reason.
     """
     Demand: _aio.UnaryUnaryMultiCallable[_experience_pb2.DemandRequest, _experience_pb2.DemandReply]  # type: ignore[assignment]
     Rewind: _aio.UnaryUnaryMultiCallable[_experience_pb2.RewindRequest, _experience_pb2.RewindReply]  # type: ignore[assignment]
     """trainer ----------------------------------------------------------------------------------
-    Where this incarnation starts: the checkpointed step; later batches come again as fixed.
+    Starts this incarnation from a checkpointed step; later batches are served again unchanged.
     """
     TakeBatch: _aio.UnaryStreamMultiCallable[_experience_pb2.TakeBatchRequest, _experience_pb2.BatchPart]  # type: ignore[assignment]
-    """Blocks until the batch of `step` is there; the same answer to a retry."""
+    """Blocks until the batch of `step` is available; a retry gets the same batch."""
     CommitStep: _aio.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]  # type: ignore[assignment]
-    Checkpointed: _aio.UnaryUnaryMultiCallable[_experience_pb2.CheckpointedRequest, _experience_pb2.CheckpointedReply]  # type: ignore[assignment]
+    CommitCheckpoint: _aio.UnaryUnaryMultiCallable[_experience_pb2.CommitCheckpointRequest, _experience_pb2.CommitCheckpointReply]  # type: ignore[assignment]
     ReportTracking: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]  # type: ignore[assignment]
     """tracking ---------------------------------------------------------------------------------
-    Kept with the job and shown in its status; where the tracker goes on after a restart.
+    Stored with the job and shown in its status; the tracker resumes from it after a restart.
     """
-    GetArtefact: _aio.UnaryStreamMultiCallable[_experience_pb2.GetArtefactRequest, _experience_pb2.ArtefactChunk]  # type: ignore[assignment]
-    """everyone ---------------------------------------------------------------------------------"""
+    GetArtifact: _aio.UnaryStreamMultiCallable[_experience_pb2.GetArtifactRequest, _experience_pb2.ArtifactChunk]  # type: ignore[assignment]
+    """any service ---------------------------------------------------------------------------------"""
 
 class ExperienceServicer(metaclass=_abc_1.ABCMeta):
-    """The ledger: what was asked, made, scored and trained."""
+    """The ledger: which episodes were requested, generated, scored and trained."""
 
     @_abc_1.abstractmethod
     def Lease(
@@ -111,7 +111,7 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_experience_pb2.LeaseReply], _abc.AsyncIterator[_experience_pb2.LeaseReply]]:
         """environment ------------------------------------------------------------------------------
-        The worker tells its free slots and its progress; it receives assignments.
+        The worker reports its free slots and its progress; it receives assignments.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +129,7 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.GrantIncarnationReply, _abc.Awaitable[_experience_pb2.GrantIncarnationReply]]:
         """controller -------------------------------------------------------------------------------
-        Grants the number of the next start of a job's trainer; older ones are refused from now on.
+        Issues the next incarnation of a job's trainer; older ones are fenced from then on.
         """
 
     @_abc_1.abstractmethod
@@ -145,8 +145,8 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         request: _experience_pb2.ReportFailureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.ReportFailureReply, _abc.Awaitable[_experience_pb2.ReportFailureReply]]:
-        """A life of a job's trainer has ended badly: said by the trainer itself, which knows why, and by
-        the controller. A life counts once; the first that is said of it is its reason.
+        """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
+        by the controller. Each incarnation counts once; its first report is the reason.
         """
 
     @_abc_1.abstractmethod
@@ -163,7 +163,7 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.RewindReply, _abc.Awaitable[_experience_pb2.RewindReply]]:
         """trainer ----------------------------------------------------------------------------------
-        Where this incarnation starts: the checkpointed step; later batches come again as fixed.
+        Starts this incarnation from a checkpointed step; later batches are served again unchanged.
         """
 
     @_abc_1.abstractmethod
@@ -172,7 +172,7 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         request: _experience_pb2.TakeBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_experience_pb2.BatchPart], _abc.AsyncIterator[_experience_pb2.BatchPart]]:
-        """Blocks until the batch of `step` is there; the same answer to a retry."""
+        """Blocks until the batch of `step` is available; a retry gets the same batch."""
 
     @_abc_1.abstractmethod
     def CommitStep(
@@ -182,11 +182,11 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_experience_pb2.CommitStepReply, _abc.Awaitable[_experience_pb2.CommitStepReply]]: ...
 
     @_abc_1.abstractmethod
-    def Checkpointed(
+    def CommitCheckpoint(
         self,
-        request: _experience_pb2.CheckpointedRequest,
+        request: _experience_pb2.CommitCheckpointRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_experience_pb2.CheckpointedReply, _abc.Awaitable[_experience_pb2.CheckpointedReply]]: ...
+    ) -> _typing.Union[_experience_pb2.CommitCheckpointReply, _abc.Awaitable[_experience_pb2.CommitCheckpointReply]]: ...
 
     @_abc_1.abstractmethod
     def ReportTracking(
@@ -195,15 +195,15 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.ReportTrackingReply, _abc.Awaitable[_experience_pb2.ReportTrackingReply]]:
         """tracking ---------------------------------------------------------------------------------
-        Kept with the job and shown in its status; where the tracker goes on after a restart.
+        Stored with the job and shown in its status; the tracker resumes from it after a restart.
         """
 
     @_abc_1.abstractmethod
-    def GetArtefact(
+    def GetArtifact(
         self,
-        request: _experience_pb2.GetArtefactRequest,
+        request: _experience_pb2.GetArtifactRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_experience_pb2.ArtefactChunk], _abc.AsyncIterator[_experience_pb2.ArtefactChunk]]:
-        """everyone ---------------------------------------------------------------------------------"""
+    ) -> _typing.Union[_abc.Iterator[_experience_pb2.ArtifactChunk], _abc.AsyncIterator[_experience_pb2.ArtifactChunk]]:
+        """any service ---------------------------------------------------------------------------------"""
 
 def add_ExperienceServicer_to_server(servicer: ExperienceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

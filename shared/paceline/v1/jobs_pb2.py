@@ -22,11 +22,14 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
+from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import roster_pb2 as paceline_dot_v1_dot_roster__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/jobs.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/roster.proto\x1a\x17paceline/v1/types.proto\"\xa0\x01\n\x10SubmitJobRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x37\n\x05\x66iles\x18\x03 \x03(\x0b\x32(.paceline.v1.SubmitJobRequest.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"X\n\x0fListJobsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06states\x18\x02 \x03(\t\x12\x11\n\tpage_size\x18\x03 \x01(\x05\x12\x12\n\npage_token\x18\x04 \x01(\t\"H\n\rListJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.paceline.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0c\x61\x66ter_metric\x18\x02 \x01(\x03\"n\n\x08JobEvent\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.paceline.v1.JobStatus\x12\'\n\x07metrics\x18\x02 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x11\n\tlive_json\x18\x03 \x01(\t\"K\n\tMetricRow\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0bvalues_json\x18\x04 \x01(\t\"F\n\x12ListMetricsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\x03\x12\x11\n\tpage_size\x18\x03 \x01(\x05\"F\n\x10ListMetricsReply\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x0c\n\x04next\x18\x02 \x01(\x03\"a\n\x17ListTrajectoriesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\"_\n\x15ListTrajectoriesReply\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.paceline.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0f\x41uditJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x88\x02\n\x0b\x41uditReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12\x34\n\x06\x63ounts\x18\x03 \x03(\x0b\x32$.paceline.v1.AuditReport.CountsEntry\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.paceline.v1.AuditReport.DroppedEntry\x12\x10\n\x08problems\x18\x05 \x03(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x83\x05\n\x04Jobs\x12<\n\tSubmitJob\x12\x1d.paceline.v1.SubmitJobRequest\x1a\x10.paceline.v1.Job\x12\x36\n\x06GetJob\x12\x1a.paceline.v1.GetJobRequest\x1a\x10.paceline.v1.Job\x12\x44\n\x08ListJobs\x12\x1c.paceline.v1.ListJobsRequest\x1a\x1a.paceline.v1.ListJobsReply\x12<\n\tCancelJob\x12\x1d.paceline.v1.CancelJobRequest\x1a\x10.paceline.v1.Job\x12\x41\n\x08WatchJob\x12\x1c.paceline.v1.WatchJobRequest\x1a\x15.paceline.v1.JobEvent0\x01\x12M\n\x0bListMetrics\x12\x1f.paceline.v1.ListMetricsRequest\x1a\x1d.paceline.v1.ListMetricsReply\x12\\\n\x10ListTrajectories\x12$.paceline.v1.ListTrajectoriesRequest\x1a\".paceline.v1.ListTrajectoriesReply\x12\x42\n\x08\x41uditJob\x12\x1c.paceline.v1.AuditJobRequest\x1a\x18.paceline.v1.AuditReport\x12M\n\x0bListWeights\x12\x1f.paceline.v1.ListWeightsRequest\x1a\x1d.paceline.v1.ListWeightsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/jobs.proto\x12\x0bpaceline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x19paceline/v1/options.proto\x1a\x18paceline/v1/roster.proto\x1a\x17paceline/v1/types.proto\"\xca\x01\n\x10SubmitJobRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12<\n\nrequest_id\x18\x02 \x01(\tB(\xaa\xd4\x18$\"\"The same key returns the same job.\x12\x37\n\x05\x66iles\x18\x03 \x03(\x0b\x32(.paceline.v1.SubmitJobRequest.FilesEntry\x1a,\n\nFilesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\xa8\x01\n\x0fListJobsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x03(\x0e\x32\x15.paceline.v1.JobState\x12\x1c\n\tpage_size\x18\x03 \x01(\x05\x42\t\xaa\xd4\x18\x05\x08\x64\x10\xe8\x07\x12\x41\n\npage_token\x18\x04 \x01(\tB-\xaa\xd4\x18)\"\'`next_page_token` of the previous page.\"H\n\rListJobsReply\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.paceline.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"2\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"X\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x35\n\x0c\x61\x66ter_metric\x18\x02 \x01(\x03\x42\x1f\xaa\xd4\x18\x1b\"\x19Metric rows already seen.\"\x94\x01\n\x08JobEvent\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.paceline.v1.JobStatus\x12\'\n\x07metrics\x18\x02 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12.\n\x04live\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.LedgerProgressH\x00\x88\x01\x01\x42\x07\n\x05_live\"\xe8\x07\n\x0eLedgerProgress\x12\x37\n\x06\x63ounts\x18\x01 \x03(\x0b\x32\'.paceline.v1.LedgerProgress.CountsEntry\x12\x39\n\x07\x64ropped\x18\x02 \x03(\x0b\x32(.paceline.v1.LedgerProgress.DroppedEntry\x12\x18\n\x10tokens_generated\x18\x03 \x01(\x03\x12\x13\n\x0b\x65val_tokens\x18\x04 \x01(\x03\x12\x16\n\x0etrained_tokens\x18\x05 \x01(\x03\x12P\n\x13staleness_histogram\x18\x06 \x03(\x0b\x32\x33.paceline.v1.LedgerProgress.StalenessHistogramEntry\x12\x1c\n\x14trainer_wait_total_s\x18\x07 \x01(\x01\x12\x0c\n\x04step\x18\x08 \x01(\x03\x12\x0f\n\x07version\x18\t \x01(\x03\x12*\n\x04stop\x18\n \x01(\x0e\x32\x17.paceline.v1.StopReasonH\x00\x88\x01\x01\x12\x13\n\x0bopen_groups\x18\x0b \x01(\x03\x12\x17\n\x0f\x61\x63\x63\x65pted_groups\x18\x0c \x01(\x03\x12\x14\n\x0cready_groups\x18\r \x01(\x03\x12\x17\n\x0fheadroom_groups\x18\x0e \x01(\x03\x12\x15\n\rpayload_bytes\x18\x0f \x01(\x03\x12\x0f\n\x07waiting\x18\x10 \x01(\x08\x12\x11\n\twaiting_s\x18\x11 \x01(\x01\x12\x18\n\x0breward_mean\x18\x12 \x01(\x01H\x01\x88\x01\x01\x12,\n\x04\x65val\x18\x13 \x01(\x0b\x32\x19.paceline.v1.EvalProgressH\x02\x88\x01\x01\x12\x30\n\teval_last\x18\x14 \x01(\x0b\x32\x18.paceline.v1.EvalOutcomeH\x03\x88\x01\x01\x12\x18\n\x0b\x65val_reward\x18\x15 \x01(\x01H\x04\x88\x01\x01\x12\x16\n\teval_step\x18\x16 \x01(\x03H\x05\x88\x01\x01\x12\x1e\n\x11\x65val_reward_start\x18\x17 \x01(\x01H\x06\x88\x01\x01\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x39\n\x17StalenessHistogramEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x07\n\x05_stopB\x0e\n\x0c_reward_meanB\x07\n\x05_evalB\x0c\n\n_eval_lastB\x0e\n\x0c_eval_rewardB\x0c\n\n_eval_stepB\x14\n\x12_eval_reward_start\"\\\n\x0c\x45valProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05total\x18\x03 \x01(\x03\x12\x10\n\x08measured\x18\x04 \x01(\x03\x12\x0c\n\x04open\x18\x05 \x01(\x03\"|\n\x0b\x45valOutcome\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x13\n\x06reward\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08measured\x18\x04 \x01(\x03\x12\n\n\x02of\x18\x05 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x42\t\n\x07_reward\"u\n\tMetricRow\x12\r\n\x05index\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\"\n\x04kind\x18\x03 \x01(\x0e\x32\x14.paceline.v1.Purpose\x12\'\n\x06values\x18\x04 \x01(\x0b\x32\x17.google.protobuf.Struct\"q\n\x12ListMetricsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12,\n\x05\x61\x66ter\x18\x02 \x01(\x03\x42\x1d\xaa\xd4\x18\x19\"\x17Number of rows to skip.\x12\x1d\n\tpage_size\x18\x03 \x01(\x05\x42\n\xaa\xd4\x18\x06\x08\xf4\x03\x10\x88\'\"F\n\x10ListMetricsReply\x12$\n\x04rows\x18\x01 \x03(\x0b\x32\x16.paceline.v1.MetricRow\x12\x0c\n\x04next\x18\x02 \x01(\x03\"\xb1\x01\n\x17ListTrajectoriesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1c\n\tpage_size\x18\x02 \x01(\x05\x42\t\xaa\xd4\x18\x05\x08\x14\x10\xc8\x01\x12\x41\n\npage_token\x18\x03 \x01(\tB-\xaa\xd4\x18)\"\'`next_page_token` of the previous page.\x12%\n\x07purpose\x18\x04 \x01(\x0e\x32\x14.paceline.v1.Purpose\"_\n\x15ListTrajectoriesReply\x12-\n\x0ctrajectories\x18\x01 \x03(\x0b\x32\x17.paceline.v1.Trajectory\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10VerifyJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x9d\x02\n\x12VerificationReport\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\n\n\x02ok\x18\x02 \x01(\x08\x12;\n\x06\x63ounts\x18\x03 \x03(\x0b\x32+.paceline.v1.VerificationReport.CountsEntry\x12=\n\x07\x64ropped\x18\x04 \x03(\x0b\x32,.paceline.v1.VerificationReport.DroppedEntry\x12\x10\n\x08problems\x18\x05 \x03(\t\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\x97\x0c\n\x04Jobs\x12\xb3\x01\n\tSubmitJob\x12\x1d.paceline.v1.SubmitJobRequest\x1a\x10.paceline.v1.Job\"u\x90\x02\x02\xaa\xd4\x18[\n\x01\x01\x10\x02\x18\x01\"RSubmit a job as JSON, or over REST also as YAML (content type `application/yaml`).\x82\xd3\xe4\x93\x02\r\"\x08/v1/jobs:\x01*\x12n\n\x06GetJob\x12\x1a.paceline.v1.GetJobRequest\x1a\x10.paceline.v1.Job\"6\x90\x02\x01\xaa\xd4\x18\x16\n\x06\x02\x04\x01\x06\x08\x07\x10\x01\"\nGet a job.\x82\xd3\xe4\x93\x02\x13\x12\x11/v1/jobs/{job_id}\x12\xaa\x01\n\x08ListJobs\x12\x1c.paceline.v1.ListJobsRequest\x1a\x1a.paceline.v1.ListJobsReply\"d\x90\x02\x01\xaa\xd4\x18M\n\x03\x01\x02\x08\x10\x01\"DList jobs, newest first, optionally of one tenant or in some states.\x82\xd3\xe4\x93\x02\n\x12\x08/v1/jobs\x12\xa2\x01\n\tCancelJob\x12\x1d.paceline.v1.CancelJobRequest\x1a\x10.paceline.v1.Job\"d\x90\x02\x02\xaa\xd4\x18(\n\x01\x01\x10\x02\"!Cancel a job; its record is kept.\x82\xd3\xe4\x93\x02/\"\x18/v1/jobs/{job_id}/cancelZ\x13*\x11/v1/jobs/{job_id}\x12\xb2\x01\n\x08WatchJob\x12\x1c.paceline.v1.WatchJobRequest\x1a\x15.paceline.v1.JobEvent\"o\x90\x02\x01\xaa\xd4\x18H\n\x02\x01\x08\x10\x01\"@Watch a job: the current state, then every change until it ends.\x82\xd3\xe4\x93\x02\x1a\x12\x18/v1/jobs/{job_id}/events0\x01\x12\x9a\x01\n\x0bListMetrics\x12\x1f.paceline.v1.ListMetricsRequest\x1a\x1d.paceline.v1.ListMetricsReply\"K\x90\x02\x01\xaa\xd4\x18#\n\x02\x01\x08\x10\x01\"\x1bList metric rows, in order.\x82\xd3\xe4\x93\x02\x1b\x12\x19/v1/jobs/{job_id}/metrics\x12\xd7\x01\n\x10ListTrajectories\x12$.paceline.v1.ListTrajectoriesRequest\x1a\".paceline.v1.ListTrajectoriesReply\"y\x90\x02\x01\xaa\xd4\x18L\n\x02\x01\x08\x10\x01\"DList trajectories with tokens, spans, text and scores, newest first.\x82\xd3\xe4\x93\x02 \x12\x1e/v1/jobs/{job_id}/trajectories\x12\x9a\x01\n\tVerifyJob\x12\x1d.paceline.v1.VerifyJobRequest\x1a\x1f.paceline.v1.VerificationReport\"M\x90\x02\x01\xaa\xd4\x18&\n\x01\x01\x10\x01\"\x1fVerify the ledger of a job now.\x82\xd3\xe4\x93\x02\x1a\x12\x18/v1/jobs/{job_id}/verify\x12\xc7\x01\n\x0bListWeights\x12\x1f.paceline.v1.ListWeightsRequest\x1a\x1d.paceline.v1.ListWeightsReply\"x\x90\x02\x01\xaa\xd4\x18P\n\x01\x01\x10\x01\"IList versions of the weights, which workers hold them, and their sources.\x82\xd3\xe4\x93\x02\x1b\x12\x19/v1/jobs/{job_id}/weights\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,44 +38,98 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUBMITJOBREQUEST_FILESENTRY']._loaded_options = None
   _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_options = b'8\001'
-  _globals['_AUDITREPORT_COUNTSENTRY']._loaded_options = None
-  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_options = b'8\001'
-  _globals['_AUDITREPORT_DROPPEDENTRY']._loaded_options = None
-  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_options = b'8\001'
-  _globals['_SUBMITJOBREQUEST']._serialized_start=91
-  _globals['_SUBMITJOBREQUEST']._serialized_end=251
-  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_start=207
-  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_end=251
-  _globals['_GETJOBREQUEST']._serialized_start=253
-  _globals['_GETJOBREQUEST']._serialized_end=284
-  _globals['_LISTJOBSREQUEST']._serialized_start=286
-  _globals['_LISTJOBSREQUEST']._serialized_end=374
-  _globals['_LISTJOBSREPLY']._serialized_start=376
-  _globals['_LISTJOBSREPLY']._serialized_end=448
-  _globals['_CANCELJOBREQUEST']._serialized_start=450
-  _globals['_CANCELJOBREQUEST']._serialized_end=500
-  _globals['_WATCHJOBREQUEST']._serialized_start=502
-  _globals['_WATCHJOBREQUEST']._serialized_end=557
-  _globals['_JOBEVENT']._serialized_start=559
-  _globals['_JOBEVENT']._serialized_end=669
-  _globals['_METRICROW']._serialized_start=671
-  _globals['_METRICROW']._serialized_end=746
-  _globals['_LISTMETRICSREQUEST']._serialized_start=748
-  _globals['_LISTMETRICSREQUEST']._serialized_end=818
-  _globals['_LISTMETRICSREPLY']._serialized_start=820
-  _globals['_LISTMETRICSREPLY']._serialized_end=890
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=892
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=989
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=991
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=1086
-  _globals['_AUDITJOBREQUEST']._serialized_start=1088
-  _globals['_AUDITJOBREQUEST']._serialized_end=1121
-  _globals['_AUDITREPORT']._serialized_start=1124
-  _globals['_AUDITREPORT']._serialized_end=1388
-  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_start=1295
-  _globals['_AUDITREPORT_COUNTSENTRY']._serialized_end=1340
-  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_start=1342
-  _globals['_AUDITREPORT_DROPPEDENTRY']._serialized_end=1388
-  _globals['_JOBS']._serialized_start=1391
-  _globals['_JOBS']._serialized_end=2034
+  _globals['_SUBMITJOBREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_SUBMITJOBREQUEST'].fields_by_name['request_id']._serialized_options = b'\252\324\030$\"\"The same key returns the same job.'
+  _globals['_LISTJOBSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTJOBSREQUEST'].fields_by_name['page_size']._serialized_options = b'\252\324\030\005\010d\020\350\007'
+  _globals['_LISTJOBSREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTJOBSREQUEST'].fields_by_name['page_token']._serialized_options = b'\252\324\030)\"\'`next_page_token` of the previous page.'
+  _globals['_WATCHJOBREQUEST'].fields_by_name['after_metric']._loaded_options = None
+  _globals['_WATCHJOBREQUEST'].fields_by_name['after_metric']._serialized_options = b'\252\324\030\033\"\031Metric rows already seen.'
+  _globals['_LEDGERPROGRESS_COUNTSENTRY']._loaded_options = None
+  _globals['_LEDGERPROGRESS_COUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERPROGRESS_DROPPEDENTRY']._loaded_options = None
+  _globals['_LEDGERPROGRESS_DROPPEDENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERPROGRESS_STALENESSHISTOGRAMENTRY']._loaded_options = None
+  _globals['_LEDGERPROGRESS_STALENESSHISTOGRAMENTRY']._serialized_options = b'8\001'
+  _globals['_LISTMETRICSREQUEST'].fields_by_name['after']._loaded_options = None
+  _globals['_LISTMETRICSREQUEST'].fields_by_name['after']._serialized_options = b'\252\324\030\031\"\027Number of rows to skip.'
+  _globals['_LISTMETRICSREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTMETRICSREQUEST'].fields_by_name['page_size']._serialized_options = b'\252\324\030\006\010\364\003\020\210\''
+  _globals['_LISTTRAJECTORIESREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTTRAJECTORIESREQUEST'].fields_by_name['page_size']._serialized_options = b'\252\324\030\005\010\024\020\310\001'
+  _globals['_LISTTRAJECTORIESREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTTRAJECTORIESREQUEST'].fields_by_name['page_token']._serialized_options = b'\252\324\030)\"\'`next_page_token` of the previous page.'
+  _globals['_VERIFICATIONREPORT_COUNTSENTRY']._loaded_options = None
+  _globals['_VERIFICATIONREPORT_COUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_VERIFICATIONREPORT_DROPPEDENTRY']._loaded_options = None
+  _globals['_VERIFICATIONREPORT_DROPPEDENTRY']._serialized_options = b'8\001'
+  _globals['_JOBS']._loaded_options = None
+  _globals['_JOBS']._serialized_options = b'\250\324\030\003'
+  _globals['_JOBS'].methods_by_name['SubmitJob']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['SubmitJob']._serialized_options = b'\220\002\002\252\324\030[\n\001\001\020\002\030\001\"RSubmit a job as JSON, or over REST also as YAML (content type `application/yaml`).\202\323\344\223\002\r\"\010/v1/jobs:\001*'
+  _globals['_JOBS'].methods_by_name['GetJob']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['GetJob']._serialized_options = b'\220\002\001\252\324\030\026\n\006\002\004\001\006\010\007\020\001\"\nGet a job.\202\323\344\223\002\023\022\021/v1/jobs/{job_id}'
+  _globals['_JOBS'].methods_by_name['ListJobs']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['ListJobs']._serialized_options = b'\220\002\001\252\324\030M\n\003\001\002\010\020\001\"DList jobs, newest first, optionally of one tenant or in some states.\202\323\344\223\002\n\022\010/v1/jobs'
+  _globals['_JOBS'].methods_by_name['CancelJob']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['CancelJob']._serialized_options = b'\220\002\002\252\324\030(\n\001\001\020\002\"!Cancel a job; its record is kept.\202\323\344\223\002/\"\030/v1/jobs/{job_id}/cancelZ\023*\021/v1/jobs/{job_id}'
+  _globals['_JOBS'].methods_by_name['WatchJob']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['WatchJob']._serialized_options = b'\220\002\001\252\324\030H\n\002\001\010\020\001\"@Watch a job: the current state, then every change until it ends.\202\323\344\223\002\032\022\030/v1/jobs/{job_id}/events'
+  _globals['_JOBS'].methods_by_name['ListMetrics']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['ListMetrics']._serialized_options = b'\220\002\001\252\324\030#\n\002\001\010\020\001\"\033List metric rows, in order.\202\323\344\223\002\033\022\031/v1/jobs/{job_id}/metrics'
+  _globals['_JOBS'].methods_by_name['ListTrajectories']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['ListTrajectories']._serialized_options = b'\220\002\001\252\324\030L\n\002\001\010\020\001\"DList trajectories with tokens, spans, text and scores, newest first.\202\323\344\223\002 \022\036/v1/jobs/{job_id}/trajectories'
+  _globals['_JOBS'].methods_by_name['VerifyJob']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['VerifyJob']._serialized_options = b'\220\002\001\252\324\030&\n\001\001\020\001\"\037Verify the ledger of a job now.\202\323\344\223\002\032\022\030/v1/jobs/{job_id}/verify'
+  _globals['_JOBS'].methods_by_name['ListWeights']._loaded_options = None
+  _globals['_JOBS'].methods_by_name['ListWeights']._serialized_options = b'\220\002\001\252\324\030P\n\001\001\020\001\"IList versions of the weights, which workers hold them, and their sources.\202\323\344\223\002\033\022\031/v1/jobs/{job_id}/weights'
+  _globals['_SUBMITJOBREQUEST']._serialized_start=178
+  _globals['_SUBMITJOBREQUEST']._serialized_end=380
+  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_start=336
+  _globals['_SUBMITJOBREQUEST_FILESENTRY']._serialized_end=380
+  _globals['_GETJOBREQUEST']._serialized_start=382
+  _globals['_GETJOBREQUEST']._serialized_end=413
+  _globals['_LISTJOBSREQUEST']._serialized_start=416
+  _globals['_LISTJOBSREQUEST']._serialized_end=584
+  _globals['_LISTJOBSREPLY']._serialized_start=586
+  _globals['_LISTJOBSREPLY']._serialized_end=658
+  _globals['_CANCELJOBREQUEST']._serialized_start=660
+  _globals['_CANCELJOBREQUEST']._serialized_end=710
+  _globals['_WATCHJOBREQUEST']._serialized_start=712
+  _globals['_WATCHJOBREQUEST']._serialized_end=800
+  _globals['_JOBEVENT']._serialized_start=803
+  _globals['_JOBEVENT']._serialized_end=951
+  _globals['_LEDGERPROGRESS']._serialized_start=954
+  _globals['_LEDGERPROGRESS']._serialized_end=1954
+  _globals['_LEDGERPROGRESS_COUNTSENTRY']._serialized_start=1702
+  _globals['_LEDGERPROGRESS_COUNTSENTRY']._serialized_end=1747
+  _globals['_LEDGERPROGRESS_DROPPEDENTRY']._serialized_start=1749
+  _globals['_LEDGERPROGRESS_DROPPEDENTRY']._serialized_end=1795
+  _globals['_LEDGERPROGRESS_STALENESSHISTOGRAMENTRY']._serialized_start=1797
+  _globals['_LEDGERPROGRESS_STALENESSHISTOGRAMENTRY']._serialized_end=1854
+  _globals['_EVALPROGRESS']._serialized_start=1956
+  _globals['_EVALPROGRESS']._serialized_end=2048
+  _globals['_EVALOUTCOME']._serialized_start=2050
+  _globals['_EVALOUTCOME']._serialized_end=2174
+  _globals['_METRICROW']._serialized_start=2176
+  _globals['_METRICROW']._serialized_end=2293
+  _globals['_LISTMETRICSREQUEST']._serialized_start=2295
+  _globals['_LISTMETRICSREQUEST']._serialized_end=2408
+  _globals['_LISTMETRICSREPLY']._serialized_start=2410
+  _globals['_LISTMETRICSREPLY']._serialized_end=2480
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=2483
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=2660
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=2662
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=2757
+  _globals['_VERIFYJOBREQUEST']._serialized_start=2759
+  _globals['_VERIFYJOBREQUEST']._serialized_end=2793
+  _globals['_VERIFICATIONREPORT']._serialized_start=2796
+  _globals['_VERIFICATIONREPORT']._serialized_end=3081
+  _globals['_VERIFICATIONREPORT_COUNTSENTRY']._serialized_start=1702
+  _globals['_VERIFICATIONREPORT_COUNTSENTRY']._serialized_end=1747
+  _globals['_VERIFICATIONREPORT_DROPPEDENTRY']._serialized_start=1749
+  _globals['_VERIFICATIONREPORT_DROPPEDENTRY']._serialized_end=1795
+  _globals['_JOBS']._serialized_start=3084
+  _globals['_JOBS']._serialized_end=4643
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from paceline.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
@@ -48,10 +49,10 @@ class SubmitJobRequest(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     request_id: _builtins.str
-    """empty: no idempotence asked for"""
+    """empty: not idempotent"""
     @_builtins.property
     def files(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """small model files by name; gateway reads model.path if empty"""
+        """small model files by name; the gateway reads model.path if empty"""
 
     def __init__(
         self,
@@ -92,27 +93,26 @@ class ListJobsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
-    STATES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """empty: all"""
     page_size: _builtins.int
-    """default 100, at most 1000"""
     page_token: _builtins.str
     @_builtins.property
-    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def state(self) -> _containers.RepeatedScalarFieldContainer[_types_pb2.JobState.ValueType]: ...
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
-        states: _abc.Iterable[_builtins.str] | None = ...,
+        state: _abc.Iterable[_types_pb2.JobState.ValueType] | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "states", b"states", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "state", b"state", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -127,7 +127,7 @@ class ListJobsReply(_message.Message):
     next_page_token: _builtins.str
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Job]:
-        """Without `spec_json` and `artefacts`; fewer than `page_size` where those are large."""
+        """Without `spec_json` and `artifacts`; fewer than `page_size` where those are large."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class WatchJobRequest(_message.Message):
     AFTER_METRIC_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     after_metric: _builtins.int
-    """resume: number of metric rows already seen"""
+    """to resume: number of metric rows already seen"""
     def __init__(
         self,
         *,
@@ -194,29 +194,299 @@ class JobEvent(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
-    LIVE_JSON_FIELD_NUMBER: _builtins.int
-    live_json: _builtins.str
-    """ledger counts, waits and rates at this moment"""
+    LIVE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> _types_pb2.JobStatus: ...
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricRow]:
         """rows since the last event"""
 
+    @_builtins.property
+    def live(self) -> Global___LedgerProgress:
+        """not set: the job has no open ledger"""
+
     def __init__(
         self,
         *,
         status: _types_pb2.JobStatus | None = ...,
         metrics: _abc.Iterable[Global___MetricRow] | None = ...,
-        live_json: _builtins.str = ...,
+        live: Global___LedgerProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_live", b"_live", "live", b"live", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_json", b"live_json", "metrics", b"metrics", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_live", b"_live", "live", b"live", "metrics", b"metrics", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__live: _TypeAlias = _typing.Literal["live"]  # noqa: Y015
+    _WhichOneofArgType__live: _TypeAlias = _typing.Literal["_live", b"_live"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__live) -> _WhichOneofReturnType__live | None: ...
+
+Global___JobEvent: _TypeAlias = JobEvent  # noqa: Y015
+
+@_typing.final
+class LedgerProgress(_message.Message):
+    """What the ledger of a job counts at this moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class StalenessHistogramEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
+    EVAL_TOKENS_FIELD_NUMBER: _builtins.int
+    TRAINED_TOKENS_FIELD_NUMBER: _builtins.int
+    STALENESS_HISTOGRAM_FIELD_NUMBER: _builtins.int
+    TRAINER_WAIT_TOTAL_S_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    OPEN_GROUPS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_GROUPS_FIELD_NUMBER: _builtins.int
+    READY_GROUPS_FIELD_NUMBER: _builtins.int
+    HEADROOM_GROUPS_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_S_FIELD_NUMBER: _builtins.int
+    REWARD_MEAN_FIELD_NUMBER: _builtins.int
+    EVAL_FIELD_NUMBER: _builtins.int
+    EVAL_LAST_FIELD_NUMBER: _builtins.int
+    EVAL_REWARD_FIELD_NUMBER: _builtins.int
+    EVAL_STEP_FIELD_NUMBER: _builtins.int
+    EVAL_REWARD_START_FIELD_NUMBER: _builtins.int
+    tokens_generated: _builtins.int
+    """for training"""
+    eval_tokens: _builtins.int
+    trained_tokens: _builtins.int
+    trainer_wait_total_s: _builtins.float
+    step: _builtins.int
+    version: _builtins.int
+    stop: _types_pb2.StopReason.ValueType
+    """set: no further batch will come"""
+    open_groups: _builtins.int
+    accepted_groups: _builtins.int
+    ready_groups: _builtins.int
+    headroom_groups: _builtins.int
+    """that would be admitted at this moment"""
+    payload_bytes: _builtins.int
+    waiting: _builtins.bool
+    """the trainer waits for a batch"""
+    waiting_s: _builtins.float
+    reward_mean: _builtins.float
+    """of the newest batch"""
+    eval_reward: _builtins.float
+    """of the last complete eval"""
+    eval_step: _builtins.int
+    eval_reward_start: _builtins.float
+    """of the first complete eval"""
+    @_builtins.property
+    def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """training episodes by state, and `admitted`"""
+
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """training episodes by reason"""
+
+    @_builtins.property
+    def staleness_histogram(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """trained episodes by age in versions"""
+
+    @_builtins.property
+    def eval(self) -> Global___EvalProgress:
+        """not set: no eval is open"""
+
+    @_builtins.property
+    def eval_last(self) -> Global___EvalOutcome: ...
+    def __init__(
+        self,
+        *,
+        counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        tokens_generated: _builtins.int = ...,
+        eval_tokens: _builtins.int = ...,
+        trained_tokens: _builtins.int = ...,
+        staleness_histogram: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        trainer_wait_total_s: _builtins.float = ...,
+        step: _builtins.int = ...,
+        version: _builtins.int = ...,
+        stop: _types_pb2.StopReason.ValueType | None = ...,
+        open_groups: _builtins.int = ...,
+        accepted_groups: _builtins.int = ...,
+        ready_groups: _builtins.int = ...,
+        headroom_groups: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        waiting: _builtins.bool = ...,
+        waiting_s: _builtins.float = ...,
+        reward_mean: _builtins.float | None = ...,
+        eval: Global___EvalProgress | None = ...,
+        eval_last: Global___EvalOutcome | None = ...,
+        eval_reward: _builtins.float | None = ...,
+        eval_step: _builtins.int | None = ...,
+        eval_reward_start: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "reward_mean", b"reward_mean", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "accepted_groups", b"accepted_groups", "counts", b"counts", "dropped", b"dropped", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "eval_tokens", b"eval_tokens", "headroom_groups", b"headroom_groups", "open_groups", b"open_groups", "payload_bytes", b"payload_bytes", "ready_groups", b"ready_groups", "reward_mean", b"reward_mean", "staleness_histogram", b"staleness_histogram", "step", b"step", "stop", b"stop", "tokens_generated", b"tokens_generated", "trained_tokens", b"trained_tokens", "trainer_wait_total_s", b"trainer_wait_total_s", "version", b"version", "waiting", b"waiting", "waiting_s", b"waiting_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__eval: _TypeAlias = _typing.Literal["eval"]  # noqa: Y015
+    _WhichOneofArgType__eval: _TypeAlias = _typing.Literal["_eval", b"_eval"]  # noqa: Y015
+    _WhichOneofReturnType__eval_last: _TypeAlias = _typing.Literal["eval_last"]  # noqa: Y015
+    _WhichOneofArgType__eval_last: _TypeAlias = _typing.Literal["_eval_last", b"_eval_last"]  # noqa: Y015
+    _WhichOneofReturnType__eval_reward: _TypeAlias = _typing.Literal["eval_reward"]  # noqa: Y015
+    _WhichOneofArgType__eval_reward: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward"]  # noqa: Y015
+    _WhichOneofReturnType__eval_reward_start: _TypeAlias = _typing.Literal["eval_reward_start"]  # noqa: Y015
+    _WhichOneofArgType__eval_reward_start: _TypeAlias = _typing.Literal["_eval_reward_start", b"_eval_reward_start"]  # noqa: Y015
+    _WhichOneofReturnType__eval_step: _TypeAlias = _typing.Literal["eval_step"]  # noqa: Y015
+    _WhichOneofArgType__eval_step: _TypeAlias = _typing.Literal["_eval_step", b"_eval_step"]  # noqa: Y015
+    _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
+    _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
+    _WhichOneofReturnType__stop: _TypeAlias = _typing.Literal["stop"]  # noqa: Y015
+    _WhichOneofArgType__stop: _TypeAlias = _typing.Literal["_stop", b"_stop"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval) -> _WhichOneofReturnType__eval | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_last) -> _WhichOneofReturnType__eval_last | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_reward) -> _WhichOneofReturnType__eval_reward | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_reward_start) -> _WhichOneofReturnType__eval_reward_start | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_step) -> _WhichOneofReturnType__eval_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop) -> _WhichOneofReturnType__stop | None: ...
+
+Global___LedgerProgress: _TypeAlias = LedgerProgress  # noqa: Y015
+
+@_typing.final
+class EvalProgress(_message.Message):
+    """An eval run that is open; numbers of tasks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    step: _builtins.int
+    total: _builtins.int
+    measured: _builtins.int
+    open: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        step: _builtins.int = ...,
+        total: _builtins.int = ...,
+        measured: _builtins.int = ...,
+        open: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "open", b"open", "step", b"step", "total", b"total", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___JobEvent: _TypeAlias = JobEvent  # noqa: Y015
+Global___EvalProgress: _TypeAlias = EvalProgress  # noqa: Y015
+
+@_typing.final
+class EvalOutcome(_message.Message):
+    """The result of an eval run that is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    step: _builtins.int
+    reward: _builtins.float
+    """not set: nothing was measured"""
+    measured: _builtins.int
+    of: _builtins.int
+    complete: _builtins.bool
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        step: _builtins.int = ...,
+        reward: _builtins.float | None = ...,
+        measured: _builtins.int = ...,
+        of: _builtins.int = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "reward", b"reward"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "complete", b"complete", "measured", b"measured", "of", b"of", "reward", b"reward", "step", b"step", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reward: _TypeAlias = _typing.Literal["reward"]  # noqa: Y015
+    _WhichOneofArgType__reward: _TypeAlias = _typing.Literal["_reward", b"_reward"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward) -> _WhichOneofReturnType__reward | None: ...
+
+Global___EvalOutcome: _TypeAlias = EvalOutcome  # noqa: Y015
 
 @_typing.final
 class MetricRow(_message.Message):
@@ -225,23 +495,23 @@ class MetricRow(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
-    VALUES_JSON_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     step: _builtins.int
-    kind: _builtins.str
-    """train | eval"""
-    values_json: _builtins.str
+    kind: _types_pb2.Purpose.ValueType
+    @_builtins.property
+    def values(self) -> _struct_pb2.Struct: ...
     def __init__(
         self,
         *,
         index: _builtins.int = ...,
         step: _builtins.int = ...,
-        kind: _builtins.str = ...,
-        values_json: _builtins.str = ...,
+        kind: _types_pb2.Purpose.ValueType = ...,
+        values: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "kind", b"kind", "step", b"step", "values_json", b"values_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "kind", b"kind", "step", b"step", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,7 +527,6 @@ class ListMetricsRequest(_message.Message):
     job_id: _builtins.str
     after: _builtins.int
     page_size: _builtins.int
-    """default 500, at most 5000"""
     def __init__(
         self,
         *,
@@ -280,7 +549,7 @@ class ListMetricsReply(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     next: _builtins.int
-    """0: no more at the moment"""
+    """0: no more yet"""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricRow]: ...
     def __init__(
@@ -307,17 +576,16 @@ class ListTrajectoriesRequest(_message.Message):
     PURPOSE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     page_size: _builtins.int
-    """default 20, at most 200"""
     page_token: _builtins.str
-    purpose: _builtins.str
-    """empty: train"""
+    purpose: _types_pb2.Purpose.ValueType
+    """unset: train"""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
-        purpose: _builtins.str = ...,
+        purpose: _types_pb2.Purpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -351,7 +619,7 @@ class ListTrajectoriesReply(_message.Message):
 Global___ListTrajectoriesReply: _TypeAlias = ListTrajectoriesReply  # noqa: Y015
 
 @_typing.final
-class AuditJobRequest(_message.Message):
+class VerifyJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
@@ -367,10 +635,10 @@ class AuditJobRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuditJobRequest: _TypeAlias = AuditJobRequest  # noqa: Y015
+Global___VerifyJobRequest: _TypeAlias = VerifyJobRequest  # noqa: Y015
 
 @_typing.final
-class AuditReport(_message.Message):
+class VerificationReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -445,4 +713,4 @@ class AuditReport(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015
+Global___VerificationReport: _TypeAlias = VerificationReport  # noqa: Y015

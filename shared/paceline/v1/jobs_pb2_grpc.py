@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class JobsStub(object):
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway.
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway.
     """
 
     def __init__(self, channel):
@@ -72,10 +72,10 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesReply.FromString,
                 _registered_method=True)
-        self.AuditJob = channel.unary_unary(
-                '/paceline.v1.Jobs/AuditJob',
-                request_serializer=paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_jobs__pb2.AuditReport.FromString,
+        self.VerifyJob = channel.unary_unary(
+                '/paceline.v1.Jobs/VerifyJob',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_jobs__pb2.VerificationReport.FromString,
                 _registered_method=True)
         self.ListWeights = channel.unary_unary(
                 '/paceline.v1.Jobs/ListWeights',
@@ -85,11 +85,11 @@ class JobsStub(object):
 
 
 class JobsServicer(object):
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway.
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway.
     """
 
     def SubmitJob(self, request, context):
-        """Idempotent on (tenant, request_id): the same request answers with the same job.
+        """Idempotent on (tenant, request_id): the same request returns the same job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -114,7 +114,7 @@ class JobsServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """The state now, then every change, until the job ends.
+        """The current state, then every change until the job ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,14 +132,14 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AuditJob(self, request, context):
+    def VerifyJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListWeights(self, request, context):
-        """Who has which weights, and from whom. Shows no key.
+        """Which worker holds which weights, and its sources. Never includes keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -183,10 +183,10 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_jobs__pb2.ListTrajectoriesReply.SerializeToString,
             ),
-            'AuditJob': grpc.unary_unary_rpc_method_handler(
-                    servicer.AuditJob,
-                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_jobs__pb2.AuditReport.SerializeToString,
+            'VerifyJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyJob,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_jobs__pb2.VerificationReport.SerializeToString,
             ),
             'ListWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWeights,
@@ -202,7 +202,7 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs(object):
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway.
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway.
     """
 
     @staticmethod
@@ -395,7 +395,7 @@ class Jobs(object):
             _registered_method=True)
 
     @staticmethod
-    def AuditJob(request,
+    def VerifyJob(request,
             target,
             options=(),
             channel_credentials=None,
@@ -408,9 +408,9 @@ class Jobs(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Jobs/AuditJob',
-            paceline_dot_v1_dot_jobs__pb2.AuditJobRequest.SerializeToString,
-            paceline_dot_v1_dot_jobs__pb2.AuditReport.FromString,
+            '/paceline.v1.Jobs/VerifyJob',
+            paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.SerializeToString,
+            paceline_dot_v1_dot_jobs__pb2.VerificationReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,45 +29,45 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobsStub:
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway."""
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]
-    """Idempotent on (tenant, request_id): the same request answers with the same job."""
+    """Idempotent on (tenant, request_id): the same request returns the same job."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.JobEvent]
-    """The state now, then every change, until the job ends."""
+    """The current state, then every change until the job ends."""
     ListMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]
     ListTrajectories: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]
-    AuditJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.AuditJobRequest, _jobs_pb2.AuditReport]
+    VerifyJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]
     ListWeights: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]
-    """Who has which weights, and from whom. Shows no key."""
+    """Which worker holds which weights, and its sources. Never includes keys."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway."""
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]  # type: ignore[assignment]
-    """Idempotent on (tenant, request_id): the same request answers with the same job."""
+    """Idempotent on (tenant, request_id): the same request returns the same job."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.JobEvent]  # type: ignore[assignment]
-    """The state now, then every change, until the job ends."""
+    """The current state, then every change until the job ends."""
     ListMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]  # type: ignore[assignment]
     ListTrajectories: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]  # type: ignore[assignment]
-    AuditJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.AuditJobRequest, _jobs_pb2.AuditReport]  # type: ignore[assignment]
+    VerifyJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]  # type: ignore[assignment]
     ListWeights: _aio.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]  # type: ignore[assignment]
-    """Who has which weights, and from whom. Shows no key."""
+    """Which worker holds which weights, and its sources. Never includes keys."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
-    """What users call: gateway serves it (and the same over REST), experience serves it to gateway."""
+    """The job API. The gateway serves it to users (also over REST), experience to the gateway."""
 
     @_abc_1.abstractmethod
     def SubmitJob(
@@ -75,7 +75,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.SubmitJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]:
-        """Idempotent on (tenant, request_id): the same request answers with the same job."""
+        """Idempotent on (tenant, request_id): the same request returns the same job."""
 
     @_abc_1.abstractmethod
     def GetJob(
@@ -104,7 +104,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.WatchJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.JobEvent], _abc.AsyncIterator[_jobs_pb2.JobEvent]]:
-        """The state now, then every change, until the job ends."""
+        """The current state, then every change until the job ends."""
 
     @_abc_1.abstractmethod
     def ListMetrics(
@@ -121,11 +121,11 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_jobs_pb2.ListTrajectoriesReply, _abc.Awaitable[_jobs_pb2.ListTrajectoriesReply]]: ...
 
     @_abc_1.abstractmethod
-    def AuditJob(
+    def VerifyJob(
         self,
-        request: _jobs_pb2.AuditJobRequest,
+        request: _jobs_pb2.VerifyJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_jobs_pb2.AuditReport, _abc.Awaitable[_jobs_pb2.AuditReport]]: ...
+    ) -> _typing.Union[_jobs_pb2.VerificationReport, _abc.Awaitable[_jobs_pb2.VerificationReport]]: ...
 
     @_abc_1.abstractmethod
     def ListWeights(
@@ -133,6 +133,6 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _roster_pb2.ListWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_roster_pb2.ListWeightsReply, _abc.Awaitable[_roster_pb2.ListWeightsReply]]:
-        """Who has which weights, and from whom. Shows no key."""
+        """Which worker holds which weights, and its sources. Never includes keys."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

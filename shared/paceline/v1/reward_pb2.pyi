@@ -31,7 +31,7 @@ class ScoreRequest(_message.Message):
     rewards_json: _builtins.str
     """the job's `reward:` section"""
     tenant: _builtins.str
-    """of the job: tenants take turns"""
+    """tenant of the job; scoring is fair between tenants"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreItem]: ...
     def __init__(
@@ -66,7 +66,7 @@ class ScoreItem(_message.Message):
     environment_reward: _builtins.float
     truncated: _builtins.bool
     trace: _builtins.str
-    """W3C traceparent; empty: its trace is not kept"""
+    """W3C traceparent; empty: not sampled"""
     @_builtins.property
     def task(self) -> _types_pb2.Task: ...
     def __init__(

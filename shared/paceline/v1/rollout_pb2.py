@@ -22,28 +22,37 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/rollout.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"N\n\rGenerateBatch\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.GenerateRequest\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\t\"\xbe\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\'\n\x08sampling\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Sampling\x12\x16\n\x0epinned_version\x18\x04 \x01(\x03\x12\x13\n\x0bmin_version\x18\x05 \x01(\x03\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x12\r\n\x05trace\x18\x08 \x01(\t\x12\x0f\n\x07sampled\x18\x07 \x01(\x05\"<\n\x0eGenerateEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.GenerateEvent\"\xc0\x01\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12)\n\x08versions\x18\x04 \x03(\x0b\x32\x17.paceline.v1.VersionRun\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x14\n\x0cmatched_stop\x18\x06 \x01(\t\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\r\n\x05\x65rror\x18\x08 \x01(\t\"\x16\n\x14RolloutStatusRequest\"\x9f\x02\n\rRolloutStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x11\n\tprecision\x18\x03 \x01(\t\x12*\n\x06\x61\x63tive\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x0f\n\x07running\x18\x05 \x01(\x03\x12\x0f\n\x07waiting\x18\x06 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x07 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x03\x12\x13\n\x0bmax_context\x18\t \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\n \x01(\x01\x12\x0e\n\x06idle_s\x18\x0b \x01(\x01\x12\x0e\n\x06swap_s\x18\x0c \x01(\x01\x12\x14\n\x0c\x63\x61nary_error\x18\r \x01(\x01\x32\x9b\x01\n\x07Rollout\x12G\n\x08Generate\x12\x1a.paceline.v1.GenerateBatch\x1a\x1b.paceline.v1.GenerateEvents(\x01\x30\x01\x12G\n\x06Status\x12!.paceline.v1.RolloutStatusRequest\x1a\x1a.paceline.v1.RolloutStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/rollout.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"N\n\rGenerateBatch\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.GenerateRequest\x12\r\n\x05\x61\x62ort\x18\x02 \x03(\t\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x16\n\x0epinned_version\x18\x04 \x01(\x03\x12\x13\n\x0bmin_version\x18\x05 \x01(\x03\x12\x11\n\ttimeout_s\x18\x06 \x01(\x01\x12\r\n\x05trace\x18\x08 \x01(\t\x12\x0f\n\x07sampled\x18\x07 \x01(\x05\"<\n\x0eGenerateEvents\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.GenerateEvent\"\xdb\x01\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12)\n\x08versions\x18\x04 \x03(\x0b\x32\x17.paceline.v1.VersionRun\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x06 \x01(\t\x12\x12\n\nerror_code\x18\x07 \x01(\t\x12\r\n\x05\x65rror\x18\x08 \x01(\t\"\x16\n\x14RolloutStatusRequest\"\x9f\x02\n\rRolloutStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x11\n\tprecision\x18\x03 \x01(\t\x12*\n\x06\x61\x63tive\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x0f\n\x07running\x18\x05 \x01(\x03\x12\x0f\n\x07waiting\x18\x06 \x01(\x03\x12\x18\n\x10tokens_generated\x18\x07 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x03\x12\x13\n\x0bmax_context\x18\t \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\n \x01(\x01\x12\x0e\n\x06idle_s\x18\x0b \x01(\x01\x12\x0e\n\x06swap_s\x18\x0c \x01(\x01\x12\x14\n\x0c\x63\x61nary_error\x18\r \x01(\x01*\x91\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\xb3\x01\n\x07Rollout\x12P\n\x08Generate\x12\x1a.paceline.v1.GenerateBatch\x1a\x1b.paceline.v1.GenerateEvents\"\x07\xaa\xd4\x18\x03\n\x01\x04(\x01\x30\x01\x12P\n\x06Status\x12!.paceline.v1.RolloutStatusRequest\x1a\x1a.paceline.v1.RolloutStatus\"\x07\xaa\xd4\x18\x03\n\x01\x04\x1a\x04\xa8\xd4\x18\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GENERATEBATCH']._serialized_start=67
-  _globals['_GENERATEBATCH']._serialized_end=145
-  _globals['_GENERATEREQUEST']._serialized_start=148
-  _globals['_GENERATEREQUEST']._serialized_end=338
-  _globals['_GENERATEEVENTS']._serialized_start=340
-  _globals['_GENERATEEVENTS']._serialized_end=400
-  _globals['_GENERATEEVENT']._serialized_start=403
-  _globals['_GENERATEEVENT']._serialized_end=595
-  _globals['_ROLLOUTSTATUSREQUEST']._serialized_start=597
-  _globals['_ROLLOUTSTATUSREQUEST']._serialized_end=619
-  _globals['_ROLLOUTSTATUS']._serialized_start=622
-  _globals['_ROLLOUTSTATUS']._serialized_end=909
-  _globals['_ROLLOUT']._serialized_start=912
-  _globals['_ROLLOUT']._serialized_end=1067
+  _globals['_ROLLOUT']._loaded_options = None
+  _globals['_ROLLOUT']._serialized_options = b'\250\324\030\006'
+  _globals['_ROLLOUT'].methods_by_name['Generate']._loaded_options = None
+  _globals['_ROLLOUT'].methods_by_name['Generate']._serialized_options = b'\252\324\030\003\n\001\004'
+  _globals['_ROLLOUT'].methods_by_name['Status']._loaded_options = None
+  _globals['_ROLLOUT'].methods_by_name['Status']._serialized_options = b'\252\324\030\003\n\001\004'
+  _globals['_FINISHREASON']._serialized_start=972
+  _globals['_FINISHREASON']._serialized_end=1117
+  _globals['_GENERATEBATCH']._serialized_start=94
+  _globals['_GENERATEBATCH']._serialized_end=172
+  _globals['_GENERATEREQUEST']._serialized_start=175
+  _globals['_GENERATEREQUEST']._serialized_end=371
+  _globals['_GENERATEEVENTS']._serialized_start=373
+  _globals['_GENERATEEVENTS']._serialized_end=433
+  _globals['_GENERATEEVENT']._serialized_start=436
+  _globals['_GENERATEEVENT']._serialized_end=655
+  _globals['_ROLLOUTSTATUSREQUEST']._serialized_start=657
+  _globals['_ROLLOUTSTATUSREQUEST']._serialized_end=679
+  _globals['_ROLLOUTSTATUS']._serialized_start=682
+  _globals['_ROLLOUTSTATUS']._serialized_end=969
+  _globals['_ROLLOUT']._serialized_start=1120
+  _globals['_ROLLOUT']._serialized_end=1299
 # @@protoc_insertion_point(module_scope)

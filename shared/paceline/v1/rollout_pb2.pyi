@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from paceline.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,36 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _FinishReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    FINISH_REASON_STOP: _FinishReason.ValueType  # 1
+    """a stop token or string, or the end of the text"""
+    FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
+    """as many tokens as asked for, or as fit"""
+    FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
+    """the caller gave it up, or the engine goes away"""
+    FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
+    """`error_code` says which"""
+
+class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
+    """How a request ended."""
+
+FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+FINISH_REASON_STOP: FinishReason.ValueType  # 1
+"""a stop token or string, or the end of the text"""
+FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
+"""as many tokens as asked for, or as fit"""
+FINISH_REASON_ABORT: FinishReason.ValueType  # 3
+"""the caller gave it up, or the engine goes away"""
+FINISH_REASON_ERROR: FinishReason.ValueType  # 4
+"""`error_code` says which"""
+Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class GenerateBatch(_message.Message):
@@ -64,21 +95,21 @@ class GenerateRequest(_message.Message):
     """refuse if the active version is older; -1: any"""
     timeout_s: _builtins.float
     trace: _builtins.str
-    """W3C traceparent; empty: its trace is not kept"""
+    """W3C traceparent; empty: not sampled"""
     sampled: _builtins.int
-    """how many of the last tokens this turn has sampled already, elsewhere"""
+    """number of trailing tokens that this turn already sampled on another worker"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """whole context so far"""
+        """full context so far"""
 
     @_builtins.property
-    def sampling(self) -> _types_pb2.Sampling: ...
+    def sampling(self) -> _types_pb2.SamplingParams: ...
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
-        sampling: _types_pb2.Sampling | None = ...,
+        sampling: _types_pb2.SamplingParams | None = ...,
         pinned_version: _builtins.int = ...,
         min_version: _builtins.int = ...,
         timeout_s: _builtins.float = ...,
@@ -126,15 +157,15 @@ class GenerateEvent(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    finish_reason: _builtins.str
-    """stop | length | abort | error; empty: more follows"""
+    finish_reason: Global___FinishReason.ValueType
+    """unset: more to come"""
     matched_stop: _builtins.str
     error_code: _builtins.str
     """gRPC status name, with finish_reason error"""
     error: _builtins.str
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """new ones since the last event"""
+        """new since the last event"""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
@@ -147,7 +178,7 @@ class GenerateEvent(_message.Message):
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         versions: _abc.Iterable[_types_pb2.VersionRun] | None = ...,
-        finish_reason: _builtins.str = ...,
+        finish_reason: Global___FinishReason.ValueType = ...,
         matched_stop: _builtins.str = ...,
         error_code: _builtins.str = ...,
         error: _builtins.str = ...,

@@ -52,8 +52,8 @@ class RolloutServicer(object):
     """
 
     def Generate(self, request_iterator, context):
-        """Many requests share one stream. The caller may half-close to drain. Answers of one request
-        come in order; a request ends with an event that has a finish_reason.
+        """Many requests share one stream. The caller may half-close to drain. Events of a request arrive
+        in order; the last one has a finish_reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,8 @@ class RolloutStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RolloutAsyncStub: ...
     Generate: _grpc.StreamStreamMultiCallable[_rollout_pb2.GenerateBatch, _rollout_pb2.GenerateEvents]
-    """Many requests share one stream. The caller may half-close to drain. Answers of one request
-    come in order; a request ends with an event that has a finish_reason.
+    """Many requests share one stream. The caller may half-close to drain. Events of a request arrive
+    in order; the last one has a finish_reason.
     """
     Status: _grpc.UnaryUnaryMultiCallable[_rollout_pb2.RolloutStatusRequest, _rollout_pb2.RolloutStatus]
 
@@ -45,8 +45,8 @@ class RolloutAsyncStub(RolloutStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.StreamStreamMultiCallable[_rollout_pb2.GenerateBatch, _rollout_pb2.GenerateEvents]  # type: ignore[assignment]
-    """Many requests share one stream. The caller may half-close to drain. Answers of one request
-    come in order; a request ends with an event that has a finish_reason.
+    """Many requests share one stream. The caller may half-close to drain. Events of a request arrive
+    in order; the last one has a finish_reason.
     """
     Status: _aio.UnaryUnaryMultiCallable[_rollout_pb2.RolloutStatusRequest, _rollout_pb2.RolloutStatus]  # type: ignore[assignment]
 
@@ -59,8 +59,8 @@ class RolloutServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_rollout_pb2.GenerateBatch],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rollout_pb2.GenerateEvents], _abc.AsyncIterator[_rollout_pb2.GenerateEvents]]:
-        """Many requests share one stream. The caller may half-close to drain. Answers of one request
-        come in order; a request ends with an event that has a finish_reason.
+        """Many requests share one stream. The caller may half-close to drain. Events of a request arrive
+        in order; the last one has a finish_reason.
         """
 
     @_abc_1.abstractmethod

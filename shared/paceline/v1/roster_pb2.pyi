@@ -7,6 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from paceline.v1 import options_pb2 as _options_pb2
 from paceline.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +20,64 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _TransferEvent:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TransferEventEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TransferEvent.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRANSFER_EVENT_UNSPECIFIED: _TransferEvent.ValueType  # 0
+    TRANSFER_EVENT_DONE: _TransferEvent.ValueType  # 1
+    """all chunks received"""
+    TRANSFER_EVENT_MOVED: _TransferEvent.ValueType  # 2
+    """bytes received, or sources changed"""
+    TRANSFER_EVENT_STALLED: _TransferEvent.ValueType  # 3
+    """no bytes for three times the expected time of a chunk"""
+    TRANSFER_EVENT_SLOW: _TransferEvent.ValueType  # 4
+    """chunks take longer than that, but bytes arrive"""
+    TRANSFER_EVENT_FAILED: _TransferEvent.ValueType  # 5
+    """connection closed or refused"""
+    TRANSFER_EVENT_DAMAGED: _TransferEvent.ValueType  # 6
+    """digest mismatch"""
+
+class TransferEvent(_TransferEvent, metaclass=_TransferEventEnumTypeWrapper): ...
+
+TRANSFER_EVENT_UNSPECIFIED: TransferEvent.ValueType  # 0
+TRANSFER_EVENT_DONE: TransferEvent.ValueType  # 1
+"""all chunks received"""
+TRANSFER_EVENT_MOVED: TransferEvent.ValueType  # 2
+"""bytes received, or sources changed"""
+TRANSFER_EVENT_STALLED: TransferEvent.ValueType  # 3
+"""no bytes for three times the expected time of a chunk"""
+TRANSFER_EVENT_SLOW: TransferEvent.ValueType  # 4
+"""chunks take longer than that, but bytes arrive"""
+TRANSFER_EVENT_FAILED: TransferEvent.ValueType  # 5
+"""connection closed or refused"""
+TRANSFER_EVENT_DAMAGED: TransferEvent.ValueType  # 6
+"""digest mismatch"""
+Global___TransferEvent: _TypeAlias = TransferEvent  # noqa: Y015
+
+class _RouteShape:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RouteShapeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RouteShape.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROUTE_SHAPE_UNSPECIFIED: _RouteShape.ValueType  # 0
+    ROUTE_SHAPE_UNICAST: _RouteShape.ValueType  # 1
+    ROUTE_SHAPE_CHAIN: _RouteShape.ValueType  # 2
+    ROUTE_SHAPE_TREE: _RouteShape.ValueType  # 3
+    ROUTE_SHAPE_SITES: _RouteShape.ValueType  # 4
+
+class RouteShape(_RouteShape, metaclass=_RouteShapeEnumTypeWrapper): ...
+
+ROUTE_SHAPE_UNSPECIFIED: RouteShape.ValueType  # 0
+ROUTE_SHAPE_UNICAST: RouteShape.ValueType  # 1
+ROUTE_SHAPE_CHAIN: RouteShape.ValueType  # 2
+ROUTE_SHAPE_TREE: RouteShape.ValueType  # 3
+ROUTE_SHAPE_SITES: RouteShape.ValueType  # 4
+Global___RouteShape: _TypeAlias = RouteShape  # noqa: Y015
 
 @_typing.final
 class JoinRequest(_message.Message):
@@ -59,7 +119,7 @@ class JoinReply(_message.Message):
 Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
 
 @_typing.final
-class BeatRequest(_message.Message):
+class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -93,11 +153,11 @@ class BeatRequest(_message.Message):
     def load(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def held_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """versions it can serve to peers, whole or in part"""
+        """versions it can serve to peers, in full or in part"""
 
     @_builtins.property
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
-        """of the versions held"""
+        """of the held versions"""
 
     def __init__(
         self,
@@ -114,7 +174,7 @@ class BeatRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BeatRequest: _TypeAlias = BeatRequest  # noqa: Y015
+Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
 class TransferProgress(_message.Message):
@@ -130,7 +190,7 @@ class TransferProgress(_message.Message):
     num_chunks: _builtins.int
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """endpoints it is pulling from now"""
+        """endpoints it is currently pulling from"""
 
     def __init__(
         self,
@@ -149,7 +209,7 @@ class TransferProgress(_message.Message):
 Global___TransferProgress: _TypeAlias = TransferProgress  # noqa: Y015
 
 @_typing.final
-class BeatReply(_message.Message):
+class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LIVE_JOBS_FIELD_NUMBER: _builtins.int
@@ -166,7 +226,7 @@ class BeatReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___BeatReply: _TypeAlias = BeatReply  # noqa: Y015
+Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 
 @_typing.final
 class LeaveRequest(_message.Message):
@@ -211,15 +271,15 @@ class ListWorkersRequest(_message.Message):
     SITE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """empty: all"""
-    kind: _builtins.str
-    """empty: all"""
+    kind: _options_pb2.WorkerKind.ValueType
+    """not set: all"""
     site: _builtins.str
     """empty: all"""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
-        kind: _builtins.str = ...,
+        kind: _options_pb2.WorkerKind.ValueType = ...,
         site: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -251,7 +311,7 @@ class ListWorkersReply(_message.Message):
 Global___ListWorkersReply: _TypeAlias = ListWorkersReply  # noqa: Y015
 
 @_typing.final
-class AnnounceRequest(_message.Message):
+class PublishVersionRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
@@ -271,14 +331,12 @@ class AnnounceRequest(_message.Message):
     weights_endpoint: _builtins.str
     num_bytes: _builtins.int
     part: _builtins.int
-    """Chunks i with i % parts == part are seeded at this endpoint; 0 and 0: all of them."""
+    """Chunks i with i % parts == part are seeded at this endpoint; 0 and 0: all."""
     parts: _builtins.int
     digest: _builtins.str
-    """root of the snapshot in hex; rank 0 announces again when it knows it"""
+    """root of the snapshot in hex; rank 0 publishes again once it is known"""
     known_version: _builtins.int
-    """The number that this publication was given before; unset: none. It is entered again as it was if
-    the store has lost it.
-    """
+    """Number already assigned to this publication; unset: none. Restored if the store has lost it."""
     def __init__(
         self,
         *,
@@ -301,10 +359,10 @@ class AnnounceRequest(_message.Message):
     _WhichOneofArgType__known_version: _TypeAlias = _typing.Literal["_known_version", b"_known_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__known_version) -> _WhichOneofReturnType__known_version | None: ...
 
-Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
+Global___PublishVersionRequest: _TypeAlias = PublishVersionRequest  # noqa: Y015
 
 @_typing.final
-class AnnounceReply(_message.Message):
+class PublishVersionReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
@@ -313,13 +371,13 @@ class AnnounceReply(_message.Message):
     CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_ENDPOINT_FIELD_NUMBER: _builtins.int
     held_version: _builtins.int
-    """Being measured: keep serving it until a later announcement names another. Unset: none."""
+    """Under evaluation: keep serving it until a later reply names another. Unset: none."""
     key: _builtins.bytes
-    """of the job: seals headers, chunks and trailers"""
+    """the job's key: authenticates headers, chunks and trailers"""
     chunk_bytes: _builtins.int
-    """how this version is to be cut; the same in every reply for it"""
+    """chunk size of this version; the same in every reply for it"""
     source_endpoint: _builtins.str
-    """of rank 0, whose header the other seeds take"""
+    """of rank 0, which provides the header to the other seeders"""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     def __init__(
@@ -339,7 +397,7 @@ class AnnounceReply(_message.Message):
     _WhichOneofArgType__held_version: _TypeAlias = _typing.Literal["_held_version", b"_held_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__held_version) -> _WhichOneofReturnType__held_version | None: ...
 
-Global___AnnounceReply: _TypeAlias = AnnounceReply  # noqa: Y015
+Global___PublishVersionReply: _TypeAlias = PublishVersionReply  # noqa: Y015
 
 @_typing.final
 class WatchRouteRequest(_message.Message):
@@ -369,39 +427,39 @@ class Route(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
-    FALLBACK_ENDPOINTS_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     bytes_per_s: _builtins.float
-    """expected over all sources; 0: unknown"""
+    """expected total over all sources; 0: unknown"""
     base_version: _builtins.int
-    """ask for differences against it, if it is held whole"""
+    """request deltas against it if held in full"""
     key: _builtins.bytes
-    """of the job"""
+    """the job's key"""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     @_builtins.property
-    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
-        """asked at once, each for its part"""
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkSource]:
+        """pulled in parallel, each for its part"""
 
     @_builtins.property
-    def fallback_endpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """best first; any of them holds or will hold the chunks"""
+    def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """best first; each holds or will hold the chunks"""
 
     def __init__(
         self,
         *,
         version: _types_pb2.PolicyVersion | None = ...,
-        sources: _abc.Iterable[Global___Source] | None = ...,
-        fallback_endpoints: _abc.Iterable[_builtins.str] | None = ...,
+        sources: _abc.Iterable[Global___ChunkSource] | None = ...,
+        fallbacks: _abc.Iterable[_builtins.str] | None = ...,
         bytes_per_s: _builtins.float = ...,
         base_version: _builtins.int | None = ...,
         key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "bytes_per_s", b"bytes_per_s", "fallback_endpoints", b"fallback_endpoints", "key", b"key", "sources", b"sources", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "bytes_per_s", b"bytes_per_s", "fallbacks", b"fallbacks", "key", b"key", "sources", b"sources", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
     _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
@@ -410,7 +468,7 @@ class Route(_message.Message):
 Global___Route: _TypeAlias = Route  # noqa: Y015
 
 @_typing.final
-class Source(_message.Message):
+class ChunkSource(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENDPOINT_FIELD_NUMBER: _builtins.int
@@ -419,7 +477,7 @@ class Source(_message.Message):
     endpoint: _builtins.str
     """http://host:port"""
     part: _builtins.int
-    """chunks i with i % parts == part; 0 and 0: all of them"""
+    """chunks i with i % parts == part; 0 and 0: all"""
     parts: _builtins.int
     def __init__(
         self,
@@ -434,7 +492,7 @@ class Source(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Source: _TypeAlias = Source  # noqa: Y015
+Global___ChunkSource: _TypeAlias = ChunkSource  # noqa: Y015
 
 @_typing.final
 class ReportTransferRequest(_message.Message):
@@ -459,22 +517,21 @@ class ReportTransferRequest(_message.Message):
     version: _builtins.int
     endpoint: _builtins.str
     """the sender"""
-    event: _builtins.str
-    """done, moved, stalled, slow, failed, damaged"""
+    event: Global___TransferEvent.ValueType
     num_bytes: _builtins.int
-    """of the snapshot that came from there since the last report"""
+    """snapshot bytes received from the sender since the last report"""
     wire_bytes: _builtins.int
-    """that they took on the way"""
+    """bytes on the wire for them"""
     busy_s: _builtins.float
-    """seconds in which bytes came, without those in which the sender had none"""
+    """time spent receiving, excluding time in which the sender had nothing"""
     latency_s: _builtins.float
     """from the request to the first byte; 0: not measured"""
     detail: _builtins.str
     num_ready: _builtins.int
-    """chunks of this version that the receiver has now, from anywhere"""
+    """chunks of this version that the receiver holds, from all senders"""
     num_chunks: _builtins.int
     base_version: _builtins.int
-    """the bytes were differences against it"""
+    """the bytes were deltas against it"""
     def __init__(
         self,
         *,
@@ -482,7 +539,7 @@ class ReportTransferRequest(_message.Message):
         worker_id: _builtins.str = ...,
         version: _builtins.int = ...,
         endpoint: _builtins.str = ...,
-        event: _builtins.str = ...,
+        event: Global___TransferEvent.ValueType = ...,
         num_bytes: _builtins.int = ...,
         wire_bytes: _builtins.int = ...,
         busy_s: _builtins.float = ...,
@@ -548,7 +605,7 @@ class ListWeightsReply(_message.Message):
 
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightsHolder]:
-        """seeds first, then workers by id"""
+        """seeders first, then workers by id"""
 
     def __init__(
         self,
@@ -574,12 +631,11 @@ class WeightsVersion(_message.Message):
     PREDICTED_S_FIELD_NUMBER: _builtins.int
     RATIO_FIELD_NUMBER: _builtins.int
     chunk_bytes: _builtins.int
-    shape: _builtins.str
-    """of the route: unicast, chain, tree, sites"""
+    shape: Global___RouteShape.ValueType
     predicted_s: _builtins.float
     """until the last worker has it"""
     ratio: _builtins.float
-    """wire bytes by snapshot bytes, as seen last; 0: not seen"""
+    """last observed ratio of wire bytes to snapshot bytes; 0: none yet"""
     @_builtins.property
     def version(self) -> _types_pb2.PolicyVersion: ...
     def __init__(
@@ -587,7 +643,7 @@ class WeightsVersion(_message.Message):
         *,
         version: _types_pb2.PolicyVersion | None = ...,
         chunk_bytes: _builtins.int = ...,
-        shape: _builtins.str = ...,
+        shape: Global___RouteShape.ValueType = ...,
         predicted_s: _builtins.float = ...,
         ratio: _builtins.float = ...,
     ) -> None: ...
@@ -613,33 +669,33 @@ class WeightsHolder(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """empty for seeds of the trainer"""
-    kind: _builtins.str
+    """empty for seeders of the trainer"""
+    kind: _options_pb2.WorkerKind.ValueType
     site: _builtins.str
     endpoint: _builtins.str
     active_version: _builtins.int
     bytes_per_s: _builtins.float
-    """measured from its first source; 0: not yet"""
+    """measured from its first source; 0: none yet"""
     trouble: _builtins.str
-    """why others do not pull from it now; empty: none"""
+    """why peers do not currently pull from it; empty: none"""
     @_builtins.property
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
-        """what it holds"""
+        """versions it holds"""
 
     @_builtins.property
-    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Source]:
-        """of the newest version"""
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkSource]:
+        """for the newest version"""
 
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
-        kind: _builtins.str = ...,
+        kind: _options_pb2.WorkerKind.ValueType = ...,
         site: _builtins.str = ...,
         endpoint: _builtins.str = ...,
         active_version: _builtins.int = ...,
         transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
-        sources: _abc.Iterable[Global___Source] | None = ...,
+        sources: _abc.Iterable[Global___ChunkSource] | None = ...,
         bytes_per_s: _builtins.float = ...,
         trouble: _builtins.str = ...,
     ) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RosterStub(object):
-    """Who is alive, who has which weights, and where to get them. Served by experience.
+    """Live workers, the weights they hold, and where to pull them from. Served by experience.
     """
 
     def __init__(self, channel):
@@ -40,10 +40,10 @@ class RosterStub(object):
                 request_serializer=paceline_dot_v1_dot_roster__pb2.JoinRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_roster__pb2.JoinReply.FromString,
                 _registered_method=True)
-        self.Beat = channel.unary_unary(
-                '/paceline.v1.Roster/Beat',
-                request_serializer=paceline_dot_v1_dot_roster__pb2.BeatRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_roster__pb2.BeatReply.FromString,
+        self.Heartbeat = channel.unary_unary(
+                '/paceline.v1.Roster/Heartbeat',
+                request_serializer=paceline_dot_v1_dot_roster__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_roster__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/paceline.v1.Roster/Leave',
@@ -60,10 +60,10 @@ class RosterStub(object):
                 request_serializer=paceline_dot_v1_dot_roster__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_roster__pb2.ListWorkersReply.FromString,
                 _registered_method=True)
-        self.Announce = channel.unary_unary(
-                '/paceline.v1.Roster/Announce',
-                request_serializer=paceline_dot_v1_dot_roster__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=paceline_dot_v1_dot_roster__pb2.AnnounceReply.FromString,
+        self.PublishVersion = channel.unary_unary(
+                '/paceline.v1.Roster/PublishVersion',
+                request_serializer=paceline_dot_v1_dot_roster__pb2.PublishVersionRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_roster__pb2.PublishVersionReply.FromString,
                 _registered_method=True)
         self.WatchRoute = channel.unary_stream(
                 '/paceline.v1.Roster/WatchRoute',
@@ -78,7 +78,7 @@ class RosterStub(object):
 
 
 class RosterServicer(object):
-    """Who is alive, who has which weights, and where to get them. Served by experience.
+    """Live workers, the weights they hold, and where to pull them from. Served by experience.
     """
 
     def Join(self, request, context):
@@ -87,8 +87,8 @@ class RosterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Beat(self, request, context):
-        """Renews the membership; every second. NOT_FOUND: join again.
+    def Heartbeat(self, request, context):
+        """Renews the membership, once a second. NOT_FOUND: join again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,30 +107,30 @@ class RosterServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchWorkers(self, request, context):
-        """The roster of a job (its own workers and the shared pools) now and at every change.
+        """The roster of a job (its own workers and the shared pools), now and on every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Announce(self, request, context):
+    def PublishVersion(self, request, context):
         """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-        the same (incarnation, step) gets the same number again. Every seed announces its own part;
-        UNAVAILABLE: rank 0, part 0, has to be first.
+        the same (incarnation, step) always gets the same number. Every seeder publishes its own part;
+        UNAVAILABLE: rank 0, part 0, must come first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchRoute(self, request, context):
-        """Rollout: where to pull the newest version from, now and whenever that changes.
+        """Rollout: where to pull the newest version from, now and on every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportTransfer(self, request, context):
-        """Rollout: how it goes with one sender. Links are measured and routes repaired by this.
+        """Rollout: progress or failure of a transfer from one sender. Used to measure links and repair routes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,10 +144,10 @@ def add_RosterServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_roster__pb2.JoinRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_roster__pb2.JoinReply.SerializeToString,
             ),
-            'Beat': grpc.unary_unary_rpc_method_handler(
-                    servicer.Beat,
-                    request_deserializer=paceline_dot_v1_dot_roster__pb2.BeatRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_roster__pb2.BeatReply.SerializeToString,
+            'Heartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Heartbeat,
+                    request_deserializer=paceline_dot_v1_dot_roster__pb2.HeartbeatRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_roster__pb2.HeartbeatReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -164,10 +164,10 @@ def add_RosterServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_roster__pb2.ListWorkersRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_roster__pb2.ListWorkersReply.SerializeToString,
             ),
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=paceline_dot_v1_dot_roster__pb2.AnnounceRequest.FromString,
-                    response_serializer=paceline_dot_v1_dot_roster__pb2.AnnounceReply.SerializeToString,
+            'PublishVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishVersion,
+                    request_deserializer=paceline_dot_v1_dot_roster__pb2.PublishVersionRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_roster__pb2.PublishVersionReply.SerializeToString,
             ),
             'WatchRoute': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRoute,
@@ -188,7 +188,7 @@ def add_RosterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Roster(object):
-    """Who is alive, who has which weights, and where to get them. Served by experience.
+    """Live workers, the weights they hold, and where to pull them from. Served by experience.
     """
 
     @staticmethod
@@ -219,7 +219,7 @@ class Roster(object):
             _registered_method=True)
 
     @staticmethod
-    def Beat(request,
+    def Heartbeat(request,
             target,
             options=(),
             channel_credentials=None,
@@ -232,9 +232,9 @@ class Roster(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Roster/Beat',
-            paceline_dot_v1_dot_roster__pb2.BeatRequest.SerializeToString,
-            paceline_dot_v1_dot_roster__pb2.BeatReply.FromString,
+            '/paceline.v1.Roster/Heartbeat',
+            paceline_dot_v1_dot_roster__pb2.HeartbeatRequest.SerializeToString,
+            paceline_dot_v1_dot_roster__pb2.HeartbeatReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -327,7 +327,7 @@ class Roster(object):
             _registered_method=True)
 
     @staticmethod
-    def Announce(request,
+    def PublishVersion(request,
             target,
             options=(),
             channel_credentials=None,
@@ -340,9 +340,9 @@ class Roster(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/paceline.v1.Roster/Announce',
-            paceline_dot_v1_dot_roster__pb2.AnnounceRequest.SerializeToString,
-            paceline_dot_v1_dot_roster__pb2.AnnounceReply.FromString,
+            '/paceline.v1.Roster/PublishVersion',
+            paceline_dot_v1_dot_roster__pb2.PublishVersionRequest.SerializeToString,
+            paceline_dot_v1_dot_roster__pb2.PublishVersionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,53 +27,53 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RosterStub:
-    """Who is alive, who has which weights, and where to get them. Served by experience."""
+    """Live workers, the weights they hold, and where to pull them from. Served by experience."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RosterAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_roster_pb2.JoinRequest, _roster_pb2.JoinReply]
-    Beat: _grpc.UnaryUnaryMultiCallable[_roster_pb2.BeatRequest, _roster_pb2.BeatReply]
-    """Renews the membership; every second. NOT_FOUND: join again."""
+    Heartbeat: _grpc.UnaryUnaryMultiCallable[_roster_pb2.HeartbeatRequest, _roster_pb2.HeartbeatReply]
+    """Renews the membership, once a second. NOT_FOUND: join again."""
     Leave: _grpc.UnaryUnaryMultiCallable[_roster_pb2.LeaveRequest, _roster_pb2.LeaveReply]
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ListWorkersRequest, _roster_pb2.ListWorkersReply]
     WatchWorkers: _grpc.UnaryStreamMultiCallable[_roster_pb2.ListWorkersRequest, _roster_pb2.ListWorkersReply]
-    """The roster of a job (its own workers and the shared pools) now and at every change."""
-    Announce: _grpc.UnaryUnaryMultiCallable[_roster_pb2.AnnounceRequest, _roster_pb2.AnnounceReply]
+    """The roster of a job (its own workers and the shared pools), now and on every change."""
+    PublishVersion: _grpc.UnaryUnaryMultiCallable[_roster_pb2.PublishVersionRequest, _roster_pb2.PublishVersionReply]
     """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-    the same (incarnation, step) gets the same number again. Every seed announces its own part;
-    UNAVAILABLE: rank 0, part 0, has to be first.
+    the same (incarnation, step) always gets the same number. Every seeder publishes its own part;
+    UNAVAILABLE: rank 0, part 0, must come first.
     """
     WatchRoute: _grpc.UnaryStreamMultiCallable[_roster_pb2.WatchRouteRequest, _roster_pb2.Route]
-    """Rollout: where to pull the newest version from, now and whenever that changes."""
+    """Rollout: where to pull the newest version from, now and on every change."""
     ReportTransfer: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ReportTransferRequest, _roster_pb2.ReportTransferReply]
-    """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
+    """Rollout: progress or failure of a transfer from one sender. Used to measure links and repair routes."""
 
 @_typing.type_check_only
 class RosterAsyncStub(RosterStub):
-    """Who is alive, who has which weights, and where to get them. Served by experience."""
+    """Live workers, the weights they hold, and where to pull them from. Served by experience."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_roster_pb2.JoinRequest, _roster_pb2.JoinReply]  # type: ignore[assignment]
-    Beat: _aio.UnaryUnaryMultiCallable[_roster_pb2.BeatRequest, _roster_pb2.BeatReply]  # type: ignore[assignment]
-    """Renews the membership; every second. NOT_FOUND: join again."""
+    Heartbeat: _aio.UnaryUnaryMultiCallable[_roster_pb2.HeartbeatRequest, _roster_pb2.HeartbeatReply]  # type: ignore[assignment]
+    """Renews the membership, once a second. NOT_FOUND: join again."""
     Leave: _aio.UnaryUnaryMultiCallable[_roster_pb2.LeaveRequest, _roster_pb2.LeaveReply]  # type: ignore[assignment]
     ListWorkers: _aio.UnaryUnaryMultiCallable[_roster_pb2.ListWorkersRequest, _roster_pb2.ListWorkersReply]  # type: ignore[assignment]
     WatchWorkers: _aio.UnaryStreamMultiCallable[_roster_pb2.ListWorkersRequest, _roster_pb2.ListWorkersReply]  # type: ignore[assignment]
-    """The roster of a job (its own workers and the shared pools) now and at every change."""
-    Announce: _aio.UnaryUnaryMultiCallable[_roster_pb2.AnnounceRequest, _roster_pb2.AnnounceReply]  # type: ignore[assignment]
+    """The roster of a job (its own workers and the shared pools), now and on every change."""
+    PublishVersion: _aio.UnaryUnaryMultiCallable[_roster_pb2.PublishVersionRequest, _roster_pb2.PublishVersionReply]  # type: ignore[assignment]
     """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-    the same (incarnation, step) gets the same number again. Every seed announces its own part;
-    UNAVAILABLE: rank 0, part 0, has to be first.
+    the same (incarnation, step) always gets the same number. Every seeder publishes its own part;
+    UNAVAILABLE: rank 0, part 0, must come first.
     """
     WatchRoute: _aio.UnaryStreamMultiCallable[_roster_pb2.WatchRouteRequest, _roster_pb2.Route]  # type: ignore[assignment]
-    """Rollout: where to pull the newest version from, now and whenever that changes."""
+    """Rollout: where to pull the newest version from, now and on every change."""
     ReportTransfer: _aio.UnaryUnaryMultiCallable[_roster_pb2.ReportTransferRequest, _roster_pb2.ReportTransferReply]  # type: ignore[assignment]
-    """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
+    """Rollout: progress or failure of a transfer from one sender. Used to measure links and repair routes."""
 
 class RosterServicer(metaclass=_abc_1.ABCMeta):
-    """Who is alive, who has which weights, and where to get them. Served by experience."""
+    """Live workers, the weights they hold, and where to pull them from. Served by experience."""
 
     @_abc_1.abstractmethod
     def Join(
@@ -83,12 +83,12 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_roster_pb2.JoinReply, _abc.Awaitable[_roster_pb2.JoinReply]]: ...
 
     @_abc_1.abstractmethod
-    def Beat(
+    def Heartbeat(
         self,
-        request: _roster_pb2.BeatRequest,
+        request: _roster_pb2.HeartbeatRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_roster_pb2.BeatReply, _abc.Awaitable[_roster_pb2.BeatReply]]:
-        """Renews the membership; every second. NOT_FOUND: join again."""
+    ) -> _typing.Union[_roster_pb2.HeartbeatReply, _abc.Awaitable[_roster_pb2.HeartbeatReply]]:
+        """Renews the membership, once a second. NOT_FOUND: join again."""
 
     @_abc_1.abstractmethod
     def Leave(
@@ -110,17 +110,17 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
         request: _roster_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_roster_pb2.ListWorkersReply], _abc.AsyncIterator[_roster_pb2.ListWorkersReply]]:
-        """The roster of a job (its own workers and the shared pools) now and at every change."""
+        """The roster of a job (its own workers and the shared pools), now and on every change."""
 
     @_abc_1.abstractmethod
-    def Announce(
+    def PublishVersion(
         self,
-        request: _roster_pb2.AnnounceRequest,
+        request: _roster_pb2.PublishVersionRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_roster_pb2.AnnounceReply, _abc.Awaitable[_roster_pb2.AnnounceReply]]:
+    ) -> _typing.Union[_roster_pb2.PublishVersionReply, _abc.Awaitable[_roster_pb2.PublishVersionReply]]:
         """Trainer: a new version is being served at `weights_endpoint`. Assigns the version number;
-        the same (incarnation, step) gets the same number again. Every seed announces its own part;
-        UNAVAILABLE: rank 0, part 0, has to be first.
+        the same (incarnation, step) always gets the same number. Every seeder publishes its own part;
+        UNAVAILABLE: rank 0, part 0, must come first.
         """
 
     @_abc_1.abstractmethod
@@ -129,7 +129,7 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
         request: _roster_pb2.WatchRouteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_roster_pb2.Route], _abc.AsyncIterator[_roster_pb2.Route]]:
-        """Rollout: where to pull the newest version from, now and whenever that changes."""
+        """Rollout: where to pull the newest version from, now and on every change."""
 
     @_abc_1.abstractmethod
     def ReportTransfer(
@@ -137,6 +137,6 @@ class RosterServicer(metaclass=_abc_1.ABCMeta):
         request: _roster_pb2.ReportTransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_roster_pb2.ReportTransferReply, _abc.Awaitable[_roster_pb2.ReportTransferReply]]:
-        """Rollout: how it goes with one sender. Links are measured and routes repaired by this."""
+        """Rollout: progress or failure of a transfer from one sender. Used to measure links and repair routes."""
 
 def add_RosterServicer_to_server(servicer: RosterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Quota(_message.Message):
-    """Limits over all jobs of a tenant; one that is not set: none."""
+    """Limits over all jobs of a tenant; an unset one is unlimited."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -36,18 +36,18 @@ class Quota(_message.Message):
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
     METRICS_BYTES_FIELD_NUMBER: _builtins.int
     submitted: _builtins.int
-    """jobs that are not over"""
+    """unfinished jobs"""
     jobs: _builtins.int
-    """that run at once"""
+    """running at once"""
     rollout_workers: _builtins.int
     episodes: _builtins.int
     """in flight"""
     weight: _builtins.float
-    """relative share of what several tenants want"""
+    """relative share of contended capacity"""
     stored_bytes: _builtins.int
     """trajectories of all live jobs in the store"""
     spec_bytes: _builtins.int
-    """Sizes; 0: that of the default of the installation, and so it is with the weight."""
+    """Sizes; 0, as for the weight, means the installation's default."""
     model_files_bytes: _builtins.int
     task_bytes: _builtins.int
     trajectory_bytes: _builtins.int
@@ -95,7 +95,7 @@ class Quota(_message.Message):
 Global___Quota: _TypeAlias = Quota  # noqa: Y015
 
 @_typing.final
-class TenantUse(_message.Message):
+class TenantUsage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBMITTED_FIELD_NUMBER: _builtins.int
@@ -114,7 +114,7 @@ class TenantUse(_message.Message):
     episodes: _builtins.int
     stored_bytes: _builtins.int
     spec_bytes: _builtins.int
-    """The largest of each of the last hour or two."""
+    """The largest of each within the last hour or two."""
     model_files_bytes: _builtins.int
     task_bytes: _builtins.int
     trajectory_bytes: _builtins.int
@@ -139,7 +139,7 @@ class TenantUse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TenantUse: _TypeAlias = TenantUse  # noqa: Y015
+Global___TenantUsage: _TypeAlias = TenantUsage  # noqa: Y015
 
 @_typing.final
 class Tenant(_message.Message):
@@ -147,28 +147,28 @@ class Tenant(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     QUOTA_FIELD_NUMBER: _builtins.int
-    OWN_FIELD_NUMBER: _builtins.int
-    USE_FIELD_NUMBER: _builtins.int
+    IS_CUSTOM_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    own: _builtins.bool
-    """set for this tenant; otherwise the default of the installation"""
+    is_custom: _builtins.bool
+    """set for this tenant; otherwise the installation's default"""
     @_builtins.property
     def quota(self) -> Global___Quota:
-        """that holds"""
+        """in effect"""
 
     @_builtins.property
-    def use(self) -> Global___TenantUse: ...
+    def usage(self) -> Global___TenantUsage: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         quota: Global___Quota | None = ...,
-        own: _builtins.bool = ...,
-        use: Global___TenantUse | None = ...,
+        is_custom: _builtins.bool = ...,
+        usage: Global___TenantUsage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota", "use", b"use"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "own", b"own", "quota", b"quota", "use", b"use"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_custom", b"is_custom", "name", b"name", "quota", b"quota", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -225,7 +225,7 @@ class SetQuotaRequest(_message.Message):
     tenant: _builtins.str
     @_builtins.property
     def quota(self) -> Global___Quota:
-        """not set: the default of the installation again"""
+        """unset: reset to the installation's default"""
 
     def __init__(
         self,

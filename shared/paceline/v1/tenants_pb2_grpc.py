@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class TenantsStub(object):
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     def __init__(self, channel):
@@ -49,19 +49,19 @@ class TenantsStub(object):
 
 
 class TenantsServicer(object):
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     def ListTenants(self, request, context):
-        """Those with jobs that are not over, and those with a quota of their own.
+        """Tenants with unfinished jobs or a custom quota.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetQuota(self, request, context):
-        """Sets or resets the quota of a tenant. What runs goes on, even above it.
+        """Sets or resets the quota of a tenant. Running jobs continue, even above it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,8 +89,8 @@ def add_TenantsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Tenants(object):
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     @staticmethod

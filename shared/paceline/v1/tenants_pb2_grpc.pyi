@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TenantsStub:
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     @_typing.overload
@@ -36,25 +36,25 @@ class TenantsStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TenantsAsyncStub: ...
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsReply]
-    """Those with jobs that are not over, and those with a quota of their own."""
+    """Tenants with unfinished jobs or a custom quota."""
     SetQuota: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotaRequest, _tenants_pb2.Tenant]
-    """Sets or resets the quota of a tenant. What runs goes on, even above it."""
+    """Sets or resets the quota of a tenant. Running jobs continue, even above it."""
 
 @_typing.type_check_only
 class TenantsAsyncStub(TenantsStub):
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsReply]  # type: ignore[assignment]
-    """Those with jobs that are not over, and those with a quota of their own."""
+    """Tenants with unfinished jobs or a custom quota."""
     SetQuota: _aio.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotaRequest, _tenants_pb2.Tenant]  # type: ignore[assignment]
-    """Sets or resets the quota of a tenant. What runs goes on, even above it."""
+    """Sets or resets the quota of a tenant. Running jobs continue, even above it."""
 
 class TenantsServicer(metaclass=_abc_1.ABCMeta):
-    """What each tenant may use, and what it uses. Gateway serves it (and the same over REST),
-    experience serves it to gateway and controller.
+    """Quotas and usage of tenants. The gateway serves them to users (also over REST), experience to gateway
+    and controller.
     """
 
     @_abc_1.abstractmethod
@@ -63,7 +63,7 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.ListTenantsReply, _abc.Awaitable[_tenants_pb2.ListTenantsReply]]:
-        """Those with jobs that are not over, and those with a quota of their own."""
+        """Tenants with unfinished jobs or a custom quota."""
 
     @_abc_1.abstractmethod
     def SetQuota(
@@ -71,6 +71,6 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.SetQuotaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.Tenant, _abc.Awaitable[_tenants_pb2.Tenant]]:
-        """Sets or resets the quota of a tenant. What runs goes on, even above it."""
+        """Sets or resets the quota of a tenant. Running jobs continue, even above it."""
 
 def add_TenantsServicer_to_server(servicer: TenantsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/trainer.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\x16\n\x14TrainerStatusRequest\"\xea\x01\n\rTrainerStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12-\n\tpublished\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x38\n\x07seconds\x18\x06 \x03(\x0b\x32\'.paceline.v1.TrainerStatus.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32R\n\x07Trainer\x12G\n\x06Status\x12!.paceline.v1.TrainerStatusRequest\x1a\x1a.paceline.v1.TrainerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/trainer.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"\x16\n\x14TrainerStatusRequest\"\xea\x01\n\rTrainerStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12-\n\tpublished\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x38\n\x07seconds\x18\x06 \x03(\x0b\x32\'.paceline.v1.TrainerStatus.SecondsEntry\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32^\n\x07Trainer\x12M\n\x06Status\x12!.paceline.v1.TrainerStatusRequest\x1a\x1a.paceline.v1.TrainerStatus\"\x04\xaa\xd4\x18\x00\x1a\x04\xa8\xd4\x18\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAINERSTATUS_SECONDSENTRY']._loaded_options = None
   _globals['_TRAINERSTATUS_SECONDSENTRY']._serialized_options = b'8\001'
-  _globals['_TRAINERSTATUSREQUEST']._serialized_start=67
-  _globals['_TRAINERSTATUSREQUEST']._serialized_end=89
-  _globals['_TRAINERSTATUS']._serialized_start=92
-  _globals['_TRAINERSTATUS']._serialized_end=326
-  _globals['_TRAINERSTATUS_SECONDSENTRY']._serialized_start=280
-  _globals['_TRAINERSTATUS_SECONDSENTRY']._serialized_end=326
-  _globals['_TRAINER']._serialized_start=328
-  _globals['_TRAINER']._serialized_end=410
+  _globals['_TRAINER']._loaded_options = None
+  _globals['_TRAINER']._serialized_options = b'\250\324\030\007'
+  _globals['_TRAINER'].methods_by_name['Status']._loaded_options = None
+  _globals['_TRAINER'].methods_by_name['Status']._serialized_options = b'\252\324\030\000'
+  _globals['_TRAINERSTATUSREQUEST']._serialized_start=94
+  _globals['_TRAINERSTATUSREQUEST']._serialized_end=116
+  _globals['_TRAINERSTATUS']._serialized_start=119
+  _globals['_TRAINERSTATUS']._serialized_end=353
+  _globals['_TRAINERSTATUS_SECONDSENTRY']._serialized_start=307
+  _globals['_TRAINERSTATUS_SECONDSENTRY']._serialized_end=353
+  _globals['_TRAINER']._serialized_start=355
+  _globals['_TRAINER']._serialized_end=449
 # @@protoc_insertion_point(module_scope)

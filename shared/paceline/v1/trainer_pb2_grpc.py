@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TrainerStub(object):
-    """What rank 0 of a trainer tells of itself.
+    """Status of a trainer, reported by rank 0.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class TrainerStub(object):
 
 
 class TrainerServicer(object):
-    """What rank 0 of a trainer tells of itself.
+    """Status of a trainer, reported by rank 0.
     """
 
     def Status(self, request, context):
@@ -69,7 +69,7 @@ def add_TrainerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Trainer(object):
-    """What rank 0 of a trainer tells of itself.
+    """Status of a trainer, reported by rank 0.
     """
 
     @staticmethod

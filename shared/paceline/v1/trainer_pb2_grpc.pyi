@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TrainerStub:
-    """What rank 0 of a trainer tells of itself."""
+    """Status of a trainer, reported by rank 0."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class TrainerStub:
 
 @_typing.type_check_only
 class TrainerAsyncStub(TrainerStub):
-    """What rank 0 of a trainer tells of itself."""
+    """Status of a trainer, reported by rank 0."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_trainer_pb2.TrainerStatusRequest, _trainer_pb2.TrainerStatus]  # type: ignore[assignment]
 
 class TrainerServicer(metaclass=_abc_1.ABCMeta):
-    """What rank 0 of a trainer tells of itself."""
+    """Status of a trainer, reported by rank 0."""
 
     @_abc_1.abstractmethod
     def Status(

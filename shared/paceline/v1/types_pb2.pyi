@@ -6,7 +6,10 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from paceline.v1 import options_pb2 as _options_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,10 +21,151 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TokenSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TokenSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOKEN_SOURCE_UNSPECIFIED: _TokenSource.ValueType  # 0
+    TOKEN_SOURCE_POLICY: _TokenSource.ValueType  # 1
+    TOKEN_SOURCE_ENVIRONMENT: _TokenSource.ValueType  # 2
+    TOKEN_SOURCE_TOOL: _TokenSource.ValueType  # 3
+    TOKEN_SOURCE_TEMPLATE: _TokenSource.ValueType  # 4
+    TOKEN_SOURCE_EXPERT: _TokenSource.ValueType  # 5
+
+class TokenSource(_TokenSource, metaclass=_TokenSourceEnumTypeWrapper):
+    """Who produced a token."""
+
+TOKEN_SOURCE_UNSPECIFIED: TokenSource.ValueType  # 0
+TOKEN_SOURCE_POLICY: TokenSource.ValueType  # 1
+TOKEN_SOURCE_ENVIRONMENT: TokenSource.ValueType  # 2
+TOKEN_SOURCE_TOOL: TokenSource.ValueType  # 3
+TOKEN_SOURCE_TEMPLATE: TokenSource.ValueType  # 4
+TOKEN_SOURCE_EXPERT: TokenSource.ValueType  # 5
+Global___TokenSource: _TypeAlias = TokenSource  # noqa: Y015
+
+class _ScoreStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScoreStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScoreStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SCORE_STATUS_UNSPECIFIED: _ScoreStatus.ValueType  # 0
+    SCORE_STATUS_OK: _ScoreStatus.ValueType  # 1
+    SCORE_STATUS_PARSE_ERROR: _ScoreStatus.ValueType  # 2
+    SCORE_STATUS_TIMEOUT: _ScoreStatus.ValueType  # 3
+    SCORE_STATUS_INFRA_ERROR: _ScoreStatus.ValueType  # 4
+    """the score means nothing"""
+
+class ScoreStatus(_ScoreStatus, metaclass=_ScoreStatusEnumTypeWrapper):
+    """How scoring went."""
+
+SCORE_STATUS_UNSPECIFIED: ScoreStatus.ValueType  # 0
+SCORE_STATUS_OK: ScoreStatus.ValueType  # 1
+SCORE_STATUS_PARSE_ERROR: ScoreStatus.ValueType  # 2
+SCORE_STATUS_TIMEOUT: ScoreStatus.ValueType  # 3
+SCORE_STATUS_INFRA_ERROR: ScoreStatus.ValueType  # 4
+"""the score means nothing"""
+Global___ScoreStatus: _TypeAlias = ScoreStatus  # noqa: Y015
+
+class _Purpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Purpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PURPOSE_UNSPECIFIED: _Purpose.ValueType  # 0
+    PURPOSE_TRAIN: _Purpose.ValueType  # 1
+    PURPOSE_EVAL: _Purpose.ValueType  # 2
+
+class Purpose(_Purpose, metaclass=_PurposeEnumTypeWrapper):
+    """What an episode is for."""
+
+PURPOSE_UNSPECIFIED: Purpose.ValueType  # 0
+PURPOSE_TRAIN: Purpose.ValueType  # 1
+PURPOSE_EVAL: Purpose.ValueType  # 2
+Global___Purpose: _TypeAlias = Purpose  # noqa: Y015
+
+class _JobState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOB_STATE_UNSPECIFIED: _JobState.ValueType  # 0
+    JOB_STATE_QUEUED: _JobState.ValueType  # 1
+    JOB_STATE_STARTING: _JobState.ValueType  # 2
+    JOB_STATE_RUNNING: _JobState.ValueType  # 3
+    JOB_STATE_PAUSED: _JobState.ValueType  # 4
+    JOB_STATE_CANCELLING: _JobState.ValueType  # 5
+    JOB_STATE_SUCCEEDED: _JobState.ValueType  # 6
+    JOB_STATE_FAILED: _JobState.ValueType  # 7
+    JOB_STATE_CANCELLED: _JobState.ValueType  # 8
+
+class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
+    """Life of a job."""
+
+JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
+JOB_STATE_QUEUED: JobState.ValueType  # 1
+JOB_STATE_STARTING: JobState.ValueType  # 2
+JOB_STATE_RUNNING: JobState.ValueType  # 3
+JOB_STATE_PAUSED: JobState.ValueType  # 4
+JOB_STATE_CANCELLING: JobState.ValueType  # 5
+JOB_STATE_SUCCEEDED: JobState.ValueType  # 6
+JOB_STATE_FAILED: JobState.ValueType  # 7
+JOB_STATE_CANCELLED: JobState.ValueType  # 8
+Global___JobState: _TypeAlias = JobState  # noqa: Y015
+
+class _TrackerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TrackerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrackerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRACKER_STATE_UNSPECIFIED: _TrackerState.ValueType  # 0
+    TRACKER_STATE_WAITING: _TrackerState.ValueType  # 1
+    """not yet following the job"""
+    TRACKER_STATE_FOLLOWING: _TrackerState.ValueType  # 2
+    TRACKER_STATE_RETRYING: _TrackerState.ValueType  # 3
+    TRACKER_STATE_DONE: _TrackerState.ValueType  # 4
+    TRACKER_STATE_FAILED: _TrackerState.ValueType  # 5
+
+class TrackerState(_TrackerState, metaclass=_TrackerStateEnumTypeWrapper): ...
+
+TRACKER_STATE_UNSPECIFIED: TrackerState.ValueType  # 0
+TRACKER_STATE_WAITING: TrackerState.ValueType  # 1
+"""not yet following the job"""
+TRACKER_STATE_FOLLOWING: TrackerState.ValueType  # 2
+TRACKER_STATE_RETRYING: TrackerState.ValueType  # 3
+TRACKER_STATE_DONE: TrackerState.ValueType  # 4
+TRACKER_STATE_FAILED: TrackerState.ValueType  # 5
+Global___TrackerState: _TypeAlias = TrackerState  # noqa: Y015
+
+class _StopReason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StopReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STOP_REASON_UNSPECIFIED: _StopReason.ValueType  # 0
+    STOP_REASON_FINISHED: _StopReason.ValueType  # 1
+    STOP_REASON_CANCELLED: _StopReason.ValueType  # 2
+    STOP_REASON_PAUSED: _StopReason.ValueType  # 3
+
+class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
+    """Why a job gets no further batch."""
+
+STOP_REASON_UNSPECIFIED: StopReason.ValueType  # 0
+STOP_REASON_FINISHED: StopReason.ValueType  # 1
+STOP_REASON_CANCELLED: StopReason.ValueType  # 2
+STOP_REASON_PAUSED: StopReason.ValueType  # 3
+Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
+
 @_typing.final
 class Task(_message.Message):
-    """Nouns shared by all services. `shared/paceline/types.py` has the same names;
-    `shared/paceline/wire.py` converts. Enumerations travel as their lower-case names.
+    """Types shared by all services. `shared/paceline/types.py` defines the same names, and
+    `shared/paceline/wire.py` converts between them. Enumerations have the same member names.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -55,7 +199,7 @@ class Task(_message.Message):
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
-class Sampling(_message.Message):
+class SamplingParams(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -94,10 +238,10 @@ class Sampling(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
-class Span(_message.Message):
+class TokenSpan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
@@ -105,13 +249,13 @@ class Span(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     start: _builtins.int
     end: _builtins.int
-    source: _builtins.str
+    source: Global___TokenSource.ValueType
     def __init__(
         self,
         *,
         start: _builtins.int = ...,
         end: _builtins.int = ...,
-        source: _builtins.str = ...,
+        source: Global___TokenSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -119,7 +263,7 @@ class Span(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Span: _TypeAlias = Span  # noqa: Y015
+Global___TokenSpan: _TypeAlias = TokenSpan  # noqa: Y015
 
 @_typing.final
 class VersionRun(_message.Message):
@@ -194,7 +338,7 @@ class Transcript(_message.Message):
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSpan]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """policy tokens only, in order"""
@@ -209,7 +353,7 @@ class Transcript(_message.Message):
         self,
         *,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
-        spans: _abc.Iterable[Global___Span] | None = ...,
+        spans: _abc.Iterable[Global___TokenSpan] | None = ...,
         logprobs: _abc.Iterable[_builtins.float] | None = ...,
         versions: _abc.Iterable[Global___VersionRun] | None = ...,
         steps: _abc.Iterable[Global___StepMark] | None = ...,
@@ -255,7 +399,7 @@ class Score(_message.Message):
     NORMALISED_ANSWER_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     reward: _builtins.float
-    status: _builtins.str
+    status: Global___ScoreStatus.ValueType
     raw_answer: _builtins.str
     normalised_answer: _builtins.str
     detail: _builtins.str
@@ -266,7 +410,7 @@ class Score(_message.Message):
         *,
         reward: _builtins.float = ...,
         parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        status: _builtins.str = ...,
+        status: Global___ScoreStatus.ValueType = ...,
         raw_answer: _builtins.str = ...,
         normalised_answer: _builtins.str = ...,
         detail: _builtins.str = ...,
@@ -324,7 +468,7 @@ class Provenance(_message.Message):
     prompt_variant: _builtins.str
     variant_meta: _builtins.str
     trace: _builtins.str
-    """W3C traceparent of the attempt; empty: its trace is not kept"""
+    """W3C traceparent of the attempt; empty: not sampled"""
     @_builtins.property
     def rollout_workers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -369,7 +513,7 @@ class Trajectory(_message.Message):
     index: _builtins.int
     attempt: _builtins.int
     task_id: _builtins.str
-    purpose: _builtins.str
+    purpose: Global___Purpose.ValueType
     truncated: _builtins.bool
     topology: _builtins.str
     agent_id: _builtins.str
@@ -380,7 +524,7 @@ class Trajectory(_message.Message):
     @_builtins.property
     def score(self) -> Global___Score: ...
     @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
+    def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def timing(self) -> Global___Timing: ...
     @_builtins.property
@@ -392,10 +536,10 @@ class Trajectory(_message.Message):
         index: _builtins.int = ...,
         attempt: _builtins.int = ...,
         task_id: _builtins.str = ...,
-        purpose: _builtins.str = ...,
+        purpose: Global___Purpose.ValueType = ...,
         transcripts: _abc.Iterable[Global___Transcript] | None = ...,
         score: Global___Score | None = ...,
-        sampling: Global___Sampling | None = ...,
+        sampling: Global___SamplingParams | None = ...,
         truncated: _builtins.bool = ...,
         topology: _builtins.str = ...,
         agent_id: _builtins.str = ...,
@@ -413,7 +557,7 @@ class Trajectory(_message.Message):
 Global___Trajectory: _TypeAlias = Trajectory  # noqa: Y015
 
 @_typing.final
-class Progress(_message.Message):
+class EpisodeProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_ID_FIELD_NUMBER: _builtins.int
@@ -443,7 +587,7 @@ class Progress(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Progress: _TypeAlias = Progress  # noqa: Y015
+Global___EpisodeProgress: _TypeAlias = EpisodeProgress  # noqa: Y015
 
 @_typing.final
 class Assignment(_message.Message):
@@ -463,13 +607,13 @@ class Assignment(_message.Message):
     TRACES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
-    purpose: _builtins.str
+    purpose: Global___Purpose.ValueType
     lease_s: _builtins.float
     seed: _builtins.int
     pinned_version: _builtins.int
     """-1: any"""
     min_version: _builtins.int
-    """older weights make nothing that can be trained; -1: any"""
+    """samples of older weights would be too stale; -1: any"""
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -477,10 +621,10 @@ class Assignment(_message.Message):
     @_builtins.property
     def task(self) -> Global___Task: ...
     @_builtins.property
-    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___Progress]: ...
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeProgress]: ...
     @_builtins.property
     def traces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """W3C traceparent of each lease, in the order of `indices`; empty: no trace of them is kept."""
+        """W3C traceparent of each lease, in the order of `indices`; empty: not sampled."""
 
     def __init__(
         self,
@@ -490,11 +634,11 @@ class Assignment(_message.Message):
         indices: _abc.Iterable[_builtins.int] | None = ...,
         attempts: _abc.Iterable[_builtins.int] | None = ...,
         task: Global___Task | None = ...,
-        purpose: _builtins.str = ...,
+        purpose: Global___Purpose.ValueType = ...,
         lease_s: _builtins.float = ...,
         seed: _builtins.int = ...,
         pinned_version: _builtins.int = ...,
-        progress: _abc.Iterable[Global___Progress] | None = ...,
+        progress: _abc.Iterable[Global___EpisodeProgress] | None = ...,
         min_version: _builtins.int = ...,
         traces: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
@@ -541,7 +685,7 @@ class Worker(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    kind: _builtins.str
+    kind: _options_pb2.WorkerKind.ValueType
     endpoint: _builtins.str
     site: _builtins.str
     job_id: _builtins.str
@@ -556,7 +700,7 @@ class Worker(_message.Message):
         self,
         *,
         worker_id: _builtins.str = ...,
-        kind: _builtins.str = ...,
+        kind: _options_pb2.WorkerKind.ValueType = ...,
         endpoint: _builtins.str = ...,
         site: _builtins.str = ...,
         job_id: _builtins.str = ...,
@@ -622,24 +766,32 @@ class JobStatus(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     EVAL_REWARD_FIELD_NUMBER: _builtins.int
     EVAL_STEP_FIELD_NUMBER: _builtins.int
-    SUMMARY_JSON_FIELD_NUMBER: _builtins.int
-    CREATED_S_FIELD_NUMBER: _builtins.int
-    RUNNING_S_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    RUNTIME_S_FIELD_NUMBER: _builtins.int
     TRACKING_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    FINISHED_AT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
-    state: _builtins.str
+    state: Global___JobState.ValueType
     reason: _builtins.str
     step: _builtins.int
     version: _builtins.int
     incarnation: _builtins.int
     eval_reward: _builtins.float
     eval_step: _builtins.int
-    summary_json: _builtins.str
-    created_s: _builtins.float
+    age_s: _builtins.float
     """seconds since it was submitted"""
-    running_s: _builtins.float
+    runtime_s: _builtins.float
+    created_at: _builtins.str
+    """RFC 3339 in UTC, by the store's clock. For display only: no decision depends on them."""
+    started_at: _builtins.str
+    finished_at: _builtins.str
+    @_builtins.property
+    def summary(self) -> _struct_pb2.Struct: ...
     @_builtins.property
     def tracking(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrackerStatus]: ...
     def __init__(
@@ -648,36 +800,47 @@ class JobStatus(_message.Message):
         job_id: _builtins.str = ...,
         name: _builtins.str = ...,
         tenant: _builtins.str = ...,
-        state: _builtins.str = ...,
+        state: Global___JobState.ValueType = ...,
         reason: _builtins.str = ...,
         step: _builtins.int = ...,
         version: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         eval_reward: _builtins.float | None = ...,
         eval_step: _builtins.int | None = ...,
-        summary_json: _builtins.str = ...,
-        created_s: _builtins.float = ...,
-        running_s: _builtins.float = ...,
+        summary: _struct_pb2.Struct | None = ...,
+        age_s: _builtins.float = ...,
+        runtime_s: _builtins.float = ...,
         tracking: _abc.Iterable[Global___TrackerStatus] | None = ...,
+        created_at: _builtins.str = ...,
+        started_at: _builtins.str | None = ...,
+        finished_at: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "eval_reward", b"eval_reward", "eval_step", b"eval_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "started_at", b"started_at", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "created_s", b"created_s", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "running_s", b"running_s", "state", b"state", "step", b"step", "summary_json", b"summary_json", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "age_s", b"age_s", "created_at", b"created_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "runtime_s", b"runtime_s", "started_at", b"started_at", "state", b"state", "step", b"step", "summary", b"summary", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval_reward: _TypeAlias = _typing.Literal["eval_reward"]  # noqa: Y015
     _WhichOneofArgType__eval_reward: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward"]  # noqa: Y015
     _WhichOneofReturnType__eval_step: _TypeAlias = _typing.Literal["eval_step"]  # noqa: Y015
     _WhichOneofArgType__eval_step: _TypeAlias = _typing.Literal["_eval_step", b"_eval_step"]  # noqa: Y015
+    _WhichOneofReturnType__finished_at: _TypeAlias = _typing.Literal["finished_at"]  # noqa: Y015
+    _WhichOneofArgType__finished_at: _TypeAlias = _typing.Literal["_finished_at", b"_finished_at"]  # noqa: Y015
+    _WhichOneofReturnType__started_at: _TypeAlias = _typing.Literal["started_at"]  # noqa: Y015
+    _WhichOneofArgType__started_at: _TypeAlias = _typing.Literal["_started_at", b"_started_at"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_reward) -> _WhichOneofReturnType__eval_reward | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__eval_step) -> _WhichOneofReturnType__eval_step | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_at) -> _WhichOneofReturnType__finished_at | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__started_at) -> _WhichOneofReturnType__started_at | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
 
 @_typing.final
 class TrackerStatus(_message.Message):
-    """How far one experiment tracker of a job has come."""
+    """Progress of one experiment tracker of a job."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -689,20 +852,19 @@ class TrackerStatus(_message.Message):
     DETAIL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
-    state: _builtins.str
-    """waiting | following | retrying | done | failed"""
+    state: Global___TrackerState.ValueType
     rows: _builtins.int
-    """rows of the job's history that it holds"""
+    """rows of the job's history recorded so far"""
     url: _builtins.str
-    """where to look; empty: not known"""
+    """address of the run; empty: unknown"""
     detail: _builtins.str
-    """what is wrong"""
+    """last error"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         kind: _builtins.str = ...,
-        state: _builtins.str = ...,
+        state: Global___TrackerState.ValueType = ...,
         rows: _builtins.int = ...,
         url: _builtins.str = ...,
         detail: _builtins.str = ...,
@@ -720,7 +882,7 @@ class Job(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class ArtefactsEntry(_message.Message):
+    class ArtifactsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -741,12 +903,12 @@ class Job(_message.Message):
 
     STATUS_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
-    ARTEFACTS_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     @_builtins.property
     def status(self) -> Global___JobStatus: ...
     @_builtins.property
-    def artefacts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+    def artifacts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """file name -> sha256"""
 
     def __init__(
@@ -754,11 +916,11 @@ class Job(_message.Message):
         *,
         status: Global___JobStatus | None = ...,
         spec_json: _builtins.str = ...,
-        artefacts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        artifacts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artefacts", b"artefacts", "spec_json", b"spec_json", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "spec_json", b"spec_json", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

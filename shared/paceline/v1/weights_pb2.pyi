@@ -20,9 +20,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PullRequest(_message.Message):
-    """What surrounds the chunks of a snapshot on the HTTP stream. The request is a POST whose body is a
-    PullRequest; the response is a row of StreamFrames, each preceded by its length as a 4-byte
-    little-endian integer. The bytes of a chunk follow the frame with its ChunkHead directly.
+    """Framing of a snapshot on the HTTP stream. The request is a POST with a PullRequest as its body;
+    the response is a sequence of StreamFrames, each prefixed with its length as a 4-byte little-endian
+    integer. The bytes of a chunk directly follow the frame with its ChunkHead.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -34,10 +34,10 @@ class PullRequest(_message.Message):
     wanted: _builtins.bytes
     """bit i % 8 of byte i / 8: chunk i; empty: all"""
     part: _builtins.int
-    """of these the chunks i with i % parts == part; 0 and 0: all"""
+    """of the wanted chunks, those with i % parts == part; 0 and 0: all"""
     parts: _builtins.int
     base_version: _builtins.int
-    """the asker holds it whole: chunks may be differences against it"""
+    """held in full by the receiver: chunks may be deltas against it"""
     def __init__(
         self,
         *,
@@ -66,7 +66,7 @@ class StreamFrame(_message.Message):
     TRAILER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___SnapshotHeader:
-        """first, and once; only signs of life may come before"""
+        """sent once, first except for keep-alives"""
 
     @_builtins.property
     def chunk(self) -> Global___ChunkHead:
@@ -74,11 +74,11 @@ class StreamFrame(_message.Message):
 
     @_builtins.property
     def waiting(self) -> Global___Waiting:
-        """the sender lives and has nothing new"""
+        """keep-alive: the sender has nothing new"""
 
     @_builtins.property
     def trailer(self) -> Global___SnapshotTrailer:
-        """last: all that was wanted has been sent"""
+        """last: everything requested has been sent"""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Waiting(_message.Message):
 
     NUM_READY_FIELD_NUMBER: _builtins.int
     num_ready: _builtins.int
-    """chunks that the sender has"""
+    """chunks held by the sender"""
     def __init__(
         self,
         *,
@@ -129,7 +129,7 @@ class TensorEntry(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
-    """torch name without prefix: bfloat16, float32, ..."""
+    """torch name without the prefix: bfloat16, float32, ..."""
     offset: _builtins.int
     """bytes from the start of the snapshot"""
     num_bytes: _builtins.int
@@ -236,7 +236,7 @@ Global___TiedTensor: _TypeAlias = TiedTensor  # noqa: Y015
 
 @_typing.final
 class Canary(_message.Message):
-    """A fixed prompt; the trainer's log-probs of its tokens under this version."""
+    """A fixed prompt and the trainer's log-probs of its tokens under this version."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -272,11 +272,11 @@ class ChunkHead(_message.Message):
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     num_bytes: _builtins.int
-    """that follow this frame"""
+    """bytes following this frame"""
     digest: _builtins.bytes
-    """BLAKE3 of the chunk itself and its index, keyed; 32 bytes"""
+    """keyed BLAKE3 of the full chunk and its index; 32 bytes"""
     base_version: _builtins.int
-    """what follows is the difference against this version"""
+    """the bytes are a delta against this version"""
     def __init__(
         self,
         *,
@@ -302,7 +302,7 @@ class SnapshotTrailer(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     AUTHENTICATION_FIELD_NUMBER: _builtins.int
     root: _builtins.bytes
-    """BLAKE3 over the chunk digests in order; empty: the sender has a part only"""
+    """BLAKE3 over the chunk digests in order; empty if the sender has only a part"""
     authentication: _builtins.bytes
     def __init__(
         self,

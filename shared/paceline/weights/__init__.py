@@ -1,4 +1,7 @@
-"""Snapshots of model weights: how they are laid out, staged, served and pulled. Knows no torch."""
+"""Snapshots of model weights: layout, staging, serving and pulling. Independent of torch.
+
+A received chunk is read in `stream/chunk_reader.py` and checked in `snapshot/verification.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.weights.manifest import Header, TensorEntry, choose_chunk_bytes, plan
-    from paceline.weights.receiver import Receiver
-    from paceline.weights.server import WeightServer
-    from paceline.weights.staging import Staging
-    from paceline.weights.transfer import Transfer, pull
+    from paceline.weights.snapshot.manifest import (
+        SnapshotHeader,
+        TensorEntry,
+        choose_chunk_bytes,
+        plan,
+    )
+    from paceline.weights.snapshot.staging import Staging
+    from paceline.weights.transfer.server import WeightServer
+    from paceline.weights.transfer.version_receiver import Receiver
+    from paceline.weights.transfer.version_transfer import Transfer, pull
 
 __all__ = [
-    "Header",
     "Receiver",
+    "SnapshotHeader",
     "Staging",
     "TensorEntry",
     "Transfer",
@@ -24,21 +32,21 @@ __all__ = [
     "pull",
 ]
 
-_WHERE = {
-    "Header": "manifest",
-    "Receiver": "receiver",
-    "Staging": "staging",
-    "TensorEntry": "manifest",
-    "Transfer": "transfer",
-    "WeightServer": "server",
-    "choose_chunk_bytes": "manifest",
-    "plan": "manifest",
-    "pull": "transfer",
+_MODULES = {
+    "SnapshotHeader": "snapshot.manifest",
+    "Receiver": "transfer.version_receiver",
+    "Staging": "snapshot.staging",
+    "TensorEntry": "snapshot.manifest",
+    "Transfer": "transfer.version_transfer",
+    "WeightServer": "transfer.server",
+    "choose_chunk_bytes": "snapshot.manifest",
+    "plan": "snapshot.manifest",
+    "pull": "transfer.version_transfer",
 }
 
 
-# The light services use nouns and routes, and have none of what moves the bytes installed.
+# Light services use only the data types; what moves the bytes is not installed there.
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

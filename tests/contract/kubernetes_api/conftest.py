@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config, dynamic
 
-from paceline.testing.cluster.api import ApiServer
+from paceline_harness.cluster.api import ApiServer
 
 Object = dict[str, Any]
 PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ import pytest
 from kubernetes import client, config
 
 from paceline.errors import NotFoundError
-from paceline.testing.cluster.api import Access, ApiServer, Visit
+from paceline_harness.cluster.api import Access, ApiServer, Visit
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_a_further_socket_serves_the_same(server: ApiServer, clients: Any) -> No
 
 
 def test_it_runs_as_a_process(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "paceline.testing.cluster.api", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "paceline_harness.cluster.api", "--folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         kubeconfig = Path(process.stdout.readline().strip())

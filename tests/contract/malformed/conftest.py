@@ -16,16 +16,16 @@ from grpc import aio
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from paceline.chassis import Chassis
 from paceline.config import ServiceSettings
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.enums import WorkerKind
+from paceline.server.chassis import Chassis
+from paceline.telemetry.metrics import Metrics
 from paceline.testing.engines import snapshot
-from paceline.testing.peers import FakeExperience
-from paceline.types import WorkerKind
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.weights import WeightServer
+from paceline_harness.peers import FakeExperience
 from paceline_rollout.service import RolloutService
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "fake-sglang": (
         "sglang",
-        {"settings": {"python": sys.executable, "module": "paceline.testing.sglang"}},
+        {"settings": {"python": sys.executable, "module": "paceline_harness.sglang"}},
     ),
     "sglang": ("sglang", CPU),
 }
@@ -52,7 +52,7 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 GOOD = pb.GenerateRequest(
     request_id="good",
     tokens=(1, 2),
-    sampling=types_pb2.Sampling(max_tokens=4, temperature=0.0, top_p=1.0, seed=5),
+    sampling=types_pb2.SamplingParams(max_tokens=4, temperature=0.0, top_p=1.0, seed=5),
     pinned_version=-1,
     min_version=-1,
 )
@@ -67,7 +67,9 @@ class Central(FakeExperience):
         self, request: roster_pb2.WatchRouteRequest, context: object
     ) -> AsyncIterator[roster_pb2.Route]:
         version = types_pb2.PolicyVersion(version=ACTIVE, step=ACTIVE)
-        yield roster_pb2.Route(version=version, sources=[roster_pb2.Source(endpoint=self.source)])
+        yield roster_pb2.Route(
+            version=version, sources=[roster_pb2.ChunkSource(endpoint=self.source)]
+        )
         await asyncio.Event().wait()
 
 
@@ -202,7 +204,7 @@ class Worker:
     def answer(self) -> list[int]:
         """What a good request gets."""
         outcome = self.send(pb.GenerateBatch(requests=[GOOD]).SerializeToString())
-        assert [end.finish_reason for end in outcome.ends] == ["length"], outcome
+        assert [end.finish_reason for end in outcome.ends] == [pb.FINISH_REASON_LENGTH], outcome
         return outcome.tokens("good")
 
     def is_well(self) -> None:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.rpc import MAX_MESSAGE_BYTES
+from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline.v1 import rollout_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_rollout.servicer import MAX_REQUESTS
@@ -38,7 +38,7 @@ def request(
     """A good request but for what is given."""
     knobs: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, **(sampling or {})}
     known: dict[str, Any] = {"tokens": (1, 2), "pinned_version": -1, "min_version": -1, **fields}
-    return pb.GenerateRequest(request_id=name, sampling=types_pb2.Sampling(**knobs), **known)
+    return pb.GenerateRequest(request_id=name, sampling=types_pb2.SamplingParams(**knobs), **known)
 
 
 def batch(*requests: pb.GenerateRequest, abort: Sequence[str] = ()) -> bytes:
@@ -188,7 +188,7 @@ def check_fuzzed(worker: Any, data: bytes) -> None:
     assert outcome.code == "OK", (message, outcome)
     assert Counter(names) == Counter(end.request_id for end in outcome.ends), (message, outcome)
     for end in outcome.ends:
-        if end.finish_reason == "error":
+        if end.finish_reason == pb.FINISH_REASON_ERROR:
             assert end.error_code in CODES, end
             assert SAYS_WHAT.fullmatch(end.error), end
 
@@ -202,10 +202,13 @@ def test_bad_requests_are_refused_by_name(worker: Any) -> None:
         assert outcome.code == "OK", outcome.text
         ends = {end.request_id: end for end in outcome.ends}
         end = ends.pop(bad.request_id)
-        assert (end.finish_reason, end.error_code in CODES) == ("error", True), (name, end)
+        assert (end.finish_reason, end.error_code in CODES) == (pb.FINISH_REASON_ERROR, True), (
+            name,
+            end,
+        )
         assert end.error.startswith(f"{name}: "), (name, end.error)
         assert len(end.error) < 1000
-        assert ends["good"].finish_reason == "length"
+        assert ends["good"].finish_reason == pb.FINISH_REASON_LENGTH
         assert outcome.tokens("good") == worker.right
     worker.is_well()
 
@@ -227,7 +230,7 @@ def test_odd_requests_are_served(worker: Any) -> None:
     for odd in ODD:
         outcome = worker.send(batch(odd))
         (end,) = outcome.ends
-        assert end.finish_reason in {"length", "stop"}, (odd, end)
+        assert end.finish_reason in {pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP}, (odd, end)
         assert end.request_id == odd.request_id
         assert all(0 <= token < VOCAB for token in outcome.tokens(odd.request_id))
         assert all(math.isfinite(x) for event in outcome.events for x in event.logprobs)
@@ -247,7 +250,7 @@ WIDE = st.sampled_from([-1, 0, 1, *INT32]) | SMALL
 HUGE = st.sampled_from([-1, 0, ACTIVE, ACTIVE + 1, *INT64])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 SAMPLINGS = st.builds(
-    types_pb2.Sampling,
+    types_pb2.SamplingParams,
     max_tokens=WIDE,
     temperature=NUMBERS,
     top_p=NUMBERS,
@@ -344,9 +347,12 @@ def test_a_name_used_again_has_a_deadline_of_its_own(worker: Any) -> None:
     for timeout_s in (0.3, 3.0, 30.0):  # as soon as this machine can keep one
         brief = batch(request("a", timeout_s=timeout_s))
         outcome = worker.send(brief, "a", waits, timeout_s + 0.1, batch(abort=["a"]))
-        if outcome.ends[0].finish_reason == "length":
+        if outcome.ends[0].finish_reason == pb.FINISH_REASON_LENGTH:
             break
-    assert [end.finish_reason for end in outcome.ends] == ["length", "abort"]
+    assert [end.finish_reason for end in outcome.ends] == [
+        pb.FINISH_REASON_LENGTH,
+        pb.FINISH_REASON_ABORT,
+    ]
     worker.is_well()
 
 
@@ -374,7 +380,7 @@ def test_aborts_of_the_unknown_and_of_what_comes_along(worker: Any) -> None:
     )
     ends = {end.request_id: end.finish_reason for end in outcome.ends}
     assert len(ends) == len(outcome.ends) == len(crowd) + 2
-    assert {ends["a"], ends["later"]} == {"abort"}
+    assert {ends["a"], ends["later"]} == {pb.FINISH_REASON_ABORT}
     worker.is_well()
 
 

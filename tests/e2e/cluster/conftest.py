@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from paceline.client import Client
-from paceline.testing.cluster import Cluster
+from paceline.client.client import Client
+from paceline_harness.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -22,11 +22,11 @@ MODEL = "/models/arithmetic"
 # Decisions within seconds, where an installation takes minutes.
 SCALING = {
     "period_s": 0.5,
-    "warm_s": 1,
+    "warmup_s": 1,
     "smooth_s": 3,
     "smooth_steps": 2,
-    "up_s": 1,
-    "down_s": 4,
+    "scale_up_cooldown_s": 1,
+    "scale_down_stabilization_s": 4,
     "idle_s": 3,
     "reward": {},
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.cluster import Cluster
+from paceline_harness.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"

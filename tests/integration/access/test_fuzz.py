@@ -51,7 +51,7 @@ GATEWAY = [
 ]
 EXPERIENCE = [
     *GATEWAY,
-    access_pb2.DESCRIPTOR.services_by_name["Gatekeeper"],
+    access_pb2.DESCRIPTOR.services_by_name["Authentication"],
     experience_pb2.DESCRIPTOR.services_by_name["Experience"],
     roster_pb2.DESCRIPTOR.services_by_name["Roster"],
 ]

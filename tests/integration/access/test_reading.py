@@ -12,8 +12,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from paceline.v1 import jobs_pb2 as pb
-from paceline_gateway.auth import MAX_OPEN
-from paceline_gateway.guard import LARGE_AT_ONCE, READS_AT_ONCE
+from paceline_gateway.access.authentication import MAX_OPEN
+from paceline_gateway.access.guard import MAX_LARGE_CALLS, MAX_READS
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -67,7 +67,7 @@ async def test_calls_count_before_their_message_is_there(peopled: Site) -> None:
 
 async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> None:
     assert await told(peopled, "admin-a", timeout=60) is StatusCode.NOT_FOUND
-    async with silent(peopled, "read-a", "GetJob", READS_AT_ONCE):
+    async with silent(peopled, "read-a", "GetJob", MAX_READS):
         assert await told(peopled, "admin-a", timeout=3) is StatusCode.DEADLINE_EXCEEDED
         assert await told(peopled, "read-b", timeout=60) is StatusCode.NOT_FOUND
     await answered_again(peopled, "admin-a")
@@ -75,7 +75,7 @@ async def test_a_few_messages_of_a_tenant_arrive_at_a_time(peopled: Site) -> Non
 
 async def test_large_messages_have_places_of_their_own(peopled: Site) -> None:
     assert await told(peopled, "admin-a", timeout=60) is StatusCode.NOT_FOUND
-    async with silent(peopled, "submit-a", "SubmitJob", LARGE_AT_ONCE):
+    async with silent(peopled, "submit-a", "SubmitJob", MAX_LARGE_CALLS):
         code = await told(peopled, "admin-a", "SubmitJob", timeout=3)
         assert code is StatusCode.DEADLINE_EXCEEDED
         assert await told(peopled, "submit-a", timeout=60) is StatusCode.NOT_FOUND

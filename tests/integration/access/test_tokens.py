@@ -90,17 +90,21 @@ async def test_a_revoked_token_ends_open_events(peopled: Site) -> None:
 
 
 async def test_the_controller_has_a_name_of_its_own(peopled: Site, job: dict[str, Any]) -> None:
-    from paceline.access import derived
+    from paceline.transport.principal import derived_token
 
-    peopled.tokens["controller"] = derived(peopled.bootstrap, "controller")
+    peopled.tokens["controller"] = derived_token(peopled.bootstrap, "controller")
     async with peopled.client("controller") as client:
         made = await client.submit(job | {"tenant": "c"})
         with pytest.raises(PermissionDeniedError):
             await client.list_tokens()
     async with peopled.client() as client:
-        (entry,) = (await client.audit_log(action="job.submit", tenant="c")).entries
-    assert (entry.who, entry.target, entry.outcome) == ("controller", made.status.job_id, "ok")
-    assert entry.source == "127.0.0.1"
+        (entry,) = (await client.list_audit(action="job.submit", tenant="c")).entries
+    assert (entry.principal.name, entry.target, entry.outcome) == (
+        "controller",
+        made.status.job_id,
+        "ok",
+    )
+    assert entry.principal.source == "127.0.0.1"
 
 
 async def test_refusals_are_in_the_audit_log(peopled: Site) -> None:
@@ -114,12 +118,14 @@ async def test_refusals_are_in_the_audit_log(peopled: Site) -> None:
     told: Counter[tuple[str, ...]] = Counter()
     async with peopled.client() as client, asyncio.timeout(60):
         while told.total() < 4:
-            entries = (await client.audit_log(page_size=1000)).entries
+            entries = (await client.list_audit(page_size=1000)).entries
             # Equal ones are one entry, or two: the time to write them may come in between.
             told.clear()
             for e in entries:
                 if e.outcome == "refused":
-                    told[e.who, e.action, e.detail, e.source, e.tenant] += e.count
+                    told[e.principal.name, e.action, e.detail, e.principal.source, e.tenant] += (
+                        e.count
+                    )
             await asyncio.sleep(0.2)
     assert told == {
         ("", "GET /v1/jobs", "invalid", "127.0.0.1", "*"): 3,
@@ -151,3 +157,12 @@ async def test_the_other_tenants_token_cannot_be_revoked(peopled: Site) -> None:
             await client.revoke_token(peopled.ids["read-a"])
     async with peopled.client("read-a") as client:
         await client.list()
+
+
+async def test_a_new_token_is_a_new_resource(peopled: Site) -> None:
+    headers = {"authorization": f"Bearer {peopled.tokens['all']}"}
+    async with httpx.AsyncClient(base_url=peopled.url, timeout=60, headers=headers) as http:
+        made = await http.post("/v1/tokens", json={"name": "ann", "tenant": "a", "role": "read"})
+        assert (made.status_code, made.json()["token"]["role"]) == (201, "read")
+        wrong = await http.post("/v1/tokens", json={"name": "ann", "role": "root"})
+        assert (wrong.status_code, wrong.json()["error"]["type"]) == (422, "InvalidError")

@@ -22,18 +22,19 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from paceline.callers import ALL, CALLERS, NOBODY, Callers, callers_of
-from paceline.chassis import Chassis, Service, serve
+from paceline import wire
 from paceline.config.service import ServiceSettings, TlsSettings
-from paceline.testing.certificates import LIFE, Authority
-from paceline.types import JobState, WorkerKind
-from paceline.v1 import experience_pb2, roster_pb2
+from paceline.enums import JobState, WorkerKind
+from paceline.server.chassis import Chassis, Service, serve
+from paceline.transport.rpc_authorization import ALL_KINDS, UNKNOWN_METHOD, allowed_callers, callers
+from paceline.v1 import experience_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import add_ExperienceServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
 from paceline.v1.types_pb2 import Worker
-from paceline_experience.experience_servicer import ExperienceServicer
-from paceline_experience.roster import Roster
-from paceline_experience.roster_servicer import RosterServicer
+from paceline_experience.api.experience import ExperienceServicer
+from paceline_experience.api.roster import RosterServicer
+from paceline_experience.fleet.roster import Roster
+from paceline_harness.certificates import LIFE, Authority
 
 ROOT = Path(__file__).resolve().parents[3]
 PROTOS = ROOT / "protos" / "paceline" / "v1"
@@ -61,7 +62,7 @@ def services() -> dict[str, Any]:
 
 
 def methods(server: WorkerKind) -> Iterator[MethodDescriptor]:
-    for service in CALLERS[server]:
+    for service in callers()[server]:
         yield from services()[service].methods
 
 
@@ -73,12 +74,14 @@ def path_of(method: MethodDescriptor) -> str:
 
 
 def test_every_rpc_has_its_row() -> None:
-    served = {service for rows in CALLERS.values() for service in rows}
+    served = {service for rows in callers().values() for service in rows}
     assert served == set(services())
-    for server, rows in CALLERS.items():
+    for server, rows in callers().items():
         for service, row in rows.items():
             names = {method.name for method in services()[service].methods}
-            assert set(row) == names, f"{service} of {server}: paceline.callers has other methods"
+            assert set(row) == names, (
+                f"{service} of {server}: paceline.transport.rpc_authorization has other methods"
+            )
 
 
 @pytest.mark.parametrize("server", WorkerKind)
@@ -86,14 +89,14 @@ def test_the_table_knows_what_each_service_serves(server: WorkerKind) -> None:
     sources = (ROOT / "services" / f"paceline_{server}").rglob("*.py")
     code = "\n".join(path.read_text() for path in sources)
     served = set(re.findall(r"add_(\w+)Servicer_to_server\(", code))
-    assert served <= set(CALLERS[server])
+    assert served <= set(callers()[server])
 
 
 @pytest.mark.parametrize("kind", WorkerKind)
 def test_a_service_may_call_what_it_calls(kind: WorkerKind) -> None:
     sources = (ROOT / "services" / f"paceline_{kind}").rglob("*.py")
     code = "\n".join(path.read_text() for path in sources)
-    rows = CALLERS[WorkerKind.EXPERIENCE]
+    rows = callers()[WorkerKind.EXPERIENCE]
     called = set(re.findall(r"\bself\._([a-z]+)\.([A-Z]\w+)\b", code))
     known = [(s.title(), m) for s, m in called if m in rows.get(s.title(), {})]
     assert known or kind in {WorkerKind.EXPERIENCE, WorkerKind.REWARD}
@@ -103,25 +106,9 @@ def test_a_service_may_call_what_it_calls(kind: WorkerKind) -> None:
 @pytest.mark.parametrize("server", WorkerKind)
 def test_what_has_no_row_is_for_nobody(server: WorkerKind) -> None:
     for method in ("/paceline.v1.Jobs/Newest", "/other.Jobs/GetJob", "/paceline.v1.Health/Check"):
-        assert callers_of(server, method) == NOBODY
+        assert allowed_callers(server, method) == UNKNOWN_METHOD
     for odd in ("", "/", "//", "GetJob", "/paceline.v1.Jobs", "/paceline.v1.Jobs/GetJob/"):
-        assert callers_of(server, odd) == NOBODY
-
-
-def test_the_page_says_what_the_table_says() -> None:
-    page = (ROOT / "docs" / "security.md").read_text().splitlines()
-    for server, rows in CALLERS.items():
-        for service in set(rows) - {"Health"}:
-            told: dict[str, str] = {}
-            for line in page:
-                cells = [cell.strip() for cell in line.strip("|").split("|")]
-                if cells[:2] == [server, service]:
-                    told |= dict.fromkeys(re.findall(r"`(\w+)`", cells[2]), cells[3])
-            assert told == {method: _who(callers) for method, callers in rows[service].items()}
-
-
-def _who(callers: Callers) -> str:
-    return "users, by their token" if callers is None else ", ".join(sorted(callers)) or "nobody"
+        assert allowed_callers(server, odd) == UNKNOWN_METHOD
 
 
 # the sweep -----------------------------------------------------------------------------------
@@ -131,7 +118,7 @@ class Unfinished(Service):
     """Serves what the table says, with nothing behind it."""
 
     def __init__(self, chassis: Chassis) -> None:
-        for service in set(CALLERS[chassis.settings.kind]) - {"Health"}:
+        for service in set(callers()[chassis.settings.kind]) - {"Health"}:
             module = module_of(service)
             add = getattr(module, f"add_{service}Servicer_to_server")
             add(getattr(module, f"{service}Servicer")(), chassis.server)
@@ -230,7 +217,7 @@ async def test_only_the_kinds_of_the_table_get_past(server: WorkerKind, ours: Au
         for kind in WorkerKind:
             caller = Caller(chassis, credentials_of(ours.issue(kind, kinds=[kind]), tls))
             for method in methods(server):
-                allowed = callers_of(server, path_of(method))
+                allowed = allowed_callers(server, path_of(method))
                 code, text, metadata = await caller.call(method)
                 # Of the gateway's own methods tokens decide: see tests/integration/access.
                 if allowed is None or kind in allowed:
@@ -245,12 +232,12 @@ async def test_only_the_kinds_of_the_table_get_past(server: WorkerKind, ours: Au
                 assert TOKEN not in text
             caller.channel.close()
         assert not everybody or refusals(chassis) == 0
-        expected = len(ALL) * sum(1 for _ in methods(server)) - allowed_calls(server)
+        expected = len(ALL_KINDS) * sum(1 for _ in methods(server)) - allowed_calls(server)
         assert everybody or refusals(chassis) == expected
 
 
 def allowed_calls(server: WorkerKind) -> int:
-    return sum(len(callers_of(server, path_of(method)) or ()) for method in methods(server))
+    return sum(len(allowed_callers(server, path_of(method)) or ()) for method in methods(server))
 
 
 def refusals(chassis: Chassis) -> float:
@@ -321,7 +308,11 @@ class Central(Service):
             roster=Roster(lease_s=60), tracker=nothing, training=nothing, live_jobs=list
         )
         ledger = ExperienceServicer(
-            desk=nothing, ledgers=nothing, dispatcher=nothing, training=nothing, artefacts=nothing
+            job_service=nothing,
+            ledgers=nothing,
+            dispatcher=nothing,
+            training=nothing,
+            artifacts=nothing,
         )
         add_RosterServicer_to_server(roster, chassis.server)
         add_ExperienceServicer_to_server(ledger, chassis.server)
@@ -330,7 +321,7 @@ class Central(Service):
 async def test_nobody_speaks_for_another_kind(ours: Authority) -> None:
     tls = ours.issue("server", kinds=[WorkerKind.EXPERIENCE])
     join, beat, leave = (
-        services()["Roster"].methods_by_name[name] for name in ("Join", "Beat", "Leave")
+        services()["Roster"].methods_by_name[name] for name in ("Join", "Heartbeat", "Leave")
     )
     move = services()["Experience"].methods_by_name["SetJobState"]
     async with served(WorkerKind.EXPERIENCE, tls, Central) as chassis:
@@ -342,21 +333,22 @@ async def test_nobody_speaks_for_another_kind(ours: Authority) -> None:
         async def tried(caller: Caller, method: Any, message: Any) -> StatusCode:
             return (await caller.call(method, message))[0]
 
-        def worker(kind: str) -> Any:
-            return roster_pb2.JoinRequest(worker=Worker(worker_id="w", kind=kind))
+        def worker(kind: WorkerKind) -> Any:
+            member = wire.number_of(kind)
+            return roster_pb2.JoinRequest(worker=Worker(worker_id="w", kind=member))
 
         denied = StatusCode.PERMISSION_DENIED
-        assert await tried(rollout, join, worker("trainer")) is denied
-        assert await tried(trainer, join, worker("trainer")) is StatusCode.OK
-        assert await tried(rollout, join, worker("rollout")) is denied
-        assert await tried(rollout, beat, roster_pb2.BeatRequest(worker_id="w")) is denied
+        assert await tried(rollout, join, worker(WorkerKind.TRAINER)) is denied
+        assert await tried(trainer, join, worker(WorkerKind.TRAINER)) is StatusCode.OK
+        assert await tried(rollout, join, worker(WorkerKind.ROLLOUT)) is denied
+        assert await tried(rollout, beat, roster_pb2.HeartbeatRequest(worker_id="w")) is denied
         assert await tried(rollout, leave, roster_pb2.LeaveRequest(worker_id="w")) is denied
         assert await tried(trainer, leave, roster_pb2.LeaveRequest(worker_id="w")) is StatusCode.OK
-        assert await tried(rollout, join, worker("rollout")) is StatusCode.OK
+        assert await tried(rollout, join, worker(WorkerKind.ROLLOUT)) is StatusCode.OK
         for state in set(JobState) - {JobState.FAILED}:
-            request = experience_pb2.SetJobStateRequest(job_id="j", state=state)
+            request = experience_pb2.SetJobStateRequest(job_id="j", state=wire.number_of(state))
             assert await tried(trainer, move, request) is denied
-        request = experience_pb2.SetJobStateRequest(job_id="j", state="failed")
+        request = experience_pb2.SetJobStateRequest(job_id="j", state=types_pb2.JOB_STATE_FAILED)
         assert await tried(trainer, move, request) is PAST
         trainer.channel.close()
         rollout.channel.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.cluster import Cluster, Node
+from paceline_harness.cluster import Cluster, Node
 
 Object = dict[str, Any]
 RESOURCES = {"cpu": "64", "memory": "256Gi", "pods": "110"}

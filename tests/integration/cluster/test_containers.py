@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.cluster import Cluster
+from paceline_harness.cluster import Cluster
 
 Object = dict[str, Any]
 Make = Callable[..., Object]

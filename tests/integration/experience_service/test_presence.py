@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.rpc import call, connect
+from paceline import wire
+from paceline.enums import EpisodeOutcome
+from paceline.transport.rpc import call, connect
 from paceline.v1 import experience_pb2 as ex
-from paceline.v1 import roster_pb2, types_pb2
+from paceline.v1 import options_pb2, roster_pb2, types_pb2
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -31,7 +33,9 @@ class Stream:
         self._told.put_nowait(message)
 
     def hello(self, credits: int, *holds: ex.EpisodeKey) -> None:
-        self.say(worker_id=self._worker_id, credits=credits, renew=list(holds), holds_no_more=True)
+        self.say(
+            worker_id=self._worker_id, credits=credits, renew=list(holds), renew_is_complete=True
+        )
 
     async def assigned(self) -> types_pb2.Assignment:
         """The next assignment, of which each has a message of its own here."""
@@ -69,7 +73,7 @@ async def begun(client: Client) -> str:
     job_id = (await client.submit(eval=None)).status.job_id
     trainer = client.trainer(job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     return job_id
 
 
@@ -83,7 +87,9 @@ def keys(given: types_pb2.Assignment) -> list[ex.EpisodeKey]:
 async def submit(client: Client, given: types_pb2.Assignment) -> list[str]:
     made = [client.trajectory(given, place) for place in range(len(given.indices))]
     request = ex.SubmitRequest(job_id=given.job_id, trajectories=made)
-    return list((await call(client.experience.Submit, request)).outcomes)
+    reply = await call(client.experience.Submit, request)
+    known = wire.members_of(EpisodeOutcome, ex.EpisodeOutcome.DESCRIPTOR)
+    return [known[number] for number in reply.outcomes]
 
 
 async def test_a_stream_that_breaks_gives_its_episodes_to_others(
@@ -104,7 +110,7 @@ async def test_a_stream_that_breaks_gives_its_episodes_to_others(
                 assert await back.aborted() == keys(given)
                 assert await submit(client, again) == ["accepted"] * 2
                 assert await submit(client, given) == ["superseded"] * 2
-        await client.audit(job_id)
+        await client.verify(job_id)
 
 
 async def test_a_new_stream_says_what_its_worker_still_has(
@@ -122,7 +128,7 @@ async def test_a_new_stream_says_what_its_worker_still_has(
             assert list(again.attempts) == [2, 2]
             await older.ended()
             assert await submit(client, kept) == ["accepted"] * 2
-        await client.audit(job_id)
+        await client.verify(job_id)
 
 
 async def test_a_worker_that_beats_no_more_loses_its_episodes_and_its_stream(
@@ -134,7 +140,9 @@ async def test_a_worker_that_beats_no_more_loses_its_episodes_and_its_stream(
             frozen.hello(2)
             given = await frozen.assigned()
             frozen.say(credits=8)  # nothing may come back to it
-            mine = types_pb2.Worker(worker_id="a", kind="environment", endpoint="a:1")
+            mine = types_pb2.Worker(
+                worker_id="a", kind=options_pb2.WORKER_KIND_ENVIRONMENT, endpoint="a:1"
+            )
             await call(client.roster.Join, roster_pb2.JoinRequest(worker=mine))
             await frozen.ended()
             other.hello(2)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.rpc import call
-from paceline.v1 import roster_pb2, types_pb2
-from paceline_experience.dry_run import DryRun, UntriedError
-from paceline_experience.ledger import JobLedger
+from paceline.transport.rpc import call
+from paceline.v1 import options_pb2, roster_pb2, types_pb2
+from paceline_experience.jobs.dry_run import DryRun, UntriedError
+from paceline_experience.ledger.ledger import JobLedger
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -22,10 +22,13 @@ pytestmark = pytest.mark.timeout(100)
 
 async def expires(client: Client) -> None:
     """A worker joins and is not heard of again; returns when it has left the roster."""
-    worker = types_pb2.Worker(worker_id="r1", kind="rollout")
+    worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_ROLLOUT)
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     while True:
-        reply = await call(client.roster.ListWorkers, roster_pb2.ListWorkersRequest(kind="rollout"))
+        reply = await call(
+            client.roster.ListWorkers,
+            roster_pb2.ListWorkersRequest(kind=options_pb2.WORKER_KIND_ROLLOUT),
+        )
         if not reply.workers:
             return
         await asyncio.sleep(0.05)
@@ -45,7 +48,7 @@ async def test_a_job_that_hangs_while_it_is_opened(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(DryRun, "check", check)
-    monkeypatch.setattr("paceline_experience.ledgers._AGAIN_S", 0.0)
+    monkeypatch.setattr("paceline_experience.jobs.ledgers._RETRY_S", 0.0)
     async with lives(store_url, tmp_path, member_lease_s=1.0) as client:
         assert hangs.is_set()
         await expires(client)

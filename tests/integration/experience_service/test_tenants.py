@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc.aio import AioRpcError
 
-from paceline.access import Principal, Role
+from paceline.api.tenants import SIZES, Tenant, TenantUsage, quota_to, tenant_from
 from paceline.config.limits import LimitSettings
 from paceline.config.quota import Quota
+from paceline.enums import JobState
 from paceline.errors import (
     ConfigError,
     InvalidError,
@@ -24,13 +25,13 @@ from paceline.errors import (
     PermissionDeniedError,
     QuotaError,
 )
-from paceline.rpc import call
-from paceline.tenants import SIZES, Tenant, Use, quota_to, tenant_from
+from paceline.transport.principal import Principal, Role
+from paceline.transport.rpc import call
 from paceline.v1 import experience_pb2 as ex
-from paceline.v1 import roster_pb2, types_pb2
+from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.v1 import tenants_pb2 as pb
-from paceline_experience.keys import JobKeys
-from paceline_experience.store import Store
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.store import Store
 
 if TYPE_CHECKING:
     from conftest import Client, Killable, Lives
@@ -53,7 +54,7 @@ async def begun(client: Client, tenant: str, **experience: Any) -> str:
     job = await client.submit(tenant=tenant, eval=None, experience=WIDE | experience)
     trainer = client.trainer(job.status.job_id)
     await trainer.begin(0)
-    await trainer.announce(0)
+    await trainer.publish_version(0)
     return job.status.job_id
 
 
@@ -82,25 +83,25 @@ async def test_more_jobs_than_may_be_submitted_are_refused(client: Client) -> No
         await client.submit(tenant="a")
     assert (await client.submit("one", tenant="a")).status.job_id == first.status.job_id
     await client.submit(tenant="b")
-    await client.set_state(first.status.job_id, "cancelling")
-    await client.set_state(first.status.job_id, "cancelled")
+    await client.set_state(first.status.job_id, JobState.CANCELLING)
+    await client.set_state(first.status.job_id, JobState.CANCELLED)
     await client.submit(tenant="a")
 
 
 async def test_quotas_and_use_are_listed_and_reset(client: Client) -> None:
     made = await set_quota(client, "new", jobs=3, weight=2.0)
-    assert made == Tenant("new", Quota(jobs=3, weight=2.0), own=True)
+    assert made == Tenant("new", Quota(jobs=3, weight=2.0), is_custom=True)
     job_id = await begun(client, "a")
-    worker = types_pb2.Worker(worker_id="r1", kind="rollout", job_id=job_id)
+    worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_ROLLOUT, job_id=job_id)
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     await client.submit(tenant="a")
     assert await leased(client, "e", 4, 4) == {job_id: 4}
     found = await tenants(client)
-    use = Use(submitted=2, jobs=1, rollout_workers=1, episodes=4)
-    assert replace(found["a"].use, **dict.fromkeys(SIZES, 0)) == use
-    assert found == {"a": Tenant("a", use=found["a"].use), "new": made}
+    usage = TenantUsage(submitted=2, jobs=1, rollout_workers=1, episodes=4)
+    assert replace(found["a"].usage, **dict.fromkeys(SIZES, 0)) == usage
+    assert found == {"a": Tenant("a", usage=found["a"].usage), "new": made}
     for name in ("spec_bytes", "model_files_bytes", "task_bytes"):
-        assert 0 < getattr(found["a"].use, name) < getattr(found["a"].quota, name)
+        assert 0 < getattr(found["a"].usage, name) < getattr(found["a"].quota, name)
     assert list(await tenants(client, "nobody")) == ["nobody"]
     await call(client.tenants.SetQuota, pb.SetQuotaRequest(tenant="new"))
     assert "new" not in await tenants(client)
@@ -154,10 +155,12 @@ async def test_a_tenant_sees_its_own_and_sets_nothing(client: Client) -> None:
 
 async def test_a_queued_job_is_told_why_it_waits(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
-    request = ex.SetJobStateRequest(job_id=job_id, state="queued", reason="waits in position 1")
+    request = ex.SetJobStateRequest(
+        job_id=job_id, state=types_pb2.JOB_STATE_QUEUED, reason="waits in position 1"
+    )
     status = (await call(client.experience.SetJobState, request)).status
-    assert (status.state, status.reason) == ("queued", "waits in position 1")
-    assert (await client.set_state(job_id, "starting")).status.reason == ""
+    assert (status.state, status.reason) == (types_pb2.JOB_STATE_QUEUED, "waits in position 1")
+    assert (await client.set_state(job_id, JobState.STARTING)).status.reason == ""
     with pytest.raises(PacelineError):
         await call(client.experience.SetJobState, request)
 
@@ -184,15 +187,15 @@ async def test_the_quota_of_episodes_holds_over_jobs_and_workers(client: Client)
     total = sum(counts, Counter[str]())
     assert sum(total[job_id] for job_id in mine) == 10
     assert total[other] >= 50
-    use = (await tenants(client))["a"].use
-    assert use.episodes == 10
+    usage = (await tenants(client))["a"].usage
+    assert usage.episodes == 10
 
 
 async def test_a_quota_that_is_lowered_takes_nothing_back(client: Client) -> None:
     job_id = await begun(client, "a")
     assert await leased(client, "e", 8, 8) == {job_id: 8}
     await set_quota(client, "a", episodes=2)
-    audit = await client.audit(job_id)
+    audit = await client.verify(job_id)
     assert audit.counts["leased"] == 8
     waiting = asyncio.create_task(leased(client, "f", 8, 1))
     done, _ = await asyncio.wait({waiting}, timeout=0.5)
@@ -299,5 +302,5 @@ async def test_quotas_hold_while_the_service_is_killed(killable: tuple[Killable,
     await asyncio.gather(*tasks, return_exceptions=True)
     async with service.connected() as client:
         for _, job_id in jobs:
-            await client.audit(job_id)
+            await client.verify(job_id)
     await store.close()

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.calls import Request
-from paceline.chassis import Chassis, serve
-from paceline.client import AsyncClient
+from paceline.api.documents import TenantView
+from paceline.api.tenants import quota_from, tenant_from
+from paceline.client.calls import RestCall
+from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
 from paceline.config.quota import Quota
+from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PermissionDeniedError, QuotaError
-from paceline.rest import TenantView
-from paceline.rpc import call, connect
-from paceline.tenants import quota_from, tenant_from
-from paceline.types import WorkerKind
+from paceline.server.chassis import Chassis, serve
+from paceline.transport.rpc import call, connect
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_gateway.service import GatewayService, build
@@ -75,19 +75,19 @@ def grpc(url: str, tmp_path: Path) -> str:
 
 async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Client) -> None:
     async with AsyncClient(url, token=ADMIN) as admin:
-        made = await admin.set_quota("a", Quota(submitted=1, weight=2.0))
-        assert (made.own, made.quota) == (True, Quota(submitted=1, weight=2.0))
-        await admin.set_quota("b", Quota(jobs=1))
+        made = await admin.set_quota("a", quota=Quota(submitted=1, weight=2.0))
+        assert (made.is_custom, made.quota) == (True, Quota(submitted=1, weight=2.0))
+        await admin.set_quota("b", quota=Quota(jobs=1))
         await client.submit(tenant="a")
         found = await admin.list_tenants()
-        assert [(each.name, each.use.submitted) for each in found.tenants] == [("a", 1), ("b", 0)]
+        assert [(each.name, each.usage.submitted) for each in found.tenants] == [("a", 1), ("b", 0)]
         with pytest.raises(InvalidError, match="jobs"):
-            await admin.send(Request("PUT", "/v1/tenants/a/quota", TenantView, content=BELOW_ZERO))
+            await admin.send(RestCall("PUT", "/v1/tenants/a/quota", TenantView, body=BELOW_ZERO))
         tokens = {
             role: (await admin.create_token(role, role=role, tenant="a")).secret
             for role in ("read", "submit", "admin")
         }
-        log = await admin.audit_log(action="quota.set")
+        log = await admin.list_audit(action="quota.set")
         assert [each.target for each in log.entries] == ["b", "a"]
     for token in tokens.values():
         async with AsyncClient(url, token=token) as mine:
@@ -95,7 +95,7 @@ async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Cli
             assert not (await mine.list_tenants(tenant="b")).tenants
             for quota in (Quota(submitted=9), None):
                 with pytest.raises(PermissionDeniedError):
-                    await mine.set_quota("a", quota)
+                    await mine.set_quota("a", quota=quota)
     with pytest.raises(QuotaError, match="quota submitted"):
         await client.submit(tenant="a")
 
@@ -111,7 +111,7 @@ async def test_what_is_not_named_is_no_limit(url: str, grpc: str) -> None:
             ("{}", pb.Quota()),
         ):
             path = "/v1/tenants/a/quota"
-            made = await admin.send(Request("PUT", path, TenantView, headers=JSON, content=body))
+            made = await admin.send(RestCall("PUT", path, TenantView, headers=JSON, body=body))
             named = {"submitted": None, "stored_bytes": None} | json.loads(body)
             assert made.quota == Quota(**named)
             same = await call(stub.SetQuota, pb.SetQuotaRequest(tenant="a", quota=quota))
@@ -138,11 +138,11 @@ async def test_a_submit_over_the_quota_is_refused_once(
         "reward": ["exact"],
     }
     async with AsyncClient(url, token=ADMIN) as admin:
-        await admin.set_quota("a", Quota(submitted=1))
+        await admin.set_quota("a", quota=Quota(submitted=1))
         await client.submit(tenant="a")
         with pytest.raises(QuotaError, match="quota submitted"):
             await admin.submit(job)
-        log = await admin.audit_log(action="job.submit")
+        log = await admin.list_audit(action="job.submit")
     tried = [each.count for each in log.entries if each.outcome != "ok"]
     assert tried == [1]
 

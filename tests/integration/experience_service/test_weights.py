@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.enums import JobState
 from paceline.errors import FencedError, InvalidError, NotFoundError, StateError, UnavailableError
-from paceline.rpc import call, stream
-from paceline.v1 import jobs_pb2, roster_pb2, types_pb2
+from paceline.transport.rpc import call, stream
+from paceline.v1 import jobs_pb2, options_pb2, roster_pb2, types_pb2
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -21,7 +22,10 @@ LIMIT_S = 100.0
 
 async def join(client: Client, job_id: str, name: str) -> None:
     worker = types_pb2.Worker(
-        worker_id=name, kind="rollout", job_id=job_id, weights_endpoint=f"http://{name}"
+        worker_id=name,
+        kind=options_pb2.WORKER_KIND_ROLLOUT,
+        job_id=job_id,
+        weights_endpoint=f"http://{name}",
     )
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
 
@@ -58,7 +62,7 @@ async def test_a_seed_that_comes_late_is_refused(client: Client) -> None:
         batch = await trainer.take(0)
         await trainer.commit(0, batch[0].batch_id)
         await trainer.seed(1, at=FIRST, part=0, parts=2)
-        with pytest.raises(StateError, match="step 0 was to be seeded, but 1 is announced"):
+        with pytest.raises(StateError, match="step 0 was to be seeded, but 1 is published"):
             await trainer.seed(0, at=SECOND, part=1, parts=2)
     await client.trainer(job_id).begin(0)
     with pytest.raises(FencedError):
@@ -91,14 +95,18 @@ async def test_who_has_what_is_shown_without_the_key(client: Client) -> None:
     made = await trainer.seed(0, at=FIRST)
     await join(client, job_id, "r1")
     progress = roster_pb2.TransferProgress(version=0, num_ready=3, num_chunks=4, sources=[FIRST])
-    beat = roster_pb2.BeatRequest(worker_id="r1", active_version=-1, transfers=[progress])
-    await call(client.roster.Beat, beat)
+    beat = roster_pb2.HeartbeatRequest(worker_id="r1", active_version=-1, transfers=[progress])
+    await call(client.roster.Heartbeat, beat)
     request = roster_pb2.ListWeightsRequest(job_id=job_id)
     reply = await call(client.jobs.ListWeights, request)
     assert [v.version.version for v in reply.versions] == [0]
     assert reply.versions[0].chunk_bytes == made.chunk_bytes
     seed, worker = reply.holders
-    assert (seed.worker_id, seed.kind, seed.endpoint) == ("", "trainer", FIRST)
+    assert (seed.worker_id, seed.kind, seed.endpoint) == (
+        "",
+        options_pb2.WORKER_KIND_TRAINER,
+        FIRST,
+    )
     assert (worker.worker_id, worker.endpoint) == ("r1", "http://r1")
     assert list(worker.transfers) == [progress]
     assert [source.endpoint for source in worker.sources] == [FIRST]
@@ -112,11 +120,15 @@ async def test_who_has_what_is_shown_without_the_key(client: Client) -> None:
 async def test_a_report_must_name_an_event(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
     report = roster_pb2.ReportTransferRequest(
-        job_id=job_id, worker_id="r1", version=0, endpoint=FIRST, event="stalled"
+        job_id=job_id,
+        worker_id="r1",
+        version=0,
+        endpoint=FIRST,
+        event=roster_pb2.TRANSFER_EVENT_STALLED,
     )
     await call(client.roster.ReportTransfer, report)
-    report.event = "gone"
-    with pytest.raises(InvalidError, match="event: 'gone'"):
+    report.event = 99  # type: ignore[assignment]
+    with pytest.raises(InvalidError, match="event: 99 is not known; allowed: done, "):
         await call(client.roster.ReportTransfer, report)
 
 
@@ -139,7 +151,7 @@ async def test_the_digest_of_a_version_is_recorded(
         (version,) = (await call(client.jobs.ListWeights, request)).versions
         assert version.version.digest == "ab"
         await client.trainer(job_id).begin(0)  # an incarnation that announces nothing
-        for state in ("cancelling", "cancelled"):
+        for state in (JobState.CANCELLING, JobState.CANCELLED):
             await client.set_state(job_id, state)
     versions = json.loads((tmp_path / "jobs" / job_id / "versions.json").read_text())
     assert [(each["version"], each["step"], each["digest"]) for each in versions] == [(0, 0, "ab")]

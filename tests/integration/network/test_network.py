@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.testing.network import Host, Network
+from paceline_harness.network import Host, Network
 
 MIB = 1 << 20
 LISTEN = """
@@ -34,7 +34,7 @@ sys.exit(0 if peer.recv(3) else 1)
 """
 HOLD = """
 import subprocess, time
-from paceline.testing.network import Network
+from paceline_harness.network import Network
 network = Network(hosts=(2,), mbit=100)
 script = "stat -Lc %i /proc/self/ns/net; exec sleep 600"
 child = network.hosts[1].start(["sh", "-c", script], stdout=subprocess.PIPE)

@@ -10,7 +10,6 @@ import pytest
 from chaos.accounting import COLUMNS, OTHERS, Books, Breach, check, fingerprint
 from chaos.faults import Injected
 from chaos.journal import Reader
-from chaos.page import write_page
 from chaos.records import from_files, from_journals, from_log
 from chaos.runner import Told
 from chaos.table import table
@@ -247,10 +246,3 @@ def test_a_breach_is_counted_for_its_kind_and_in_total() -> None:
     for column in (*COLUMNS, *OTHERS):
         assert result["total"][column] == result["kinds"]["kill store"][column] == 2
         assert result["kinds"]["network cut"][column] == 0
-
-
-def test_the_page_is_that_of_the_results() -> None:
-    result = json.loads((ROOT / "benchmarks/results/faults.json").read_text())
-    assert (ROOT / "docs/faults.md").read_text() == write_page(result), (
-        "stale; run benchmarks/faults.py --json benchmarks/results/faults.json --page"
-    )

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from paceline.errors import InvalidError
-from paceline.logs import EventFormatter
-from paceline.plugins import check, find
+from paceline.plugins.registry import check, find
+from paceline.telemetry.logs import EventFormatter
 
 
 def test_an_event_is_one_line_with_quoted_values() -> None:

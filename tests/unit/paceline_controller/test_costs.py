@@ -1,9 +1,9 @@
 """What the controller tells of processes and their cost."""
 
 from paceline.config.service import ControllerOptions
-from paceline.metrics import Metrics
-from paceline.types import WorkerKind
-from paceline_controller.costs import Costs
+from paceline.enums import WorkerKind
+from paceline.telemetry.metrics import Metrics
+from paceline_controller.jobs.costs import Costs
 
 
 def test_restarts_are_counted_from_nought() -> None:

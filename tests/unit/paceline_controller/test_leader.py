@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConflictError, NotFoundError, UnavailableError
-from paceline.testing.runtime import FakeClock
-from paceline_controller.leader import Candidate, Leader, LeaseRecord, LeaseTimes
+from paceline_controller.cluster.leader import Candidate, Leader, LeaseRecord, LeaseTimes
+from paceline_harness.runtime import FakeClock
 
 TIMES = LeaseTimes(lease_s=15.0, renew_within_s=10.0, retry_s=2.0)
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from paceline.config import parse_job
 from paceline.config.service import ControllerOptions
-from paceline.types import JobState, WorkerKind
-from paceline_controller.plan import SERVED, LiveJob, plan, pools_of, replicas_of
+from paceline.enums import JobState, WorkerKind
+from paceline_controller.jobs.plan import SERVED, LiveJob, plan, pools_of, replicas_of
 
 OPTIONS = ControllerOptions()
 

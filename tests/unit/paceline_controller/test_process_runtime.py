@@ -11,16 +11,16 @@ import pytest
 
 from paceline.config import ServiceSettings, load_settings
 from paceline.config.service import ControllerOptions
-from paceline.ports import PortSlots
-from paceline.testing.runtime import MemoryLedger
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline.enums import WorkerKind
+from paceline.local.ports import PortSlots
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_harness.runtime import MemoryLedger
 
 SERVICE = """
 import sys
-from paceline.chassis import Chassis, Service, main
+from paceline.server.chassis import Chassis, Service, main
 
 async def build(chassis: Chassis) -> Service:
     return Service()
@@ -28,7 +28,7 @@ async def build(chassis: Chassis) -> Service:
 sys.exit(main(build))
 """
 REWARD = Wanted("reward-0", WorkerKind.REWARD)
-OPTIONS = ControllerOptions(period_s=0.05, restart_most_s=1)
+OPTIONS = ControllerOptions(period_s=0.05, max_restart_backoff_s=1)
 
 
 async def until(holds: Callable[[], Awaitable[bool]], timeout_s: float = 120.0) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.api.tenants import Tenant, TenantUsage
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions, PoolOptions
-from paceline.tenants import Tenant, Use
-from paceline.types import JobState
-from paceline_controller.plan import LiveJob
-from paceline_controller.queue import Queue, look, needs
+from paceline.enums import JobState
+from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.jobs.queue import Queue, needs, schedule
 
 PATIENCE_S = 600.0
 TENANTS = ("a", "b", "c")
@@ -20,7 +20,7 @@ TENANTS = ("a", "b", "c")
 
 def options(**most: int) -> ControllerOptions:
     pools = {name: PoolOptions(max_replicas=count) for name, count in (most or {"p": 8}).items()}
-    return ControllerOptions(pools=pools, patience_s=PATIENCE_S)
+    return ControllerOptions(pools=pools, backfill_after_s=PATIENCE_S)
 
 
 def job(
@@ -43,7 +43,7 @@ def job(
 
 
 def tenant(name: str = "a", *, episodes: int = 0, **limits: Any) -> dict[str, Tenant]:
-    return {name: Tenant(name, Quota(**limits), use=Use(episodes=episodes))}
+    return {name: Tenant(name, Quota(**limits), usage=TenantUsage(episodes=episodes))}
 
 
 BASE = {replicas: job("base", replicas=replicas).spec for replicas in range(1, 10)}
@@ -83,7 +83,7 @@ def queues(draw: st.DrawFn) -> tuple[list[LiveJob], dict[str, dict[str, int]], d
                 rollout_workers=draw(limit),
                 weight=draw(st.sampled_from([0.5, 1.0, 2.0])),
             ),
-            use=Use(episodes=draw(st.integers(0, 50))),
+            usage=TenantUsage(episodes=draw(st.integers(0, 50))),
         )
         for name in draw(st.sets(st.sampled_from(TENANTS)))
     }
@@ -107,7 +107,7 @@ def totals(jobs: list[LiveJob], found: Queue) -> tuple[Counter[str], Counter[str
 @given(queues())
 def test_no_quota_and_no_pool_is_exceeded(case: Case) -> None:
     jobs, held, tenants = case
-    found = look(jobs, held, tenants, options())
+    found = schedule(jobs, held, tenants, options())
     before_jobs, before_workers, _ = totals(jobs, Queue())
     count, workers, total = totals(jobs, found)
     assert total <= 8
@@ -123,7 +123,7 @@ def test_no_quota_and_no_pool_is_exceeded(case: Case) -> None:
 @given(queues())
 def test_every_queued_job_starts_or_is_told_why_not(case: Case) -> None:
     jobs, held, tenants = case
-    found = look(jobs, held, tenants, options())
+    found = schedule(jobs, held, tenants, options())
     queued = {each.job_id for each in jobs if each.state is JobState.QUEUED}
     assert {*found.starts} | {*found.waits} == queued
     assert len(found.starts) + len(found.waits) == len(queued)
@@ -139,7 +139,7 @@ def test_nothing_stays_idle_that_a_job_without_pressing_ones_before_it_could_use
 ) -> None:
     jobs, held, tenants = case
     jobs = [replace(each, age_s=min(each.age_s, 599.0)) for each in jobs]
-    found = look(jobs, held, tenants, options())
+    found = schedule(jobs, held, tenants, options())
     count, workers, total = totals(jobs, found)
     for each in jobs:
         if each.job_id in found.waits:
@@ -155,7 +155,7 @@ def test_the_order_of_jobs_changes_nothing(case: Case, chance: random.Random) ->
     jobs, held, tenants = case
     shuffled = list(jobs)
     chance.shuffle(shuffled)
-    assert look(jobs, held, tenants, options()) == look(shuffled, held, tenants, options())
+    assert schedule(jobs, held, tenants, options()) == schedule(shuffled, held, tenants, options())
 
 
 @settings(deadline=None)
@@ -181,7 +181,7 @@ def test_no_tenant_starves(needs_of: list[int], lives: int, seed: int) -> None:
         running = {n: (each, end) for n, (each, end) in running.items() if end > now}
         held = {n: {"p": each.spec.rollout.replicas} for n, (each, _) in running.items()}
         jobs = [*waiting, *(each for each, _ in running.values())]
-        for job_id in look(jobs, held, {}, options()).starts:
+        for job_id in schedule(jobs, held, {}, options()).starts:
             each = next(each for each in waiting if each.job_id == job_id)
             waiting.remove(each)
             started[each.spec.tenant] += 1
@@ -199,14 +199,14 @@ def test_the_tenant_that_has_least_comes_first() -> None:
         job("b1", "b", age_s=5, replicas=4),
     ]
     held = {"a1": {"p": 4}}
-    assert look(jobs, held, {}, options()).starts == ("b1",)
-    weighty = tenant("a", weight=100.0) | {"b": Tenant("b", use=Use(episodes=100))}
-    assert look(jobs, held, weighty, options()).starts == ("a2",)
+    assert schedule(jobs, held, {}, options()).starts == ("b1",)
+    weighty = tenant("a", weight=100.0) | {"b": Tenant("b", usage=TenantUsage(episodes=100))}
+    assert schedule(jobs, held, weighty, options()).starts == ("a2",)
 
 
 def test_of_a_tenant_the_oldest_job_comes_first() -> None:
     jobs = [job("new", age_s=1), job("old", age_s=9), job("mid", age_s=5)]
-    found = look(jobs, {}, tenant(jobs=1), options())
+    found = schedule(jobs, {}, tenant(jobs=1), options())
     assert found.starts == ("old",)
     assert found.waits == {
         "mid": "waits in position 2 of 3 of tenant 'a': quota jobs: 1 of 1 run",
@@ -216,7 +216,7 @@ def test_of_a_tenant_the_oldest_job_comes_first() -> None:
 
 def test_nothing_new_starts_above_a_quota_that_was_lowered() -> None:
     jobs = [job(f"r{i}", state=JobState.RUNNING) for i in range(3)] + [job("next")]
-    found = look(jobs, {f"r{i}": {"p": 1} for i in range(3)}, tenant(jobs=2), options())
+    found = schedule(jobs, {f"r{i}": {"p": 1} for i in range(3)}, tenant(jobs=2), options())
     assert found.starts == ()
     assert "quota jobs: 3 of 2 run" in found.waits["next"]
 
@@ -224,10 +224,10 @@ def test_nothing_new_starts_above_a_quota_that_was_lowered() -> None:
 def test_rollout_workers_of_a_tenant_are_bounded_over_its_jobs() -> None:
     jobs = [job("r", state=JobState.RUNNING, replicas=3), job("large", age_s=9, replicas=3)]
     jobs.append(job("small", replicas=2))
-    found = look(jobs, {"r": {"p": 3}}, tenant(rollout_workers=5), options())
+    found = schedule(jobs, {"r": {"p": 3}}, tenant(rollout_workers=5), options())
     assert found.starts == ("small",)
     assert "quota rollout_workers: 3 of 5 are in use, and it needs 3" in found.waits["large"]
-    never = look([job("j", replicas=6)], {}, tenant(rollout_workers=5), options())
+    never = schedule([job("j", replicas=6)], {}, tenant(rollout_workers=5), options())
     assert "it needs 6 rollout workers, and quota rollout_workers is 5" in never.waits["j"]
 
 
@@ -238,9 +238,9 @@ def test_a_job_that_has_waited_long_is_passed_no_more() -> None:
         job("small", replicas=1),
     ]
     held = {"r": {"p": 5}}
-    assert look(jobs, held, {}, options()).starts == ("small",)
+    assert schedule(jobs, held, {}, options()).starts == ("small",)
     jobs[1] = replace(jobs[1], age_s=PATIENCE_S)
-    found = look(jobs, held, {}, options())
+    found = schedule(jobs, held, {}, options())
     assert found.starts == ()
     assert [(claim.job_id, claim.pressing) for claim in found.claims] == [
         ("large", True),
@@ -250,7 +250,7 @@ def test_a_job_that_has_waited_long_is_passed_no_more() -> None:
 
 def test_a_job_that_can_never_fit_keeps_nothing_from_others() -> None:
     jobs = [job("huge", age_s=9 * PATIENCE_S, replicas=9), job("small", replicas=1)]
-    found = look(jobs, {}, {}, options())
+    found = schedule(jobs, {}, {}, options())
     assert found.starts == ("small",)
     assert "it needs 9 rollout workers, and pool p has 8 at most" in found.waits["huge"]
     assert not found.claims
@@ -260,6 +260,6 @@ def test_a_job_that_is_scaled_starts_with_its_least_in_any_of_its_pools() -> Non
     scaled = job("s", replicas=6, scaling={"min_replicas": 2, "max_replicas": 8})
     assert needs(scaled) == 2
     two = options(p=1, q=1)
-    assert look([scaled], {}, {}, two).starts == ("s",)
+    assert schedule([scaled], {}, {}, two).starts == ("s",)
     fixed = job("f", replicas=2)
-    assert look([fixed], {}, {}, two).starts == ()
+    assert schedule([fixed], {}, {}, two).starts == ()

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
+from paceline.api.tenants import Tenant
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions
-from paceline.tenants import Tenant
-from paceline.testing.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
-from paceline.types import JobState
-from paceline_controller.plan import LiveJob, replicas_of
+from paceline.enums import JobState
+from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
+from paceline_harness.runtime import FakeClock, FakeObserved, MemoryLedger, MemoryRuntime
 
-OPTIONS = ControllerOptions(start_timeout_s=30, restart_most_s=4, give_up_after=3)
+OPTIONS = ControllerOptions(start_timeout_s=30, max_restart_backoff_s=4, give_up_after=3)
 SPEC = parse_job(
     {
         "name": "a",
@@ -203,7 +203,7 @@ async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -
     assert (world.state, world.ledger.reasons["a-1"]) == (JobState.STARTING, "")
 
 
-SAID = "trainer: goes on from step 3: step-000004: digest differs"
+SAID = "trainer: resumes from step 3: step-000004: digest differs"
 
 
 async def test_what_a_trainer_has_said_stays(world: World) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paceline.config.service import ServiceSettings
-from paceline.ports import PortSlots
-from paceline.processes import Processes
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline.enums import WorkerKind
+from paceline.local.ports import PortSlots
+from paceline.local.processes import Processes
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
 
 HOSTILE = """

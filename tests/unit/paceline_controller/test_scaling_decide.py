@@ -17,9 +17,8 @@ from paceline.config.service import (
     RewardScaling,
     ScalingOptions,
 )
-from paceline.testing.scaling import Law
-from paceline_controller.plan import pools_of, rollout_name
-from paceline_controller.scaling.decide import Decision, Memory, decide
+from paceline_controller.jobs.plan import pools_of, rollout_name
+from paceline_controller.scaling.decide import Decision, ScalingMemory, decide
 from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.rollout import JobMemory
 from paceline_controller.scaling.signals import (
@@ -29,8 +28,15 @@ from paceline_controller.scaling.signals import (
     RewardSignals,
     Signals,
 )
+from paceline_controller.scaling.simulated import WorkloadModel
 
-EAGER = ScalingOptions(up_s=0, down_s=0, most_up=1000.0, warm_s=0, requests_each=0.01)
+EAGER = ScalingOptions(
+    scale_up_cooldown_s=0,
+    scale_down_stabilization_s=0,
+    max_scale_up=1000.0,
+    warmup_s=0,
+    requests_each=0.01,
+)
 POOLS = {
     "spot": PoolOptions(cost=0.4, spot=True, max_replicas=10),
     "steady": PoolOptions(cost=1.0, max_replicas=20),
@@ -44,7 +50,7 @@ def seen(
     *, need: float, ready: dict[str, int], waits: float = 1.0, job_id: str = "a-1", **rollout: Any
 ) -> JobSignals:
     """A job whose trainer uses up so many workers' tokens, at a look that covers a step."""
-    law = Law(batch_groups=10, group_size=10)
+    model = WorkloadModel(batch_groups=10, group_size=10)
     pools = {
         pool: PoolSignals(
             ready=count,
@@ -58,7 +64,7 @@ def seen(
     }
     return JobSignals(
         job_id=job_id,
-        spec=spec_of(law, **rollout),
+        spec=spec_of(model, **rollout),
         steps=4,
         step_s=240.0,
         wait_s=240.0 * waits,
@@ -71,7 +77,7 @@ def seen(
 
 def settled(job: JobSignals, sizes: dict[str, int], options: ControllerOptions) -> Decision:
     """The decision after the same look many times, so that nothing is smoothed any more."""
-    found = Decision(sizes, Memory(), {}, {})
+    found = Decision(sizes, ScalingMemory(), {}, {})
     for turn in range(30):
         found = decide(
             Signals(seconds=60.0, jobs=(job,)),
@@ -88,7 +94,7 @@ def names(counts: dict[str, int]) -> dict[str, int]:
 
 
 def at_two_batch_sizes(job: JobSignals) -> JobSignals:
-    """So that the law of a worker has a fixed part."""
+    """So that the model of a worker has a fixed part."""
     slow = PoolSignals(ready=1, warm=1, requests=40.0, tokens=RATE * 90, busy_s=60.0)
     return replace(job, pools={**job.pools, "steady": slow})
 
@@ -124,7 +130,9 @@ def test_bounds_of_the_job_and_of_the_pools_are_kept(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(NEEDS, min_size=2, max_size=2), COUNTS)
 def test_more_demand_never_gives_less(needs: list[float], counts: dict[str, int]) -> None:
-    scaling = EAGER.model_copy(update={"down_s": 1e9})  # nor is anybody moved to a cheaper pool
+    scaling = EAGER.model_copy(
+        update={"scale_down_stabilization_s": 1e9}
+    )  # nor is anybody moved to a cheaper pool
     options = THREE.model_copy(update={"scaling": scaling})
 
     def speed(need: float) -> float:
@@ -154,7 +162,7 @@ def test_it_is_deterministic_and_comes_to_rest(
 def test_the_cheapest_pools_come_first(need: float) -> None:
     made = settled(seen(need=need, ready={"steady": 1}), names({"steady": 1}), THREE).sizes
     spot, steady, fast = (made[rollout_name("a-1", pool)] for pool in POOLS)
-    assert pools_of(spec_of(Law()), THREE) == ["spot", "steady", "fast"]
+    assert pools_of(spec_of(WorkloadModel()), THREE) == ["spot", "steady", "fast"]
     assert steady <= 1 or spot == 10
     assert fast == 0 or (spot == 10 and steady >= 18), "but for one that would be superfluous"
 
@@ -173,7 +181,7 @@ def test_jobs_share_pools_and_none_is_left_without(one: float, two: float, has: 
     options = ControllerOptions(pools={"default": PoolOptions(max_replicas=has)}, scaling=EAGER)
     first = seen(need=one, ready={"default": has}, job_id="a-1")
     second = seen(need=two, ready={}, job_id="b-1")
-    sizes, memory = {"rollout-a-1": has}, Memory()
+    sizes, memory = {"rollout-a-1": has}, ScalingMemory()
     for turn in range(30):
         signals = Signals(seconds=60.0, jobs=(first, second))
         made = decide(signals, sizes, options=options, memory=memory, now_s=60.0 * turn)
@@ -186,7 +194,7 @@ def test_a_job_of_fixed_size_is_left_alone_and_takes_its_room() -> None:
     options = ControllerOptions(pools={"default": PoolOptions(max_replicas=10)}, scaling=EAGER)
     fixed = seen(need=9.0, ready={"default": 4}, job_id="f-1", scaling=None, replicas=4)
     scaled = seen(need=50.0, ready={"default": 1})
-    found = Decision({"rollout-a-1": 1}, Memory(), {}, {})
+    found = Decision({"rollout-a-1": 1}, ScalingMemory(), {}, {})
     for turn in range(30):
         found = decide(
             Signals(seconds=60.0, jobs=(fixed, scaled)),
@@ -223,8 +231,8 @@ def test_workers_that_idle_are_not_what_a_trainer_waits_for() -> None:
 SHARED = ControllerOptions(
     scaling=ScalingOptions(
         idle_s=100.0,
-        down_s=60.0,
-        up_s=10.0,
+        scale_down_stabilization_s=60.0,
+        scale_up_cooldown_s=10.0,
         environment=EnvironmentScaling(max_replicas=8),
         reward=RewardScaling(max_replicas=20, queue_s=6.0),
     )
@@ -236,7 +244,7 @@ class Shared:
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
-        self.memory = Memory()
+        self.memory = ScalingMemory()
         self.now_s = 0.0
 
     def look(self, times: int = 1, *, options: ControllerOptions = SHARED, **signals: Any) -> None:

@@ -1,20 +1,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline_controller.queue import PoolClaim
-from paceline_controller.scaling.entitle import Want, entitled, fill
+from paceline_controller.jobs.queue import PoolClaim
+from paceline_controller.scaling.entitle import WorkerDemand, entitled, fill
 
 NAMES = ("a", "b", "c", "d")
 
 
 @st.composite
-def wants(draw: st.DrawFn) -> dict[str, Want]:
-    found: dict[str, Want] = {}
+def wants(draw: st.DrawFn) -> dict[str, WorkerDemand]:
+    found: dict[str, WorkerDemand] = {}
     for name in draw(st.sets(st.sampled_from(NAMES), min_size=1)):
         floor = draw(st.integers(0, 5))
         held = floor + draw(st.integers(0, 10))
         weight = draw(st.sampled_from([0.5, 1.0, 2.0]))
-        found[name] = Want(floor, held, held + draw(st.integers(0, 10)), weight)
+        found[name] = WorkerDemand(floor, held, held + draw(st.integers(0, 10)), weight)
     return found
 
 
@@ -33,7 +33,7 @@ CLAIMS = st.lists(
 
 @given(st.integers(0, 40), wants())
 def test_shares_add_up_and_nobody_gets_more_than_it_wants(
-    total: int, asked: dict[str, Want]
+    total: int, asked: dict[str, WorkerDemand]
 ) -> None:
     found = fill(total, asked)
     floors = sum(want.floor for want in asked.values())
@@ -44,7 +44,7 @@ def test_shares_add_up_and_nobody_gets_more_than_it_wants(
 
 @given(st.integers(0, 40), wants())
 def test_nobody_lacks_what_somebody_with_more_could_give(
-    total: int, asked: dict[str, Want]
+    total: int, asked: dict[str, WorkerDemand]
 ) -> None:
     found = fill(total, asked)
     for poor, want in asked.items():
@@ -55,7 +55,7 @@ def test_nobody_lacks_what_somebody_with_more_could_give(
 
 @given(st.integers(1, 40), wants(), st.data())
 def test_jobs_keep_what_they_must_have(
-    total: int, asked: dict[str, Want], data: st.DataObject
+    total: int, asked: dict[str, WorkerDemand], data: st.DataObject
 ) -> None:
     owners = {name: data.draw(st.sampled_from(["t", "u"])) for name in asked}
     claims = data.draw(CLAIMS)
@@ -67,7 +67,7 @@ def test_jobs_keep_what_they_must_have(
 
 @given(wants(), st.data())
 def test_where_all_wishes_fit_nobody_has_to_give(
-    asked: dict[str, Want], data: st.DataObject
+    asked: dict[str, WorkerDemand], data: st.DataObject
 ) -> None:
     owners = {name: data.draw(st.sampled_from(["t", "u"])) for name in asked}
     total = sum(want.wish for want in asked.values())
@@ -76,21 +76,21 @@ def test_where_all_wishes_fit_nobody_has_to_give(
 
 
 def test_an_idle_tenant_gets_its_share_of_a_full_pool() -> None:
-    asked = {"a1": Want(1, 8, 8), "b1": Want(1, 0, 6)}
+    asked = {"a1": WorkerDemand(1, 8, 8), "b1": WorkerDemand(1, 0, 6)}
     owners = {"a1": "a", "b1": "b"}
     assert entitled(8, asked, owners, (), {}) == {"a1": 4, "b1": 4}
     assert entitled(8, asked, owners, (), {"a": 3.0}) == {"a1": 6, "b1": 2}
 
 
 def test_many_jobs_of_a_tenant_share_what_one_job_of_another_has() -> None:
-    asked = {f"a{i}": Want(1, 2, 4) for i in range(4)} | {"b1": Want(1, 0, 8)}
+    asked = {f"a{i}": WorkerDemand(1, 2, 4) for i in range(4)} | {"b1": WorkerDemand(1, 0, 8)}
     owners = {name: name[0] for name in asked}
     found = entitled(8, asked, owners, (), {})
     assert found == {"a0": 1, "a1": 1, "a2": 1, "a3": 1, "b1": 4}
 
 
 def test_room_is_made_for_a_queued_job_if_it_fits_into_its_tenants_share() -> None:
-    asked, owners = {"a1": Want(1, 8, 8)}, {"a1": "a"}
+    asked, owners = {"a1": WorkerDemand(1, 8, 8)}, {"a1": "a"}
     fits = PoolClaim("b1", "b", "p", 4, pressing=False)
     large = PoolClaim("b1", "b", "p", 6, pressing=False)
     pressing = PoolClaim("b1", "b", "p", 6, pressing=True)
@@ -103,4 +103,4 @@ def test_room_is_made_for_a_queued_job_if_it_fits_into_its_tenants_share() -> No
 
 def test_a_tenant_makes_room_for_its_own_queued_job() -> None:
     claim = PoolClaim("a2", "a", "p", 3, pressing=False)
-    assert entitled(8, {"a1": Want(1, 8, 8)}, {"a1": "a"}, [claim], {}) == {"a1": 5}
+    assert entitled(8, {"a1": WorkerDemand(1, 8, 8)}, {"a1": "a"}, [claim], {}) == {"a1": 5}

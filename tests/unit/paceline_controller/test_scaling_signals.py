@@ -14,26 +14,27 @@ from paceline.config.service import (
     PoolOptions,
     ScalingOptions,
 )
+from paceline.enums import JobState, WorkerKind
 from paceline.errors import UnavailableError
-from paceline.metrics import Metrics
-from paceline.testing.runtime import FakeClock, MemoryLedger, MemoryRuntime
-from paceline.testing.scaling import Law
-from paceline.types import JobState, Worker, WorkerKind
+from paceline.telemetry.metrics import Metrics
+from paceline.types import Worker
 from paceline.v1.experience_pb2 import JobDemand
-from paceline_controller.plan import LiveJob, replicas_of
+from paceline_controller.jobs.plan import LiveJob, replicas_of
+from paceline_controller.jobs.starting import running_replicas
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.scaling.collector import Collector
 from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.scaler import Scaler
 from paceline_controller.scaling.signals import Signals
-from paceline_controller.starting import replicas_there
+from paceline_controller.scaling.simulated import WorkloadModel
+from paceline_harness.runtime import FakeClock, MemoryLedger, MemoryRuntime
 
 OPTIONS = ControllerOptions(
     pools={"default": PoolOptions(), "spot": PoolOptions(cost=2.0, spot=True)},
-    scaling=ScalingOptions(warm_s=10, period_s=5, environment=EnvironmentScaling()),
+    scaling=ScalingOptions(warmup_s=10, period_s=5, environment=EnvironmentScaling()),
 )
-JOB = LiveJob("a-1", JobState.RUNNING, 0, spec_of(Law(), replicas=2))
+JOB = LiveJob("a-1", JobState.RUNNING, 0, spec_of(WorkloadModel(), replicas=2))
 
 
 def worker(kind: WorkerKind, name: str, **fields: Any) -> Worker:
@@ -56,7 +57,7 @@ class Looks:
     def __call__(self, *workers: Worker, after_s: float = 20.0, **demand: Any) -> Signals:
         self.now_s += after_s
         told = {"a-1": JobDemand(job_id="a-1", **demand)}
-        return self.collector.look(jobs=[JOB], workers=workers, demand=told, now_s=self.now_s)
+        return self.collector.collect(jobs=[JOB], workers=workers, demand=told, now_s=self.now_s)
 
 
 @pytest.fixture
@@ -234,7 +235,7 @@ async def test_processes_are_added_and_the_newest_go_first() -> None:
     await control.passes(8)
     assert control.rollouts() == [f"rollout-a-1-{index}" for index in range(4)]
     bounds = {"min_replicas": 1, "max_replicas": 3}
-    control.ledger.put("a-1", spec=spec_of(Law(), scaling=bounds))
+    control.ledger.put("a-1", spec=spec_of(WorkloadModel(), scaling=bounds))
     await control.passes(2)
     assert control.rollouts() == [f"rollout-a-1-{index}" for index in range(3)]
     assert "rollout-a-1-3" in control.runtime.stops
@@ -277,7 +278,9 @@ async def test_it_looks_once_in_a_period() -> None:
 
 async def test_nobody_is_asked_when_nothing_is_scaled() -> None:
     control = Control(ControllerOptions())
-    control.ledger.jobs["a-1"] = replace(JOB, spec=spec_of(Law(), scaling=None, replicas=3))
+    control.ledger.jobs["a-1"] = replace(
+        JOB, spec=spec_of(WorkloadModel(), scaling=None, replicas=3)
+    )
     await control.passes(20)
     assert control.source.looks == 0
     assert len(control.rollouts()) == 3
@@ -331,6 +334,6 @@ async def test_an_external_autoscaler_is_left_alone() -> None:
 
 def test_replicas_are_counted_with_and_without_names_of_their_own() -> None:
     found = [Observed("rollout-a-1-0", "a-1", True), Observed("rollout-a-1-1", "a-1", False)]
-    assert replicas_there(found)["rollout-a-1"] == 2
+    assert running_replicas(found)["rollout-a-1"] == 2
     whole = Observed("rollout-a-1", "a-1", True, replicas=5)
-    assert replicas_there([whole])["rollout-a-1"] == 5
+    assert running_replicas([whole])["rollout-a-1"] == 5

@@ -5,16 +5,22 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.api.tenants import Tenant
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions, PoolOptions, ScalingOptions
-from paceline.tenants import Tenant
-from paceline.testing.scaling import Law
-from paceline_controller.queue import PoolClaim
-from paceline_controller.scaling.decide import Bounds, Decision, Memory, decide
+from paceline_controller.jobs.queue import PoolClaim
+from paceline_controller.scaling.decide import Bounds, Decision, ScalingMemory, decide
 from paceline_controller.scaling.rehearsal import spec_of
 from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
+from paceline_controller.scaling.simulated import WorkloadModel
 
-EAGER = ScalingOptions(up_s=0, down_s=0, most_up=1000.0, warm_s=0, requests_each=0.01)
+EAGER = ScalingOptions(
+    scale_up_cooldown_s=0,
+    scale_down_stabilization_s=0,
+    max_scale_up=1000.0,
+    warmup_s=0,
+    requests_each=0.01,
+)
 ONE = ControllerOptions(pools={"default": PoolOptions(max_replicas=12)}, scaling=EAGER)
 TWO = ControllerOptions(
     pools={"p": PoolOptions(cost=0.5, max_replicas=6), "q": PoolOptions(max_replicas=6)},
@@ -27,7 +33,9 @@ def hungry(job_id: str, tenant: str, options: ControllerOptions = ONE) -> JobSig
     pool = PoolSignals(ready=12, warm=1, requests=10.0, tokens=6000.0, busy_s=60.0)
     return JobSignals(
         job_id=job_id,
-        spec=spec_of(Law(batch_groups=10, group_size=10)).model_copy(update={"tenant": tenant}),
+        spec=spec_of(WorkloadModel(batch_groups=10, group_size=10)).model_copy(
+            update={"tenant": tenant}
+        ),
         steps=4,
         step_s=240.0,
         wait_s=960.0,
@@ -51,7 +59,7 @@ def settled(
     turns: int = 30,
 ) -> dict[str, int]:
     """Sizes after many looks."""
-    found = Decision(sizes, Memory(), {}, {})
+    found = Decision(sizes, ScalingMemory(), {}, {})
     for turn in range(turns):
         found = decide(
             Signals(seconds=60.0, jobs=tuple(jobs)),

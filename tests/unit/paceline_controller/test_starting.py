@@ -2,14 +2,14 @@
 
 from typing import Any
 
+from paceline.api.tenants import Tenant
 from paceline.config import parse_job
 from paceline.config.quota import Quota
 from paceline.config.service import ControllerOptions, PoolOptions
-from paceline.tenants import Tenant
-from paceline.testing.runtime import FakeClock, MemoryLedger, MemoryRuntime
-from paceline.types import JobState
-from paceline_controller.plan import LiveJob, replicas_of
+from paceline.enums import JobState
+from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
+from paceline_harness.runtime import FakeClock, MemoryLedger, MemoryRuntime
 
 OPTIONS = ControllerOptions(pools={"default": PoolOptions(max_replicas=4)})
 

@@ -6,13 +6,13 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.config.service import ControllerOptions
+from paceline.enums import JobState
 from paceline.errors import UnavailableError
-from paceline.testing.runtime import FakeClock, MemoryLedger, MemoryRuntime
-from paceline.types import JobState
-from paceline_controller.plan import LiveJob, replicas_of
+from paceline_controller.jobs.plan import LiveJob, replicas_of
 from paceline_controller.reconciler import Reconciler
+from paceline_harness.runtime import FakeClock, MemoryLedger, MemoryRuntime
 
-OPTIONS = ControllerOptions(start_timeout_s=30, restart_most_s=4, give_up_after=3)
+OPTIONS = ControllerOptions(start_timeout_s=30, max_restart_backoff_s=4, give_up_after=3)
 JOB = {
     "name": "a",
     "model": {"path": "models/tiny"},

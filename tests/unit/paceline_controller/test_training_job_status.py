@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.types import JobState
+from paceline import wire
+from paceline.enums import JobState
 from paceline.v1 import types_pb2
-from paceline_controller.training_job_status import (
+from paceline_controller.cluster.training_job_status import (
     FINALIZER,
-    Step,
+    NextStep,
     held,
     mirrored,
     next_step,
@@ -33,35 +34,39 @@ def thing(*, holds: bool = False, deleting: bool = False, **status: Any) -> dict
 
 
 def job(state: JobState, *, reason: str = "", step: int = 3) -> types_pb2.Job:
-    status = types_pb2.JobStatus(job_id="a-1", state=state, reason=reason, step=step, version=2)
+    status = types_pb2.JobStatus(
+        job_id="a-1", state=wire.number_of(state), reason=reason, step=step, version=2
+    )
     return types_pb2.Job(status=status, spec_json=json.dumps({"stop": {"steps": 20}}))
 
 
 def test_steps_of_a_life() -> None:
-    assert next_step(thing()) is Step.HOLD
-    assert next_step(thing(holds=True)) is Step.SUBMIT
-    assert next_step(thing(holds=True, jobId="a-1", state="queued")) is Step.MIRROR
-    assert next_step(thing(holds=True, jobId="a-1", state="succeeded")) is Step.RELEASE
-    assert next_step(thing(jobId="a-1", state="succeeded")) is Step.NOTHING
+    assert next_step(thing()) is NextStep.HOLD
+    assert next_step(thing(holds=True)) is NextStep.SUBMIT
+    assert next_step(thing(holds=True, jobId="a-1", state="queued")) is NextStep.MIRROR
+    assert next_step(thing(holds=True, jobId="a-1", state="succeeded")) is NextStep.RELEASE
+    assert next_step(thing(jobId="a-1", state="succeeded")) is NextStep.NOTHING
 
 
 def test_steps_of_a_deletion() -> None:
-    assert next_step(thing(deleting=True)) is Step.NOTHING
-    assert next_step(thing(deleting=True, holds=True)) is Step.SUBMIT  # finds what was submitted
+    assert next_step(thing(deleting=True)) is NextStep.NOTHING
+    assert (
+        next_step(thing(deleting=True, holds=True)) is NextStep.SUBMIT
+    )  # finds what was submitted
     running = thing(deleting=True, holds=True, jobId="a-1", state="running")
-    assert next_step(running) is Step.CANCEL
+    assert next_step(running) is NextStep.CANCEL
     ending = thing(deleting=True, holds=True, jobId="a-1", state="cancelling")
-    assert next_step(ending) is Step.MIRROR
+    assert next_step(ending) is NextStep.MIRROR
     over = thing(deleting=True, holds=True, jobId="a-1", state="cancelled")
-    assert next_step(over) is Step.RELEASE
+    assert next_step(over) is NextStep.RELEASE
 
 
 def test_a_wrong_spec_is_left_alone() -> None:
     body = thing(holds=True)
     body["status"] = rejected(body, "tasks.environment: 'x' is unknown", now=NOW)
     assert body["status"]["state"] == "rejected"
-    assert next_step(body) is Step.RELEASE
-    assert next_step({**body, **released(body)}) is Step.NOTHING
+    assert next_step(body) is NextStep.RELEASE
+    assert next_step({**body, **released(body)}) is NextStep.NOTHING
 
 
 def test_only_our_finalizer_comes_and_goes() -> None:
@@ -105,7 +110,7 @@ def test_a_job_whose_spec_cannot_be_read_ends_all_the_same(spec: str) -> None:
     body = thing(holds=True, deleting=True, jobId="a-1", state="running", steps=20)
     body["status"] = mirrored(body, failed, rollouts=0, waits_for="", now=NOW)
     assert body["status"]["steps"] == 20
-    assert next_step(body) is Step.RELEASE
+    assert next_step(body) is NextStep.RELEASE
 
 
 @given(st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=8))

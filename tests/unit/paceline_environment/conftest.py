@@ -11,17 +11,18 @@ from grpc import aio
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.chassis import Chassis
 from paceline.config import ServiceSettings
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS
-from paceline.tasks.digest import number
-from paceline.testing.peers import FakeExperience, FakePeer, FakeReward, FakeRollout
-from paceline.types import Assignment, Purpose, Task, Worker, WorkerKind
+from paceline.digest import number
+from paceline.enums import Purpose, WorkerKind
+from paceline.server.chassis import Chassis
+from paceline.telemetry.metrics import Metrics
+from paceline.transport.rpc import SERVER_OPTIONS
+from paceline.types import Assignment, Task, Worker
 from paceline_environment.service import EnvironmentService, build
+from paceline_harness.peers import FakeExperience, FakePeer, FakeReward, FakeRollout
 
 EOS = 1
-PATIENCE_S = 60.0
+WAIT_S = 60.0
 VOCAB = ["<pad>", "</s>", "<|user|>", "<|assistant|>", *"0123456789abcdefghq+=- "]
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
@@ -42,14 +43,14 @@ def tokenizer_files(*, chat: bool) -> dict[str, bytes]:
 
 
 def speak(seed: int, position: int) -> int:
-    """A token that depends on seed and place only; one in six ends the turn."""
+    """A token that depends only on seed and position; one in six ends the turn."""
     drawn = number(seed, position)
     return EOS if drawn % 6 == 0 else 4 + drawn % 10
 
 
 @dataclass
 class Stage:
-    """An environment worker among fakes."""
+    """An environment worker whose peers are fakes."""
 
     experience: FakeExperience
     rollouts: list[FakeRollout]
@@ -70,7 +71,7 @@ class Stage:
         self.experience.workers = workers
 
     async def open(self, *, rollouts: int | None = None) -> EnvironmentService:
-        """Start the worker under test; it knows its peers when this returns."""
+        """Start the worker under test and wait until it has discovered its peers."""
         self.announce(rollouts=rollouts)
         server = aio.server(options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -79,13 +80,13 @@ class Stage:
         await server.start()
         self.servers.append(server)
         self.running = asyncio.create_task(self.service.run())
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_S):
             while self._known(self.service) < len(self.experience.workers):
                 await asyncio.sleep(0.01)
         return self.service
 
     def resume(self) -> None:
-        """Let all rollout workers speak without a pause."""
+        """Let all rollout workers generate without a pause."""
         for rollout in self.rollouts:
             rollout.single = False
             rollout.frozen.set()
@@ -116,7 +117,7 @@ Staged = Callable[..., Awaitable[Stage]]
 
 @pytest.fixture
 async def staged() -> AsyncIterator[Staged]:
-    """Makes a stage: peers serve, the worker is not yet open."""
+    """Makes a stage whose peers serve and whose worker is not started yet."""
     made: list[Stage] = []
 
     async def make(
@@ -132,7 +133,7 @@ async def staged() -> AsyncIterator[Staged]:
             "name": "test",
             "model": {"path": "unused"},
             "tasks": {"environment": "arithmetic"},
-            "sampling": {"max_tokens": 8, "max_context": 64, "truncated": "score"},
+            "sampling": {"max_tokens": 8, "max_context": 64, "on_truncation": "score"},
             "reward": [{"kind": "exact"}],
             **(spec or {}),
         }
@@ -160,9 +161,9 @@ async def staged() -> AsyncIterator[Staged]:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
-    """Waits until something holds."""
+    """Waits until a condition holds."""
 
-    async def wait(holds: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    async def wait(holds: Callable[[], object], timeout_s: float = WAIT_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not holds():
                 await asyncio.sleep(0.01)
@@ -172,7 +173,7 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
 
 @pytest.fixture
 def assign() -> Callable[..., Assignment]:
-    """A group of episodes of one sum."""
+    """A group of episodes of one arithmetic task."""
 
     def make(name: str = "g0", size: int = 4, **changes: Any) -> Assignment:
         payload = json.dumps({"question": "12+34=", "answer": "46"})

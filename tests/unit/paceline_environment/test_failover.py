@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from paceline.tasks.digest import number
+from paceline.digest import number
 from paceline.types import Trajectory
+from paceline.v1 import experience_pb2 as pb
 
 EOS = 1
 
@@ -17,21 +18,21 @@ def speak(seed: int, position: int) -> int:
 
 
 def late(seed: int, position: int) -> int:
-    """Never ends before it has said something."""
+    """Never ends within the first tokens."""
     return speak(seed, position) if position > 12 else 5
 
 
-def check(trajectory: Trajectory, *, most: int) -> None:
-    """What was said is what one worker alone would have said."""
+def check(trajectory: Trajectory, *, max_tokens: int) -> None:
+    """The tokens are those that a single worker would have sampled."""
     tokens = trajectory.transcripts[0].tokens
     start = trajectory.transcripts[0].spans[0].end
     seed = trajectory.sampling.seed
     assert list(tokens[start:]) == [speak(seed, at) for at in range(start, len(tokens))]
-    assert tokens[-1] == EOS or len(tokens) == start + most
+    assert tokens[-1] == EOS or len(tokens) == start + max_tokens
 
 
 SPEC: dict[str, Any] = {
-    "sampling": {"max_tokens": 24, "max_context": 64, "truncated": "score"},
+    "sampling": {"max_tokens": 24, "max_context": 64, "on_truncation": "score"},
 }
 QUICK: dict[str, Any] = {"reward": [{"kind": "exact", "timeout_s": 0.1}]}
 
@@ -58,8 +59,8 @@ async def test_a_rollout_worker_dies_amid_generation(staged: Any, until: Any, as
     for trajectory in stage.experience.trajectories.values():
         tokens, start = trajectory.transcripts[0].tokens, trajectory.transcripts[0].spans[0].end
         seed = trajectory.sampling.seed
-        said = [late(seed, at) for at in range(start, len(tokens))]
-        assert list(tokens[start:]) == said
+        expected = [late(seed, at) for at in range(start, len(tokens))]
+        assert list(tokens[start:]) == expected
     resumed = [r for r in stage.rollouts[1].requests if r.request_id.endswith(".2")]
     assert resumed
     assert all(len(r.tokens) > 6 and r.sampling.max_tokens < 24 for r in resumed)
@@ -75,10 +76,10 @@ async def test_a_rollout_worker_comes_back(staged: Any, until: Any, assign: Any)
         await asyncio.sleep(0.2)
     await until(lambda: len(stage.experience.trajectories) == 4)
     for trajectory in stage.experience.trajectories.values():
-        check(trajectory, most=24)
+        check(trajectory, max_tokens=24)
 
 
-async def test_without_rollout_workers_one_waits(staged: Any, until: Any, assign: Any) -> None:
+async def test_without_rollout_workers_episodes_wait(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged()
     service = await stage.open(rollouts=0)
     stage.experience.give([assign(size=2)])
@@ -102,14 +103,14 @@ async def test_siblings_share_a_rollout_worker(staged: Any, until: Any, assign: 
         assert len({r.request_id.split("/")[0] for r in rollout.requests}) == 1
 
 
-async def test_weights_that_are_too_old_are_left_alone(
+async def test_workers_with_weights_that_are_too_old_get_no_turns(
     staged: Any, until: Any, assign: Any
 ) -> None:
     stage = await staged(rollouts=3)
     for version, rollout in enumerate(stage.rollouts):
         rollout.version = version
     await stage.open()
-    stage.rollouts[1].version = 0  # the roster takes it for newer than it is
+    stage.rollouts[1].version = 0  # older than the roster says
     stage.experience.give([assign(f"g{i}", 2, min_version=1) for i in range(8)])
     await until(lambda: len(stage.experience.trajectories) == 16)
     assert not stage.experience.given_back
@@ -118,7 +119,9 @@ async def test_weights_that_are_too_old_are_left_alone(
     assert stage.rollouts[1].requests
 
 
-async def test_one_waits_until_weights_are_new_enough(staged: Any, until: Any, assign: Any) -> None:
+async def test_turns_wait_until_weights_are_new_enough(
+    staged: Any, until: Any, assign: Any
+) -> None:
     stage = await staged()
     service = await stage.open()
     stage.experience.give([assign(size=2, min_version=1)])
@@ -131,7 +134,7 @@ async def test_one_waits_until_weights_are_new_enough(staged: Any, until: Any, a
 
 
 async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> None:
-    # The other one has to keep it, too.
+    # The answer of the other worker has to arrive within its timeout, too.
     stage = await staged(rewards=2, spec=QUICK, score_timeout_s=5.0)
     stage.rewards[0].hang = True
     await stage.open()
@@ -141,9 +144,7 @@ async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> No
     assert not stage.experience.given_back
 
 
-async def test_a_slow_part_has_the_time_that_the_job_gives_it(
-    staged: Any, until: Any, assign: Any
-) -> None:
+async def test_a_slow_reward_part_has_its_own_timeout(staged: Any, until: Any, assign: Any) -> None:
     slow = {"reward": [{"kind": "exact"}, {"kind": "exact", "name": "judge", "timeout_s": 120.0}]}
     stage = await staged(spec=slow, score_timeout_s=0.05)
     stage.rewards[0].pause_s = 0.5
@@ -167,7 +168,7 @@ async def test_no_reward_worker_at_all(staged: Any, until: Any, assign: Any) -> 
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
-    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    assert {key.reason for key in stage.experience.given_back} == {pb.GIVE_BACK_REASON_INFRA_ERROR}
     assert "no reward worker" in stage.experience.given_back[0].detail
 
 
@@ -177,13 +178,13 @@ async def test_an_infra_error_is_never_a_zero(staged: Any, until: Any, assign: A
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
-    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    assert {key.reason for key in stage.experience.given_back} == {pb.GIVE_BACK_REASON_INFRA_ERROR}
     assert not stage.experience.trajectories
 
 
 @pytest.mark.parametrize("when", ["generating", "finished"])
-async def test_experience_goes_away(staged: Any, until: Any, assign: Any, when: str) -> None:
-    """Open episodes go on; what finished meanwhile is submitted when it is back."""
+async def test_experience_restarts(staged: Any, until: Any, assign: Any, when: str) -> None:
+    """Open episodes continue; those that finished meanwhile are submitted when it is back."""
     stage = await staged()
     stage.rollouts[0].frozen.clear()
     service = await stage.open()
@@ -197,8 +198,8 @@ async def test_experience_goes_away(staged: Any, until: Any, assign: Any, when: 
     await until(lambda: len(stage.experience.trajectories) == 4)
     await until(lambda: service.stages.finished == 4)
     await until(lambda: len(stage.experience.hellos) == 2)
-    again = stage.experience.hellos[1]
-    assert again.credits + len(again.renew) == 1024
+    second = stage.experience.hellos[1]
+    assert second.credits + len(second.renew) == 1024
     stage.experience.give([assign("g1", 2)])
     await until(lambda: len(stage.experience.trajectories) == 6)
 
@@ -212,17 +213,17 @@ async def test_a_refused_trajectory_does_not_hold_up_others(
     stage.experience.give([assign(size=3)])
     await until(lambda: len(stage.experience.trajectories) == 2)
     await until(lambda: stage.experience.given_back)
-    assert stage.experience.given_back[0].reason == "invalid"
+    assert stage.experience.given_back[0].reason == pb.GIVE_BACK_REASON_INVALID
 
 
 async def test_a_job_that_cannot_be_read_at_first(staged: Any, until: Any, assign: Any) -> None:
-    """A job whose files are not there yet is given back, and read when it comes again."""
+    """A job whose files are missing at first is given back, and read at the next assignment."""
     stage = await staged()
     files, stage.experience.files = stage.experience.files, {}
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
-    assert {key.reason for key in stage.experience.given_back} == {"infra_error"}
+    assert {key.reason for key in stage.experience.given_back} == {pb.GIVE_BACK_REASON_INFRA_ERROR}
     stage.experience.files = files
     stage.experience.give([assign(size=2, attempts=(2, 2))])
     await until(lambda: len(stage.experience.trajectories) == 2)

@@ -10,24 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.enums import WorkerKind
 from paceline.errors import VersionGoneError
-from paceline.types import Worker, WorkerKind
-from paceline_environment.picking import Line, Place, eligible, pick
+from paceline.types import Worker
+from paceline_environment.rollouts.picking import FairWaitQueue, RolloutCandidate, eligible, pick
 
 
 def worker(name: str, load: dict[str, float] | None = None, *, version: int = 0) -> Worker:
     return Worker(name, WorkerKind.ROLLOUT, "x:1", active_version=version, load=load or {})
 
 
-def place(name: str, *, version: int = 0, **known: Any) -> Place:
-    return Place(worker(name, version=version), **known)
+def place(name: str, *, version: int = 0, **known: Any) -> RolloutCandidate:
+    return RolloutCandidate(worker(name, version=version), **known)
 
 
 counts = st.integers(0, 40)
 
 
 @st.composite
-def several_places(draw: st.DrawFn) -> list[Place]:
+def several_places(draw: st.DrawFn) -> list[RolloutCandidate]:
     """One to eight of them in any state."""
     tokens = st.integers(0, 10_000)
     return [
@@ -55,14 +56,14 @@ several = several_places()
     st.sets(st.sampled_from([f"w{i}" for i in range(8)])),
 )
 def test_eligible_serves_the_version_and_prefers_those_that_did_not_fail(
-    found: list[Place], pinned: int, least: int, avoid: set[str]
+    found: list[RolloutCandidate], pinned: int, least: int, avoid: set[str]
 ) -> None:
     serving = [p for p in found if p.version >= 0]
     if pinned >= 0 and serving and all(p.version > pinned for p in serving):
         with pytest.raises(VersionGoneError):
-            eligible(found, pinned=pinned, least=least, avoid=avoid, now=0.0)
+            eligible(found, pinned=pinned, min_version=least, avoid=avoid, now=0.0)
         return
-    chosen = eligible(found, pinned=pinned, least=least, avoid=avoid, now=0.0)
+    chosen = eligible(found, pinned=pinned, min_version=least, avoid=avoid, now=0.0)
     exact = [p for p in serving if p.version == pinned]
     new = [p for p in serving if p.version >= least]
     allowed = new if pinned < 0 else exact or [p for p in serving if p.version < pinned]
@@ -72,11 +73,11 @@ def test_eligible_serves_the_version_and_prefers_those_that_did_not_fail(
 
 def test_a_worker_that_failed_is_left_alone_for_a_while() -> None:
     found = [place("a"), place("b")]
-    found[0].shunned_until = 5.0
-    assert eligible(found, pinned=-1, least=-1, avoid=(), now=4.9) == found[1:]
-    assert eligible(found, pinned=-1, least=-1, avoid=(), now=5.0) == found
-    found[1].shunned_until = 5.0
-    assert eligible(found, pinned=-1, least=-1, avoid=(), now=4.9) == found
+    found[0].backoff_until = 5.0
+    assert eligible(found, pinned=-1, min_version=-1, avoid=(), now=4.9) == found[1:]
+    assert eligible(found, pinned=-1, min_version=-1, avoid=(), now=5.0) == found
+    found[1].backoff_until = 5.0
+    assert eligible(found, pinned=-1, min_version=-1, avoid=(), now=4.9) == found
 
 
 @given(
@@ -86,17 +87,17 @@ def test_a_worker_that_failed_is_left_alone_for_a_while() -> None:
     st.randoms(use_true_random=False),
 )
 def test_picks_one_with_room_and_none_that_is_dearer_than_a_holder(
-    found: list[Place], held: dict[str, int], worth: float, chance: random.Random
+    found: list[RolloutCandidate], held: dict[str, int], worth: float, chance: random.Random
 ) -> None:
-    chosen = pick(found, pinned=-1, held=held, worth=worth, chance=chance.random)
-    free = [p for p in found if p.has_room]
+    chosen = pick(found, pinned=-1, held=held, prefix_value=worth, rng=chance.random)
+    free = [p for p in found if p.has_slot]
     assert (chosen is None) == (not free)
     if chosen is None:
         return
     assert chosen in free
     largest = max(p.capacity for p in free) or 1
 
-    def cost(p: Place) -> float:
+    def cost(p: RolloutCandidate) -> float:
         return p.tokens * largest / (p.capacity or largest) - worth * held.get(p.worker_id, 0)
 
     assert all(cost(chosen) <= cost(p) for p in free if p.worker_id in held)
@@ -109,14 +110,14 @@ def test_the_two_are_different(num: int, first: float, second: float) -> None:
     """So the worker with the most tokens in flight is never picked."""
     found = [place(f"w{i}", own_tokens=i) for i in range(num)]
     chances = iter([first, second])
-    chosen = pick(found, pinned=-1, held={}, worth=0, chance=lambda: next(chances))
+    chosen = pick(found, pinned=-1, held={}, prefix_value=0, rng=lambda: next(chances))
     assert chosen is not found[-1]
 
 
 def test_a_holder_is_given_up_when_its_prefix_is_worth_less_than_its_load() -> None:
     def chosen(extra: int) -> str:
         found = [place("home", own_tokens=100 + extra), place("other", own_tokens=100)]
-        picked = pick(found, pinned=-1, held={"home": 10}, worth=16, chance=random.random)
+        picked = pick(found, pinned=-1, held={"home": 10}, prefix_value=16, rng=random.random)
         assert picked is not None
         return picked.worker_id
 
@@ -129,7 +130,7 @@ def test_larger_workers_get_more() -> None:
     chance = random.Random(1)
     found = [place("big", capacity=3000), place("small", capacity=1000)]
     for _ in range(4000):
-        chosen = pick(found, pinned=-1, held={}, worth=0, chance=chance.random)
+        chosen = pick(found, pinned=-1, held={}, prefix_value=0, rng=chance.random)
         assert chosen is not None
         chosen.own_open += 1
         chosen.own_tokens += 100
@@ -142,7 +143,7 @@ def test_callers_with_the_same_old_report_do_not_herd() -> None:
     got: Counter[str] = Counter()
     for _ in range(2000):
         found = [place(f"w{i}", others_tokens=1000) for i in range(9)] + [place("idle")]
-        chosen = pick(found, pinned=-1, held={}, worth=0, chance=chance.random)
+        chosen = pick(found, pinned=-1, held={}, prefix_value=0, rng=chance.random)
         assert chosen is not None
         got[chosen.worker_id] += 1
     assert got["idle"] / 2000 == pytest.approx(0.2, abs=0.03)  # 2 of 10 are drawn
@@ -150,19 +151,19 @@ def test_callers_with_the_same_old_report_do_not_herd() -> None:
 
 def test_a_turn_for_a_version_to_come_needs_no_room() -> None:
     full = place("a", version=3, own_open=9, capacity=8)
-    assert pick([full], pinned=3, held={}, worth=0, chance=random.random) is None
-    assert pick([full], pinned=4, held={}, worth=0, chance=random.random) is full
+    assert pick([full], pinned=3, held={}, prefix_value=0, rng=random.random) is None
+    assert pick([full], pinned=4, held={}, prefix_value=0, rng=random.random) is full
 
 
 def test_reports_tell_what_others_have_there() -> None:
     one = place("a", own_open=3, own_tokens=30)
     report = {"max_running": 16.0, "open": 5.0, "open_tokens": 70.0, "callers": 2.0}
-    one.learn(worker("a", report))
+    one.update(worker("a", report))
     assert (one.others_open, one.others_tokens, one.callers, one.tokens) == (2, 40, 2, 70)
     one.own_open, one.own_tokens = 0, 0
-    one.learn(worker("a", dict(report), version=4))
+    one.update(worker("a", dict(report), version=4))
     assert (one.others_open, one.version) == (2, 4)  # the same report again says nothing new
-    one.learn(worker("a", {**report, "open": 6.0}))
+    one.update(worker("a", {**report, "open": 6.0}))
     assert (one.others_open, one.callers) == (6, 3)  # this caller is not among those that it counts
 
 
@@ -170,16 +171,16 @@ def test_room_is_capacity_a_short_queue_and_never_less_than_a_share() -> None:
     one = place("a", capacity=16, callers=3)
     assert one.limit == 18
     one.own_open, one.others_open = 7, 10
-    assert one.has_room
+    assert one.has_slot
     one.others_open = 30
-    assert not one.has_room  # 7 of 18 are more than a third
+    assert not one.has_slot  # 7 of 18 are more than a third
     one.own_open = 5
-    assert one.has_room
+    assert one.has_slot
     crowded = place("b", capacity=2, callers=9, others_open=9)
-    assert crowded.has_room  # one place, however many want some
+    assert crowded.has_slot  # one place, however many want some
     crowded.own_open = 1
-    assert not crowded.has_room
-    assert place("c", own_open=10_000).has_room  # a worker that does not say what it can hold
+    assert not crowded.has_slot
+    assert place("c", own_open=10_000).has_slot  # a worker that does not say what it can hold
 
 
 @settings(max_examples=30, deadline=None)
@@ -198,10 +199,10 @@ def test_callers_with_much_to_do_share_a_worker(num: int, capacity: int, seed: i
                 "beat": step,
             }
             for one in callers:
-                one.learn(worker("w", load))
+                one.update(worker("w", load))
         active = callers if step > 50 else callers[:1]
         for one in chance.sample(active, len(active)):
-            while one.has_room:
+            while one.has_slot:
                 one.own_open += 1
         busy = [one for one in callers if one.own_open]
         chance.choices(busy, [one.own_open for one in busy])[0].own_open -= 1
@@ -217,7 +218,7 @@ def test_callers_with_much_to_do_share_a_worker(num: int, capacity: int, seed: i
 def test_a_line_serves_all_once_in_order_and_takes_turns(
     arrivals: list[tuple[int, int]], rooms: list[int]
 ) -> None:
-    line: Line[tuple[int, int]] = Line()
+    line: FairWaitQueue[tuple[int, int]] = FairWaitQueue()
     items = [(queue, number) for number, (queue, _) in enumerate(arrivals)]
     for item in items:
         line.add(item[0], item)
@@ -245,7 +246,7 @@ def test_a_line_serves_all_once_in_order_and_takes_turns(
 
 
 def test_a_refused_queue_does_not_hold_up_others() -> None:
-    line: Line[str] = Line()
+    line: FairWaitQueue[str] = FairWaitQueue()
     for name in ("a1", "a2", "b1", "b2"):
         line.add(name[0], name)
     line.remove("b", "b1")

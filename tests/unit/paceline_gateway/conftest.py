@@ -10,14 +10,14 @@ import httpx
 import pytest
 from grpc import aio
 
-from paceline.chassis import Chassis, serve
 from paceline.config import ServiceSettings
-from paceline.rpc import connect
-from paceline.testing.jobs import JobsInMemory, serve_jobs
-from paceline.testing.ports import held_port
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
+from paceline.server.chassis import Chassis, serve
+from paceline.transport.rpc import connect
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import GatewayService, build
+from paceline_harness.jobs import JobsInMemory, serve_jobs
+from paceline_harness.ports import held_port
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub

@@ -12,24 +12,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from paceline.enums import JobState, Purpose, TokenSource, WorkerKind
 from paceline.errors import NotFoundError, StateError
-from paceline.rpc import call, stream
+from paceline.transport.rpc import call, stream
 from paceline.types import (
-    JobState,
     PolicyVersion,
-    Purpose,
-    Sampling,
+    SamplingParams,
     Score,
-    Source,
-    Span,
+    TokenSpan,
     Trajectory,
     Transcript,
     VersionRun,
 )
 from paceline.v1 import jobs_pb2 as pb
-from paceline.weights.holdings import Holder, Holdings, Published
-from paceline.weights.route import TransferProgress
-from paceline_gateway.events import lines
+from paceline.v1 import types_pb2
+from paceline.weights.placement import PublishedVersion, WeightHolder, WeightPlacement
+from paceline.weights.route import RouteShape, TransferProgress
+from paceline_gateway.http.events import lines
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -46,7 +45,7 @@ async def test_submit_and_get(gateway: Gateway, job: Doc) -> None:
     made = response.json()
     assert made["status"]["state"] == "queued"
     assert made["spec"]["experience"]["group_size"] == 8
-    assert sorted(made["artefacts"]) == ["config.json", "tokenizer.json"]
+    assert sorted(made["artifacts"]) == ["config.json", "tokenizer.json"]
     again = await gateway.http.get(f"/v1/jobs/{made['status']['job_id']}")
     assert again.json() == made
 
@@ -114,7 +113,7 @@ async def test_cancel_a_finished_job(gateway: Gateway, job: Doc) -> None:
         await call(gateway.stub.CancelJob, pb.CancelJobRequest(job_id=job_id))
 
 
-@pytest.mark.parametrize("rest", ["", "/events", "/metrics", "/audit", "/weights"])
+@pytest.mark.parametrize("rest", ["", "/events", "/metrics", "/verify", "/weights"])
 async def test_an_unknown_job(gateway: Gateway, rest: str) -> None:
     response = await gateway.http.get(f"/v1/jobs/nope{rest}")
     assert response.status_code == 404
@@ -146,7 +145,7 @@ async def test_metrics(gateway: Gateway, job: Doc) -> None:
 def trajectory(purpose: Purpose) -> Trajectory:
     transcript = Transcript(
         tokens=(5, 6, 7),
-        spans=(Span(0, 2, Source.ENVIRONMENT), Span(2, 3, Source.POLICY)),
+        spans=(TokenSpan(0, 2, TokenSource.ENVIRONMENT), TokenSpan(2, 3, TokenSource.POLICY)),
         logprobs=(-0.5,),
         versions=(VersionRun(version=3, count=1),),
     )
@@ -158,7 +157,7 @@ def trajectory(purpose: Purpose) -> Trajectory:
         purpose=purpose,
         transcripts=(transcript,),
         score=Score(reward=1.0, parts={"exact": 1.0}, raw_answer="7"),
-        sampling=Sampling(max_tokens=4),
+        sampling=SamplingParams(max_tokens=4),
         response_text="7",
     )
 
@@ -175,7 +174,7 @@ async def test_trajectories(gateway: Gateway) -> None:
 
 async def test_audit(gateway: Gateway, job: Doc) -> None:
     job_id = await gateway.submitted(job)
-    report = (await gateway.http.get(f"/v1/jobs/{job_id}/audit")).json()
+    report = (await gateway.http.get(f"/v1/jobs/{job_id}/verify")).json()
     assert report == {
         "job_id": job_id,
         "ok": True,
@@ -190,8 +189,8 @@ async def test_weights(gateway: Gateway, job: Doc) -> None:
     empty = (await gateway.http.get(f"/v1/jobs/{job_id}/weights")).json()
     assert empty == {"versions": [], "holders": []}
     progress = TransferProgress(3, 1, 4, ("http://a",))
-    holder = Holder("r0", "rollout", "s", "http://b", transfers=(progress,))
-    gateway.jobs.holdings = Holdings((Published(PolicyVersion(3, 2)),), (holder,))
+    holder = WeightHolder("r0", WorkerKind.ROLLOUT, "s", "http://b", transfers=(progress,))
+    gateway.jobs.holdings = WeightPlacement((PublishedVersion(PolicyVersion(3, 2)),), (holder,))
     found = (await gateway.http.get(f"/v1/jobs/{job_id}/weights")).json()
     assert [each["version"]["version"] for each in found["versions"]] == [3]
     (shown,) = found["holders"]
@@ -208,11 +207,13 @@ async def test_weights_on_the_command_line(gateway: Gateway, job: Doc) -> None:
     assert (code, text) == (0, "nothing is published at this moment\n")
     here = TransferProgress(3, 1, 4, ("http://a:1",))
     holders = (
-        Holder("", "trainer", "s", "http://t:1"),
-        Holder("r0", "rollout", "s", "http://b:1", 2, (here,), (), 25e6, "slow"),
+        WeightHolder("", WorkerKind.TRAINER, "s", "http://t:1"),
+        WeightHolder("r0", WorkerKind.ROLLOUT, "s", "http://b:1", 2, (here,), (), 25e6, "slow"),
     )
-    published = Published(PolicyVersion(3, 2, num_bytes=64 << 20), 1 << 20, "chain", 2.5, 0.125)
-    gateway.jobs.holdings = Holdings((published,), holders)
+    published = PublishedVersion(
+        PolicyVersion(3, 2, num_bytes=64 << 20), 1 << 20, RouteShape.CHAIN, 2.5, 0.125
+    )
+    gateway.jobs.holdings = WeightPlacement((published,), holders)
     code, text = await command("weights", job_id, "--url", url)
     rows = [line.split() for line in text.splitlines()]
     assert code == 0
@@ -273,7 +274,7 @@ async def test_events_resume_where_they_stopped(gateway: Gateway, job: Doc) -> N
     await gateway.jobs.move(job_id, *TO_THE_END)
     first = (await read_events(gateway, job_id, **{"last-event-id": "2"}))[0]
     assert (first["id"], len(first["data"]["metrics"])) == ("3", 1)
-    assert first["data"]["live"] == {"queued": 1}
+    assert first["data"]["live"]["counts"] == {"queued": 1}
 
 
 async def test_events_say_that_they_are_still_there() -> None:
@@ -283,7 +284,7 @@ async def test_events_say_that_they_are_still_there() -> None:
             yield event
 
     first = pb.JobEvent()
-    first.status.state = "running"
+    first.status.state = types_pb2.JOB_STATE_RUNNING
     found = [line async for line in lines(first, slow(), seen=7, keep_alive_s=0.01)]
     assert found[0].startswith("id: 7\ndata: {")
     assert found[1] == ": still here\n\n"
@@ -296,7 +297,9 @@ async def test_watch_over_grpc(gateway: Gateway, job: Doc) -> None:
     await gateway.jobs.move(job_id, *TO_THE_END)
     watching = pb.WatchJobRequest(job_id=job_id)
     events = [e async for e in stream(gateway.stub.WatchJob, watching, timeout_s=60.0)]
-    assert [(e.status.state, len(e.metrics)) for e in events] == [("succeeded", 1)]
+    assert [(e.status.state, len(e.metrics)) for e in events] == [
+        (types_pb2.JOB_STATE_SUCCEEDED, 1)
+    ]
 
 
 async def test_the_same_operations_over_grpc(gateway: Gateway, job: Doc) -> None:
@@ -307,12 +310,12 @@ async def test_the_same_operations_over_grpc(gateway: Gateway, job: Doc) -> None
     assert [j.status.name for j in (await call(stub.ListJobs, pb.ListJobsRequest())).jobs] == [
         "demo"
     ]
-    assert (await call(stub.AuditJob, pb.AuditJobRequest(job_id=job_id))).ok
+    assert (await call(stub.VerifyJob, pb.VerifyJobRequest(job_id=job_id))).ok
     assert not (await call(stub.ListMetrics, pb.ListMetricsRequest(job_id=job_id))).rows
     wanted = pb.ListTrajectoriesRequest(job_id=job_id)
     assert len((await call(stub.ListTrajectories, wanted)).trajectories) == 1
     cancelled = await call(stub.CancelJob, pb.CancelJobRequest(job_id=job_id))
-    assert cancelled.status.state == "cancelling"
+    assert cancelled.status.state == types_pb2.JOB_STATE_CANCELLING
 
 
 async def test_files_may_come_along(gateway: Gateway, job: Doc) -> None:
@@ -324,7 +327,7 @@ async def test_files_may_come_along(gateway: Gateway, job: Doc) -> None:
 
 
 async def test_health(gateway: Gateway) -> None:
-    assert (await gateway.http.get("/healthz")).json() == {"status": "ok"}
+    assert (await gateway.http.get("/livez")).json() == {"status": "ok"}
     # It may be too busy to ask its upstream in time, but not for ever.
     while (told := await gateway.http.get("/readyz")).status_code == 503:
         await asyncio.sleep(0.1)

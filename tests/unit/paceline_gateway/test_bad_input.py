@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.errors import ConfigError, InvalidError
-from paceline.rpc import call
+from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
 
 if TYPE_CHECKING:
@@ -154,8 +154,12 @@ async def test_a_broken_model(gateway: Gateway, job: dict[str, Any], model: Path
 )
 async def test_a_body_that_is_no_job(gateway: Gateway, media: str, body: str, message: str) -> None:
     response = await gateway.http.post("/v1/jobs", content=body, headers={"content-type": media})
-    assert response.status_code == 422
-    assert message in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert message in error["message"]
+    malformed = "not JSON" in message or "not YAML" in message
+    assert (response.status_code, error["type"] == "MalformedError") == (
+        (400, True) if malformed else (422, False)
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ import yaml
 from grpc import aio
 
 from paceline.config import ServiceSettings
-from paceline.types import WorkerKind
+from paceline.enums import WorkerKind
 from paceline.v1 import jobs_pb2 as pb
+from paceline_gateway.http.server import HttpConnection, WebServer
 from paceline_gateway.service import listen
-from paceline_gateway.web import Connection, Web
 
 TOKEN = "pl_bootstrap_of_these_tests"
 MEBI = 1 << 20
@@ -171,10 +171,10 @@ async def test_messages_of_strangers_are_not_read(gateway: Process) -> None:
     assert gateway.memory() - before < 48 * MEBI
 
 
-class Strict(Connection):
+class Strict(HttpConnection):
     """As small as tests need it."""
 
-    header_s = 0.3
+    header_timeout_s = 0.3
     max_connections = 20
 
 
@@ -194,7 +194,7 @@ async def small() -> AsyncIterator[int]:
         await send({"type": "http.response.body", "body": b"ok"})
 
     listener = listen("127.0.0.1", 0)
-    web = Web(app, None, connection=Strict)
+    web = WebServer(app, None, connection=Strict)
     serving = asyncio.create_task(web.serve([listener]))
     yield listener.getsockname()[1]
     web.should_exit = True

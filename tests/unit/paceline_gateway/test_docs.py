@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from paceline.types import JobState
+from paceline.enums import JobState
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -44,5 +44,6 @@ async def test_snippets_run(
     await gateway.jobs.move("job-0", JobState.STARTING, JobState.RUNNING, JobState.SUCCEEDED)
     output, _ = await process.communicate()
     assert process.returncode == 0
-    assert output.decode().splitlines()[-2].startswith("succeeded")
+    state = output.decode().splitlines()[-2].lower().removeprefix("job_state_")
+    assert state.startswith("succeeded")
     assert output.decode().splitlines()[-1] == "True"

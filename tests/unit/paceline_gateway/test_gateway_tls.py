@@ -15,17 +15,17 @@ import httpx
 import pytest
 from grpc import aio
 
-from paceline.chassis import serve
 from paceline.config import ServiceSettings
+from paceline.enums import WorkerKind
 from paceline.errors import AuthenticationError, ConfigError
-from paceline.rpc import call
-from paceline.testing.certificates import Authority
-from paceline.testing.jobs import JobsInMemory, serve_jobs
-from paceline.tls import server_credentials
-from paceline.types import WorkerKind
+from paceline.server.chassis import serve
+from paceline.transport.rpc import call
+from paceline.transport.tls import server_credentials
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline_gateway.service import build
+from paceline_harness.certificates import Authority
+from paceline_harness.jobs import JobsInMemory, serve_jobs
 
 if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub

@@ -7,8 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from paceline.errors import ConfigError, InvalidError
-from paceline.rpc import call
+from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import types_pb2
 
 if TYPE_CHECKING:
     from conftest import Gateway
@@ -16,6 +17,7 @@ else:
     Gateway = Any
 
 MEBI = 1 << 20
+ANSWER_S = 120.0  # some take long to be looked at, on a busy machine longer
 WIDE = "(?i)" + r"[\U00000001-\U0010ffff]" * 80
 
 
@@ -63,8 +65,9 @@ async def test_a_job_that_means_harm(gateway: Gateway, job: dict[str, Any], mess
     assert response.status_code == 422, response.text
     assert message in response.json()["error"]["message"]
     assert len(response.content) < 10_000
+    request = pb.SubmitJobRequest(spec_json=text)
     with pytest.raises(InvalidError) as caught:
-        await call(gateway.stub.SubmitJob, pb.SubmitJobRequest(spec_json=text))
+        await call(gateway.stub.SubmitJob, request, timeout_s=ANSWER_S)
     assert caught.value.message[:1_000] == response.json()["error"]["message"][:1_000]
     assert not gateway.jobs.jobs
 
@@ -123,8 +126,21 @@ async def test_a_body_that_means_harm(
 ) -> None:
     given = {"content-type": "application/json"} | headers
     response = await gateway.http.post("/v1/tokens", content=body, headers=given)
-    assert response.status_code == 422, response.text
+    assert response.status_code == (400 if "not JSON" in message else 422), response.text
     assert message in response.json()["error"]["message"]
+
+
+async def test_every_number_of_a_query_has_bounds(gateway: Gateway) -> None:
+    document = (await gateway.http.get("/openapi.json")).json()
+    numbers = {
+        (path, each["name"]): {"minimum", "maximum"} <= set(each["schema"])
+        for path, methods in document["paths"].items()
+        for method in methods.values()
+        for each in method.get("parameters", ())
+        if each["schema"].get("type") in ("integer", "number")
+    }
+    assert len(numbers) >= 6
+    assert all(numbers.values()), numbers
 
 
 async def test_a_quota_of_false_is_none(gateway: Gateway) -> None:
@@ -140,5 +156,15 @@ async def test_a_long_reason_is_refused_over_grpc(gateway: Gateway) -> None:
         await call(gateway.stub.CancelJob, request)
     with pytest.raises(InvalidError, match="at most 65536 are allowed"):
         await call(gateway.stub.CancelJob, pb.CancelJobRequest(reason="x" * MEBI))
+    states = [types_pb2.JOB_STATE_QUEUED] * 2_000
+    with pytest.raises(InvalidError, match="state: has 2000 items; at most"):
+        await call(gateway.stub.ListJobs, pb.ListJobsRequest(state=states))
+    files = {str(number): b"" for number in range(2_000)}
     with pytest.raises(InvalidError, match="too many parts"):
-        await call(gateway.stub.ListJobs, pb.ListJobsRequest(states=[""] * 2_000))
+        await call(gateway.stub.SubmitJob, pb.SubmitJobRequest(files=files))
+
+
+async def test_a_number_that_is_no_state_is_refused_over_grpc(gateway: Gateway) -> None:
+    unknown: Any = 99
+    with pytest.raises(InvalidError, match="state: 99 is not known; allowed: queued, "):
+        await call(gateway.stub.ListJobs, pb.ListJobsRequest(state=[unknown]))

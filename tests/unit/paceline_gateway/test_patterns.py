@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline_gateway import patterns
-from paceline_gateway.patterns import Patterns
+from paceline_gateway.submit import patterns
+from paceline_gateway.submit.patterns import Patterns
 
 SLOW = [r"[\u4e00-\u9fff]"]
 
@@ -16,13 +16,13 @@ SLOW = [r"[\u4e00-\u9fff]"]
 async def test_a_tenant_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, go_on = 0, asyncio.Event()
 
-    async def apart(given: Sequence[str]) -> list[str]:
+    async def compile_in_child(given: Sequence[str]) -> list[str]:
         nonlocal busy
         busy += 1
         await go_on.wait()
         return [""]
 
-    monkeypatch.setattr(patterns, "_apart", apart)
+    monkeypatch.setattr(patterns, "_compile_in_child", compile_in_child)
     checks = Patterns()
     asked = [asyncio.create_task(checks.problems(SLOW, "a")) for _ in range(8)]
     asked += [asyncio.create_task(checks.problems(SLOW, tenant)) for tenant in ("b", "c")]

@@ -10,27 +10,27 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.access import ALL_TENANTS, Principal, Role, digest_of
-from paceline_gateway import web as module
-from paceline_gateway.auth import Door
-from paceline_gateway.guard import RestGuard
-from paceline_gateway.rules import Routes
+from paceline.transport.principal import ALL_TENANTS, Principal, Role, token_digest
+from paceline_gateway.access.authentication import Authenticator
+from paceline_gateway.access.guard import RestGuard
+from paceline_gateway.access.rules import Routes
+from paceline_gateway.http import server as module
+from paceline_gateway.http.server import HttpConnection, WebServer
 from paceline_gateway.service import listen
-from paceline_gateway.web import Connection, Web
 
 LARGE = 32 << 20  # more than all buffers on the way
 TOKEN = "pl_bootstrap_of_these_tests"
 ROUTES = Routes({"GET /open": None, "GET /large": Role.READ, "GET /small": None})
 
 
-class Hasty(Connection):
+class Hasty(HttpConnection):
     """With little time."""
 
-    header_s = 0.3
-    send_s = 0.3
+    header_timeout_s = 0.3
+    send_timeout_s = 0.3
 
 
-class Crowded(Connection):
+class Crowded(HttpConnection):
     """With little room."""
 
     max_connections = 20
@@ -39,15 +39,19 @@ class Crowded(Connection):
 class Answers:
     """An application behind a guard, on a port of its own."""
 
-    def __init__(self, connection: type[Connection]) -> None:
+    def __init__(self, connection: type[HttpConnection]) -> None:
         self.open = 0
         who = Principal("t", "ann", ALL_TENANTS, Role.READ)
         nobody: Any = None
-        door = Door(gatekeeper=nobody, refusals=nobody, own={digest_of(TOKEN): who})
+        authenticator = Authenticator(
+            authentication=nobody, refusals=nobody, own={token_digest(TOKEN): who}
+        )
         self._listener = listen("127.0.0.1", 0)
         self.port: int = self._listener.getsockname()[1]
-        self.web = Web(
-            RestGuard(self._answer, door=door, routes=ROUTES), None, connection=connection
+        self.web = WebServer(
+            RestGuard(self._answer, authenticator=authenticator, routes=ROUTES),
+            None,
+            connection=connection,
         )
         self._serving = asyncio.create_task(self.web.serve([self._listener]))
 
@@ -80,7 +84,7 @@ class Answers:
 
 
 @pytest.fixture
-async def answers(connection: type[Connection]) -> AsyncIterator[Answers]:
+async def answers(connection: type[HttpConnection]) -> AsyncIterator[Answers]:
     made = Answers(connection)
     yield made
     await made.stop()
@@ -112,7 +116,7 @@ async def test_who_reads_slowly_is_not_cut_off(answers: Answers, path: str) -> N
             got += len(piece)
             await asyncio.sleep(0.03)
     assert got == LARGE
-    assert asyncio.get_running_loop().time() - began > 2 * Hasty.send_s
+    assert asyncio.get_running_loop().time() - began > 2 * Hasty.send_timeout_s
 
 
 @pytest.mark.parametrize("connection", [Crowded])

@@ -11,25 +11,26 @@ import pytest
 import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from paceline.access import service
-from paceline.chassis import serve
 from paceline.config import ServiceSettings
+from paceline.enums import JobState, WorkerKind
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import TOKEN_FILE
-from paceline.rpc import connect, stream
-from paceline.testing.jobs import serve_jobs
-from paceline.types import JobState, WorkerKind
+from paceline.server.chassis import serve
+from paceline.transport.operations import operation
+from paceline.transport.principal import service
+from paceline.transport.rpc import connect, stream
 from paceline.v1 import jobs_pb2 as pb
-from paceline.v1.jobs_pb2_grpc import JobsStub
-from paceline_gateway.checks import MAX_FILES_BYTES, check_files
-from paceline_gateway.jobs import Desk
+from paceline.v1 import types_pb2
+from paceline_gateway.job_api import JobApi
 from paceline_gateway.readiness import Readiness
 from paceline_gateway.service import build
+from paceline_gateway.submit.checks import MAX_FILES_BYTES, check_files
+from paceline_gateway.upstream import Upstream
+from paceline_harness.jobs import serve_jobs
 
 if TYPE_CHECKING:
     from conftest import Gateway
 
-    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 else:
     Gateway = Any
 
@@ -127,7 +128,7 @@ async def test_upstream_unreachable(gateway: Gateway) -> None:
     assert response.status_code == 503
     told = {"type": "UnavailableError", "message": "the experience service does not answer"}
     assert response.json()["error"] == told
-    assert (await gateway.http.get("/healthz")).status_code == 200
+    assert (await gateway.http.get("/livez")).status_code == 200
 
 
 async def test_who_asks_whether_it_is_ready_costs_one_question_in_a_second() -> None:
@@ -159,16 +160,16 @@ async def test_a_call_waits_for_an_upstream_that_comes_back(gateway: Gateway) ->
     await again.stop(None)
 
 
-async def test_desk_gives_up_in_time() -> None:
+async def test_calls_of_an_upstream_that_is_away_end_in_time() -> None:
     async with connect("127.0.0.1:1") as channel:
-        jobs: JobsAsyncStub = JobsStub(channel)
-        desk = Desk(jobs=jobs, refused=lambda refusal: None, timeout_s=3.0)
+        upstream = Upstream(channel, timeout_s=3.0)
+        job_api = JobApi(upstream=upstream, on_refusal=lambda refusal: None)
         who = service("somebody")
         told = "^the experience service does not answer$"
         with pytest.raises(UnavailableError, match=told):
-            await desk.get(pb.GetJobRequest(job_id="j"), who)
+            await upstream.call(operation("Jobs", "GetJob"), pb.GetJobRequest(job_id="j"), who)
         with pytest.raises(UnavailableError, match=told):
-            await anext(desk.watch(pb.WatchJobRequest(job_id="j"), who))
+            await anext(job_api.watch(pb.WatchJobRequest(job_id="j"), who))
 
 
 async def test_watch_outlives_the_upstream(gateway: Gateway, job: dict[str, Any]) -> None:
@@ -182,7 +183,7 @@ async def test_watch_outlives_the_upstream(gateway: Gateway, job: dict[str, Any]
     again, _ = await serve_jobs(gateway.jobs, port=gateway.upstream_port)
     rest = [event async for event in watching]
     assert [row.index for event in (first, *rest) for row in event.metrics] == [0, 1]
-    assert rest[-1].status.state == "cancelled"
+    assert rest[-1].status.state == types_pb2.JOB_STATE_CANCELLED
     await again.stop(None)
 
 
@@ -199,6 +200,6 @@ def test_files_are_checked() -> None:
     with pytest.raises(
         ConfigError, match=r"files: 'x.bin' is not a small model file; allowed: con"
     ):
-        check_files(needed | {"x.bin": b""}, where="files")
+        check_files(needed | {"x.bin": b""}, source="files")
     with pytest.raises(ConfigError, match="at most"):
-        check_files(needed | {"chat_template.jinja": b" " * (MAX_FILES_BYTES + 1)}, where="files")
+        check_files(needed | {"chat_template.jinja": b" " * (MAX_FILES_BYTES + 1)}, source="files")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.interfaces import RewardInput
+from paceline.plugins import RewardInput
 from paceline.types import Task
-from paceline_reward.pool import Pool
+from paceline_reward.pool import ChildPool
 from paceline_reward.scorer import Scorer
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -29,12 +29,12 @@ def item() -> MakeItem:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    made = Pool(processes=2, import_from=[FUNCTIONS])
+async def pool() -> AsyncIterator[ChildPool]:
+    made = ChildPool(processes=2, import_from=[FUNCTIONS])
     yield made
     await made.close()
 
 
 @pytest.fixture
-def scorer(pool: Pool) -> Scorer:
+def scorer(pool: ChildPool) -> Scorer:
     return Scorer(pool=pool)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from paceline.interfaces import RewardInput
-from paceline.types import Score, VerifierStatus
+from paceline.enums import ScoreStatus
+from paceline.plugins import RewardInput
+from paceline.types import Score
 from paceline_reward.scorer import Scorer
 
 MakeItem = Callable[..., RewardInput]
-INFRA = VerifierStatus.INFRA_ERROR
+INFRA = ScoreStatus.INFRA_ERROR
 LIMIT_S = 5.0  # of those that hang; enough for those that do not, on a busy machine too
 
 
@@ -24,7 +25,7 @@ def user(name: str, **options: Any) -> str:
 
 
 def split(scores: list[Score]) -> tuple[list[float], list[str]]:
-    good = [score.reward for score in scores if score.status is VerifierStatus.OK]
+    good = [score.reward for score in scores if score.status is ScoreStatus.OK]
     return good, [score.detail for score in scores if score.status is INFRA]
 
 
@@ -91,7 +92,7 @@ async def test_asynchronous_functions_parts_and_options(scorer: Scorer, item: Ma
     )
     (score,) = await scorer.score(parts, [item("2")])
     assert (score.reward, score.parts) == (2.5, {"p": 2.5, "p/bonus": 0.5})
-    assert (score.status, score.raw_answer) == (VerifierStatus.PARSE_ERROR, "2")
+    assert (score.status, score.raw_answer) == (ScoreStatus.PARSE_ERROR, "2")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from paceline.enums import ScoreStatus
 from paceline.errors import ConfigError, InvalidError
-from paceline.interfaces import RewardInput
-from paceline.types import VerifierStatus
-from paceline_reward.pool import Pool
+from paceline.plugins import RewardInput
+from paceline_reward.pool import ChildPool
 from paceline_reward.scorer import Scorer
 
 MakeItem = Callable[..., RewardInput]
-INFRA = VerifierStatus.INFRA_ERROR
+INFRA = ScoreStatus.INFRA_ERROR
 
 
 def section(*parts: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ async def test_weighted_sum_of_named_parts(scorer: Scorer, item: MakeItem) -> No
     right, wrong = await scorer.score(parts, items)
     assert (right.reward, right.parts) == (2.5, {"exact": 1.0, "env": 0.5})
     assert (wrong.reward, wrong.parts) == (0.25, {"exact": 0.0, "env": 0.25})
-    assert right.status is VerifierStatus.OK
+    assert right.status is ScoreStatus.OK
     assert right.raw_answer == "42"
 
 
@@ -55,7 +55,7 @@ async def test_no_items(scorer: Scorer) -> None:
 async def test_worst_status_wins(scorer: Scorer, item: MakeItem) -> None:
     parts = section({"kind": "environment"}, {"kind": "exact", "numeric": True})
     (score,) = await scorer.score(parts, [item("x", environment_reward=0.5)])
-    assert (score.status, score.reward) == (VerifierStatus.PARSE_ERROR, 0.5)
+    assert (score.status, score.reward) == (ScoreStatus.PARSE_ERROR, 0.5)
     assert score.detail == "exact: the response is not a number"
 
 
@@ -63,10 +63,16 @@ async def test_worst_status_wins(scorer: Scorer, item: MakeItem) -> None:
     ("rewards", "message"),
     [
         ('[{"kind": "exakt"}]', "'exakt' is not installed; installed: environment, exact, "),
-        ('[{"kind": "exact", "fuzzy": 1}]', "exact: unknown option 'fuzzy'; allowed: answer_field"),
-        ('[{"kind": "regex"}]', "regex: option 'pattern' is missing"),
-        ('[{"kind": "python"}]', "function: must be 'module:function' \\(got None\\)"),
-        ('[{"kind": "python", "function": "x"}]', "must be 'module:function' \\(got 'x'\\)"),
+        (
+            '[{"kind": "exact", "fuzzy": 1}]',
+            "0.fuzzy: unknown option of 'exact'; allowed: answer_field",
+        ),
+        ('[{"kind": "regex"}]', "reward.0.pattern: is missing"),
+        ('[{"kind": "python"}]', "reward.0.function: is missing"),
+        (
+            '[{"kind": "python", "function": "x"}]',
+            "function: String should match .*got 'x'",
+        ),
         ('[{"kind": "exact", "weight": "much"}]', "reward: 0.weight: .* \\(got 'much'\\)"),
         ("[]", "at least one part"),
         ("{", "not JSON"),
@@ -81,7 +87,7 @@ def test_a_config_error_is_invalid() -> None:
     assert issubclass(ConfigError, InvalidError)
 
 
-async def test_load_counts(pool: Pool, item: MakeItem) -> None:
+async def test_load_counts(pool: ChildPool, item: MakeItem) -> None:
     now = 100.0
 
     def clock() -> float:
@@ -98,7 +104,7 @@ async def test_load_counts(pool: Pool, item: MakeItem) -> None:
     assert scorer.load() == {"pending": 0.0, "scored": 3.0, "busy_s": 7.0}
 
 
-async def test_sections_are_read_once_and_forgotten(pool: Pool, item: MakeItem) -> None:
+async def test_sections_are_read_once_and_forgotten(pool: ChildPool, item: MakeItem) -> None:
     scorer = Scorer(pool=pool, max_cached=2)
     for weight in (1.0, 2.0, 3.0, 1.0):
         (score,) = await scorer.score(section({"kind": "exact", "weight": weight}), [item("42")])

@@ -10,14 +10,15 @@ import pytest
 from grpc import aio
 
 from paceline import wire
-from paceline.chassis import Chassis, serve
 from paceline.config import ServiceSettings
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, InvalidError
-from paceline.interfaces import RewardInput
-from paceline.rpc import SERVER_OPTIONS, call, connect
-from paceline.types import WorkerKind
+from paceline.plugins import RewardInput
+from paceline.server.chassis import Chassis, serve
+from paceline.transport.rpc import SERVER_OPTIONS, call, connect
 from paceline.v1 import reward_pb2 as pb
-from paceline.v1 import roster_pb2, roster_pb2_grpc
+from paceline.v1 import roster_pb2, roster_pb2_grpc, types_pb2
+from paceline.v1.options_pb2 import WORKER_KIND_REWARD
 from paceline.v1.reward_pb2_grpc import RewardStub
 from paceline_reward.service import RewardService, build
 
@@ -32,16 +33,18 @@ class Roster(roster_pb2_grpc.RosterServicer):
 
     def __init__(self) -> None:
         self.joined: list[roster_pb2.JoinRequest] = []
-        self.beats: list[roster_pb2.BeatRequest] = []
+        self.beats: list[roster_pb2.HeartbeatRequest] = []
         self.left: list[str] = []
 
     async def Join(self, request: roster_pb2.JoinRequest, context: Any) -> roster_pb2.JoinReply:
         self.joined.append(request)
         return roster_pb2.JoinReply(lease_s=6.0)
 
-    async def Beat(self, request: roster_pb2.BeatRequest, context: Any) -> roster_pb2.BeatReply:
+    async def Heartbeat(
+        self, request: roster_pb2.HeartbeatRequest, context: Any
+    ) -> roster_pb2.HeartbeatReply:
         self.beats.append(request)
-        return roster_pb2.BeatReply()
+        return roster_pb2.HeartbeatReply()
 
     async def Leave(self, request: roster_pb2.LeaveRequest, context: Any) -> roster_pb2.LeaveReply:
         self.left.append(request.worker_id)
@@ -53,7 +56,7 @@ class Roster(roster_pb2_grpc.RosterServicer):
     def WatchWorkers(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    async def Announce(self, request: Any, context: Any) -> Any:
+    async def PublishVersion(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
     def WatchRoute(self, request: Any, context: Any) -> Any:
@@ -112,7 +115,7 @@ async def score(running: Running, items: list[RewardInput], rewards: str) -> pb.
     messages = [
         pb.ScoreItem(
             episode_id=item.episode_id,
-            task=wire.task_to(item.task),
+            task=wire.to_proto(item.task, types_pb2.Task),
             response_text=item.response,
             environment_reward=item.environment_reward,
         )
@@ -128,7 +131,7 @@ async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem
     reply = await score(running, items, parts)
     assert [each.reward for each in reply.scores] == [1.5, 0.0, 1.0]
     assert dict(reply.scores[0].parts) == {"exact": 1.0, "environment": 1.0}
-    assert reply.scores[0].status == "ok"
+    assert reply.scores[0].status == types_pb2.SCORE_STATUS_OK
 
 
 async def test_an_unknown_reward_lists_the_installed(running: Running, item: MakeItem) -> None:
@@ -142,7 +145,7 @@ async def test_joins_and_reports_its_load(running: Running, item: MakeItem) -> N
         await asyncio.sleep(0.05)
     worker = running.roster.joined[0].worker
     assert (worker.kind, worker.endpoint, worker.job_id) == (
-        "reward",
+        WORKER_KIND_REWARD,
         running.chassis.address,
         "",
     )

@@ -22,9 +22,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from paceline.interfaces import Emission, Engine, Generation
-from paceline.types import Sampling
-from paceline.weights import Header, Staging, plan
+from paceline.plugins import Engine, EngineOutput, EngineRequest
+from paceline.types import SamplingParams
+from paceline.weights import SnapshotHeader, Staging, plan
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 VOCAB = 37
@@ -77,7 +77,7 @@ def make_snapshot(model: Any, version: int = 0, canary: Sequence[int] = (1, 2, 3
     with torch.no_grad():
         logits = model(torch.tensor([list(canary)])).logits[0, :-1]
         logp = torch.log_softmax(logits, -1).gather(1, torch.tensor(canary[1:]).unsqueeze(1))
-    header = Header(
+    header = SnapshotHeader(
         job_id="job",
         version=version,
         step=version,
@@ -104,7 +104,7 @@ class Collector:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.parts: dict[str, list[Emission]] = defaultdict(list)
+        self.parts: dict[str, list[EngineOutput]] = defaultdict(list)
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._collect())
 
@@ -127,7 +127,7 @@ class Collector:
         runs = [run for e in self.parts[name] for run in e.versions]
         return [run.version for run in runs for _ in range(run.count)]
 
-    def end(self, name: str) -> Emission | None:
+    def end(self, name: str) -> EngineOutput | None:
         """The last emission, if the request has ended."""
         found = self.parts[name]
         return found[-1] if found and found[-1].finish_reason else None
@@ -144,7 +144,7 @@ class Collector:
         wanted = list(names)
         await self.until(lambda: all(self.end(n) is not None for n in wanted))
 
-    async def run(self, *requests: Generation) -> None:
+    async def run(self, *requests: EngineRequest) -> None:
         """Submit and wait for the ends."""
         self.engine.submit(requests)
         await self.finish(r.request_id for r in requests)
@@ -158,8 +158,8 @@ class Hold:
         self._stopped, self._go = threading.Event(), threading.Event()
 
     @classmethod
-    async def midway(cls, engine: Any, *requests: Generation, rounds: int = 8) -> Hold:
-        """Stop it so many rounds after it has been given these requests."""
+    async def midway(cls, engine: Any, *requests: EngineRequest, rounds: int = 8) -> Hold:
+        """Pause an engine `rounds` rounds after it has been given these requests."""
         idle, hold = cls(engine), cls(engine)
         await idle.after(0)
         engine.submit(requests)
@@ -170,22 +170,22 @@ class Hold:
         return hold
 
     async def after(self, rounds: int) -> None:
-        """Stop it so many rounds from now; returns when it stands."""
+        """Pause the engine `rounds` rounds from now; returns when it is paused."""
         self._order(rounds)
         assert await asyncio.to_thread(self._stopped.wait, PATIENCE_S)
 
     async def ordered(self, num: int) -> None:
-        """Wait until there are so many things that it is to do when it goes on."""
+        """Wait until `num` commands are queued for when it continues."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self._engine._commands) < num:
                 await asyncio.sleep(0.01)
 
     def release(self) -> None:
-        """Let it go on."""
+        """Let the engine continue."""
         self._go.set()
 
     def _order(self, rounds: int) -> None:
-        self._engine._order(partial(self._count, rounds))
+        self._engine._enqueue(partial(self._count, rounds))
 
     def _count(self, rounds: int) -> None:
         if rounds:
@@ -197,10 +197,10 @@ class Hold:
 
 def ask(
     name: str, tokens: Sequence[int], pinned: int = -1, sampled: int = 0, **sampling: Any
-) -> Generation:
+) -> EngineRequest:
     """A request."""
     knobs: dict[str, Any] = {"max_tokens": 8, **sampling}
-    return Generation(name, tuple(tokens), Sampling(**knobs), pinned, sampled)
+    return EngineRequest(name, tuple(tokens), SamplingParams(**knobs), pinned, sampled)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def hold() -> type[Hold]:
 
 
 @pytest.fixture
-def request_of() -> Callable[..., Generation]:
+def request_of() -> Callable[..., EngineRequest]:
     return ask
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline_rollout.engines.sglang.layout import Layout
-from paceline_rollout.engines.torch.model import Policy
+from paceline_rollout.engines.torch.model import TorchModel
 
 
 def test_torch_initialises_weights_after_engines_were_built_at_once(
@@ -21,7 +21,7 @@ def test_torch_initialises_weights_after_engines_were_built_at_once(
         if number % 2:
             Layout(tmp_path)
         else:
-            Policy(model_dir=tmp_path, dtype="float32", max_context=64, device="cpu")
+            TorchModel(model_dir=tmp_path, dtype="float32", max_context=64, device="cpu")
 
     before = torch.nn.init.normal_
     with ThreadPoolExecutor(4) as pool:

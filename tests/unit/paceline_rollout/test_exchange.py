@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidError, PacelineError, StateError
-from paceline.interfaces import Generation
+from paceline.plugins import EngineRequest
 from paceline_rollout.activation import Activation, Gate, Swap
-from paceline_rollout.engines.torch.model import Policy
+from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
 
-Ask = Callable[..., Generation]
+Ask = Callable[..., EngineRequest]
 PROMPT = [3, 1, 4, 1, 5]
 LIMIT_S = 120.0
 LONG = {"max_tokens": 90}
@@ -49,15 +49,17 @@ class Held:
 
 
 @pytest.fixture
-def policy_of(tmp_path: Path) -> Callable[..., Policy]:
-    def made(model: Any, **options: Any) -> Policy:
+def policy_of(tmp_path: Path) -> Callable[..., TorchModel]:
+    def made(model: Any, **options: Any) -> TorchModel:
         model.config.save_pretrained(tmp_path)
-        return Policy(model_dir=tmp_path, max_context=64, device="cpu", dtype="float32", **options)
+        return TorchModel(
+            model_dir=tmp_path, max_context=64, device="cpu", dtype="float32", **options
+        )
 
     return made
 
 
-def scheduler_of(policy: Policy) -> Scheduler:
+def scheduler_of(policy: TorchModel) -> Scheduler:
     return Scheduler(
         policy=policy,
         max_context=64,
@@ -105,7 +107,7 @@ def test_an_exchange_that_fails_midway_leaves_the_old_version(
     swap = Swap(weights, Activation.INTERRUPT)
     scheduler.propose(swap)
     scheduler.tick()
-    with pytest.raises(PacelineError, match="version 1 cannot be put in place"):
+    with pytest.raises(PacelineError, match="version 1 cannot be activated"):
         swap.done.result(0)
     assert scheduler.gate.version == 0
     assert scheduler.score(PROMPT) == pytest.approx(reference(old, PROMPT), abs=1e-5)

@@ -12,7 +12,7 @@ def test_packed_layers_follow_the_weights(bias: bool):
     torch.manual_seed(0)
     large = nn.Linear(24, 40, bias=bias)
     model = nn.Sequential(large, nn.Embedding(4, 8), nn.Linear(40, 3))
-    packed = Packed(model, least=500)
+    packed = Packed(model, min_elements=500)
     assert len(packed) == 1
     for _ in range(2):
         with torch.inference_mode():

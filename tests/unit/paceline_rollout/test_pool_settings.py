@@ -12,10 +12,10 @@ from paceline.config import parse_job
 from paceline.config.load import load_settings
 from paceline.config.named import problems
 from paceline.config.service import PoolOptions, ServiceSettings
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.ports import PortSlots
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline.local.ports import PortSlots
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
 from paceline_rollout.job import build_engine
 
@@ -31,7 +31,7 @@ SHELL = [
     {"model_dir": "/etc"},
     {"device": "cpu --model-path=/etc"},
 ]
-ENGINES = {"sglang": {"python": sys.executable, "module": "paceline.testing.sglang"}}
+ENGINES = {"sglang": {"python": sys.executable, "module": "paceline_harness.sglang"}}
 
 
 def spec_of(**options: Any) -> Any:

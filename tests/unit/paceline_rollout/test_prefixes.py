@@ -11,14 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline.interfaces import Generation
+from paceline.plugins import EngineRequest
 from paceline_rollout.activation import Activation, Swap
 from paceline_rollout.engines.torch.cache import Block, Prefix
-from paceline_rollout.engines.torch.model import Policy
+from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.prefixes import PADDING, Prefixes, portions
 from paceline_rollout.engines.torch.scheduler import Scheduler
 
-Ask = Callable[..., Generation]
+Ask = Callable[..., EngineRequest]
 Make = Callable[..., Scheduler]
 TOKEN_BYTES = 2 * 4 * 2 * 2 * 8  # keys and values, float32, layers, heads, size
 LONG = [(7 * i + 3) % 37 for i in range(40)]
@@ -32,7 +32,9 @@ def as_in_the_engine() -> Iterator[None]:
 
 @pytest.fixture
 def scheduler_of(tmp_path: Path, model_of: Any, snapshot_of: Any) -> Make:
-    def made(kind: str = "llama", policy: type[Policy] = Policy, **options: Any) -> Scheduler:
+    def made(
+        kind: str = "llama", policy: type[TorchModel] = TorchModel, **options: Any
+    ) -> Scheduler:
         model = model_of(kind)
         model.config.save_pretrained(tmp_path)
         knobs: dict[str, Any] = {"prefill_tokens": 512, "cache_bytes": 1 << 24, "least_shared": 16}
@@ -192,7 +194,7 @@ def test_a_swap_restarts_an_unfinished_prefill(
     assert logprobs == pytest.approx(reference(new, LONG, tokens), abs=1e-5)
 
 
-class Failing(Policy):
+class Failing(TorchModel):
     """Fails in the second piece of a prompt."""
 
     def prefill(self, block: Block, tokens: Sequence[Sequence[int]]) -> None:

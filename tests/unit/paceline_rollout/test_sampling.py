@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_rollout.engines.torch.sampling import OFF, Knobs, restrict, sample, uniforms
+from paceline_rollout.engines.torch.sampling import OFF, SamplingBatch, restrict, sample, uniforms
 
 VOCAB = 12
 
@@ -19,8 +19,8 @@ def knobs(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-) -> Knobs:
-    return Knobs(
+) -> SamplingBatch:
+    return SamplingBatch(
         temperature=torch.full((rows,), temperature),
         top_k=torch.full((rows,), top_k or 1 << 40),
         top_p=torch.full((rows,), top_p if top_p < 1 else OFF),

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from paceline.interfaces import Generation
+from paceline.plugins import EngineRequest
 from paceline_rollout.activation import Activation, Swap
 from paceline_rollout.engines.torch.cache import Block
-from paceline_rollout.engines.torch.model import Policy
+from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
 
 
-class Narrow(Policy):
+class Narrow(TorchModel):
     """Runs out of memory over long prompts."""
 
     def prefill(self, block: Block, tokens: Sequence[Sequence[int]]) -> None:
@@ -29,7 +29,7 @@ class Narrow(Policy):
 def test_requests_whose_prefill_fails_are_refused(
     model_of: Any,
     snapshot_of: Any,
-    request_of: Callable[..., Generation],
+    request_of: Callable[..., EngineRequest],
     tmp_path: Path,
     long: list[str],
 ) -> None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
-from paceline.chassis import Chassis
 from paceline.config import ServiceSettings, parse_job
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
-from paceline.types import WorkerKind
+from paceline.server.chassis import Chassis
+from paceline.telemetry.metrics import Metrics
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
 from paceline.v1 import experience_pb2, rollout_pb2, roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import ExperienceServicer, add_ExperienceServicer_to_server
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
@@ -58,14 +58,14 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.news = asyncio.Event()
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return types_pb2.Job(spec_json=json.dumps(self.spec), artefacts=self.names)
+        return types_pb2.Job(spec_json=json.dumps(self.spec), artifacts=self.names)
 
-    async def GetArtefact(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, request: experience_pb2.GetArtefactRequest, context: Any
-    ) -> AsyncIterator[experience_pb2.ArtefactChunk]:
+    async def GetArtifact(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: experience_pb2.GetArtifactRequest, context: Any
+    ) -> AsyncIterator[experience_pb2.ArtifactChunk]:
         data = self.blobs[request.digest]
         for first in range(0, len(data), 100):
-            yield experience_pb2.ArtefactChunk(data=data[first : first + 100])
+            yield experience_pb2.ArtifactChunk(data=data[first : first + 100])
 
     async def Join(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: roster_pb2.JoinRequest, context: Any
@@ -73,13 +73,13 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
         self.workers[request.worker.worker_id] = request.worker
         return roster_pb2.JoinReply(lease_s=6)
 
-    async def Beat(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, request: roster_pb2.BeatRequest, context: Any
-    ) -> roster_pb2.BeatReply:
+    async def Heartbeat(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: roster_pb2.HeartbeatRequest, context: Any
+    ) -> roster_pb2.HeartbeatReply:
         self.workers[request.worker_id].active_version = request.active_version
         self.workers[request.worker_id].load.update(request.load)
         self.held = list(request.transfers)
-        return roster_pb2.BeatReply()
+        return roster_pb2.HeartbeatReply()
 
     async def ReportTransfer(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: roster_pb2.ReportTransferRequest, context: Any
@@ -109,7 +109,7 @@ class Ledger(JobsServicer, ExperienceServicer, RosterServicer):
 
     def announce(self, version: int, endpoint: str, *, key: bytes = b"") -> None:
         policy = types_pb2.PolicyVersion(version=version, step=version)
-        source = roster_pb2.Source(endpoint=endpoint)
+        source = roster_pb2.ChunkSource(endpoint=endpoint)
         self.routes.append(roster_pb2.Route(version=policy, sources=[source], key=key))
         self.news.set()
 
@@ -136,7 +136,7 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def generate(self, *names: str, most: int = 4) -> list[rollout_pb2.GenerateEvent]:
-        sampling = types_pb2.Sampling(max_tokens=most, temperature=1, top_p=1)
+        sampling = types_pb2.SamplingParams(max_tokens=most, temperature=1, top_p=1)
         batch = rollout_pb2.GenerateBatch(
             requests=[
                 rollout_pb2.GenerateRequest(
@@ -225,7 +225,7 @@ async def test_follows_versions_and_relays(tmp_path: Path, model_of: Any, snapsh
         assert status.canary_error < 1e-4
         assert status.tokens_generated == 12
         source = [worker.weights_endpoint]
-        copy = await pull(source, job_id="job", version=1, into=Staging, timeout_s=PATIENCE_S)
+        copy = await pull(source, job_id="job", version=1, stage=Staging, timeout_s=PATIENCE_S)
         assert copy.complete
         assert {"cpu_s", "busy_s", "tokens_generated"} <= set(worker.load)
 
@@ -248,10 +248,11 @@ async def test_sealed_weights_are_followed_reported_and_shown(
         w.publish(snapshot)
         await w.until_active(0)
         async with asyncio.timeout(PATIENCE_S):
-            while not w.ledger.held or "done" not in {each.event for each in w.ledger.reports}:
+            done = roster_pb2.TRANSFER_EVENT_DONE
+            while not w.ledger.held or done not in {each.event for each in w.ledger.reports}:
                 await asyncio.sleep(0.02)
     report = w.ledger.reports[-1]
-    assert (report.job_id, report.worker_id, report.event) == ("job", "r0", "done")
+    assert (report.job_id, report.worker_id, report.event) == ("job", "r0", done)
     assert report.endpoint == w.endpoint
     assert sum(each.num_bytes for each in w.ledger.reports) == snapshot.header.num_bytes
     (held,) = w.ledger.held

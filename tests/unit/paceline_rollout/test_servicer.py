@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from grpc import aio
 
-from paceline.interfaces import Generation
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
-from paceline.testing.runtime import FakeClock
-from paceline.tracing import OFF, Span, Tracer
-from paceline.types import PolicyVersion, Sampling
+from paceline.plugins import EngineRequest
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF, Span, Tracer
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, connect, exchange
+from paceline.types import PolicyVersion, SamplingParams
+from paceline.v1 import rollout_pb2, types_pb2
 from paceline.v1 import rollout_pb2 as pb
-from paceline.v1 import types_pb2
 from paceline.v1.rollout_pb2_grpc import RolloutStub, add_RolloutServicer_to_server
+from paceline_harness.runtime import FakeClock
 from paceline_rollout.engines.simulated import SimulatedEngine
-from paceline_rollout.servicer import Servicer
-from paceline_rollout.streams import Ask, Hub
+from paceline_rollout.servicer import RolloutServicer
+from paceline_rollout.streams import CallerRequest, StreamMultiplexer
 
 if TYPE_CHECKING:
     from paceline.v1.rollout_pb2_grpc import RolloutAsyncStub
@@ -48,7 +48,7 @@ def request(name: str, tokens: tuple[int, ...] = (1, 2), **fields: Any) -> pb.Ge
         **fields.pop("sampling", {}),
     }
     known: dict[str, Any] = {"pinned_version": -1, "min_version": -1, "timeout_s": 100.0}
-    sampling = types_pb2.Sampling(**knobs)
+    sampling = types_pb2.SamplingParams(**knobs)
     return pb.GenerateRequest(
         request_id=name, tokens=tokens, sampling=sampling, **{**known, **fields}
     )
@@ -86,9 +86,11 @@ class Caller:
 
 
 class Service:
-    def __init__(self, engine: SimulatedEngine, hub: Hub, stub: RolloutAsyncStub) -> None:
+    def __init__(
+        self, engine: SimulatedEngine, multiplexer: StreamMultiplexer, stub: RolloutAsyncStub
+    ) -> None:
         self.engine = engine
-        self.hub = hub
+        self.multiplexer = multiplexer
         self.stub = stub
 
     def call(self) -> Caller:
@@ -114,18 +116,20 @@ async def serve(
     )
     await engine.start()
     await engine.load(Snapshot(), "in_flight")
-    hub = Hub(engine=engine, clock=clock, tracer=tracer)
-    passing = asyncio.create_task(hub.run())
+    multiplexer = StreamMultiplexer(engine=engine, clock=clock, tracer=tracer)
+    passing = asyncio.create_task(multiplexer.run())
     server = aio.server(interceptors=[ErrorInterceptor(metrics=Metrics())], options=SERVER_OPTIONS)
-    servicer = Servicer(
-        hub=hub, worker_id="w", status=lambda: (engine.status(), PolicyVersion(5, 5), 0.25)
+    servicer = RolloutServicer(
+        multiplexer=multiplexer,
+        worker_id="w",
+        status=lambda: (engine.status(), PolicyVersion(5, 5), 0.25),
     )
     add_RolloutServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = connect(f"127.0.0.1:{port}")
     try:
-        yield Service(engine, hub, RolloutStub(channel))
+        yield Service(engine, multiplexer, RolloutStub(channel))
     finally:
         await channel.close()
         await server.stop(0)
@@ -166,7 +170,7 @@ async def test_many_requests_share_messages_and_half_close_ends_the_stream():
         assert not await caller.read()
         assert len(ends) == 200
         assert caller.messages < 50
-        assert all(e.finish_reason == "length" for e in ends.values())
+        assert all(e.finish_reason == rollout_pb2.FINISH_REASON_LENGTH for e in ends.values())
         assert all(len(e.tokens) == len(e.logprobs) for e in caller.events)
         assert all([(v.version, v.count) for v in e.versions] == [(5, 4)] for e in ends.values())
 
@@ -200,9 +204,9 @@ async def test_bad_requests_end_alone(bad: pb.GenerateRequest, code: str, text: 
         caller = service.call()
         caller.send(bad, request("good"))
         ends = await caller.ends(2)
-        assert ends["good"].finish_reason == "length"
+        assert ends["good"].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
         end = ends[bad.request_id]
-        assert (end.finish_reason, end.error_code) == ("error", code)
+        assert (end.finish_reason, end.error_code) == (rollout_pb2.FINISH_REASON_ERROR, code)
         assert text in end.error
 
 
@@ -225,7 +229,7 @@ async def test_deadline_aborts_and_keeps_tokens():
         ends = await reading
         assert ends["a"].error_code == "DEADLINE_EXCEEDED"
         assert sum(len(e.tokens) for e in caller.events if e.request_id == "a") >= 1
-        assert ends["b"].finish_reason == "length"
+        assert ends["b"].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
 
 
 async def test_abort_over_the_wire():
@@ -233,16 +237,18 @@ async def test_abort_over_the_wire():
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         caller.send(abort=("a", "unknown"))
-        assert (await caller.ends(1))["a"].finish_reason == "abort"
+        assert (await caller.ends(1))["a"].finish_reason == rollout_pb2.FINISH_REASON_ABORT
 
 
 async def test_a_closed_stream_takes_its_requests_along():
     async with serve(clock=FakeClock(), **LONG) as service:
         channel_call = service.stub.Generate()
         await channel_call.write(pb.GenerateBatch(requests=[request("a")]))
-        await until(lambda: bool(service.hub.num_open))
+        await until(lambda: bool(service.multiplexer.num_open))
         channel_call.cancel()
-        await until(lambda: not service.hub.num_open and not service.engine.status().running)
+        await until(
+            lambda: not service.multiplexer.num_open and not service.engine.status().running
+        )
 
 
 async def test_a_draining_worker_hands_requests_back():
@@ -250,8 +256,8 @@ async def test_a_draining_worker_hands_requests_back():
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         reading = asyncio.create_task(caller.ends(2))
-        await until(lambda: bool(service.hub.num_open))
-        service.hub.refuse_all("draining")
+        await until(lambda: bool(service.multiplexer.num_open))
+        service.multiplexer.refuse_all("draining")
         caller.send(request("b"))
         ends = await reading
         assert {e.error_code for e in ends.values()} == {"UNAVAILABLE"}
@@ -265,25 +271,25 @@ async def test_a_drained_worker_has_sent_all_that_it_sampled():
         caller.send(*(request(name, sampling={"max_tokens": 50}) for name in "ab"))
         reading = asyncio.create_task(caller.ends(2))
         await decoded(service, clock, 0.2, prompts=4)
-        load = service.hub.load()
+        load = service.multiplexer.load()
         waited_s = load.pop("request_s")
         assert load == {"open": 2, "open_tokens": 104, "callers": 1}
         assert waited_s > 2 * 0.15
         clock.pass_s(0.1)
         async with asyncio.timeout(PATIENCE_S):
-            await service.hub.hand_back("draining")
+            await service.multiplexer.drain("draining")
             ends = await reading
             assert not await caller.read()
         assert {e.error_code for e in ends.values()} == {"UNAVAILABLE"}
         assert all(len(e.tokens) > 5 for e in ends.values())
         sampled = service.engine.status().tokens_generated
         assert sum(len(e.tokens) for e in caller.events) == sampled
-        load = service.hub.load()
+        load = service.multiplexer.load()
         total_s = load.pop("request_s")
         assert total_s == pytest.approx(waited_s + 2 * 0.1)
         assert load == {"open": 0, "open_tokens": 0, "callers": 0}
         clock.pass_s(1.0)
-        assert service.hub.load()["request_s"] == pytest.approx(total_s)
+        assert service.multiplexer.load()["request_s"] == pytest.approx(total_s)
 
 
 async def test_callers_of_an_engine_that_stops_go_elsewhere():
@@ -291,7 +297,7 @@ async def test_callers_of_an_engine_that_stops_go_elsewhere():
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
         reading = asyncio.create_task(caller.ends(1))
-        await until(lambda: bool(service.hub.num_open))
+        await until(lambda: bool(service.multiplexer.num_open))
         async with asyncio.timeout(PATIENCE_S):
             await service.engine.close()
             await reading
@@ -357,9 +363,11 @@ async def test_a_refusal_and_a_caller_that_is_gone_end_their_spans():
         caller.send(request("long", trace=TRACE, sampling={"max_tokens": 60}))
         caller.send(request("bad", trace=TRACE, tokens=(99,)))
         await caller.ends(1)
-        stream = service.hub.attach()
-        ask = Ask(Generation("mine", (1, 2), Sampling(max_tokens=60)), trace=TRACE)
-        service.hub.submit(stream, [ask])
-        service.hub.detach(stream)
+        stream = service.multiplexer.attach()
+        ask = CallerRequest(
+            EngineRequest("mine", (1, 2), SamplingParams(max_tokens=60)), trace=TRACE
+        )
+        service.multiplexer.submit(stream, [ask])
+        service.multiplexer.detach(stream)
     errors = [span.error for span in spans if span.name == "rollout"]
-    assert errors[:2] == ["INVALID_ARGUMENT", "the caller is gone"]
+    assert errors[:2] == ["INVALID_ARGUMENT", "the caller has disconnected"]

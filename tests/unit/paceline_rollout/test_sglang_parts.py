@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import AuthenticationError, InvalidError, NotFoundError, UnavailableError
-from paceline.interfaces import Generation
+from paceline.plugins import EngineRequest
 from paceline.testing.engines import ask, snapshot
-from paceline.testing.sglang import KNOBS, FakeSglang
 from paceline.types import VersionRun
+from paceline_harness.sglang import KNOBS, FakeSglang
 from paceline_rollout.engines.sglang.answers import (
-    Slot,
+    ServerRequest,
     body_of,
-    mislabelled,
+    num_mislabelled,
     stale_start,
     take,
     verdict,
@@ -72,9 +72,9 @@ def test_too_old():
         parse_version("0.5.5")
 
 
-def slot(**changes: Any) -> Slot:
+def slot(**changes: Any) -> ServerRequest:
     fields: dict[str, Any] = {"rid": "r", "version": 3, **changes}
-    return Slot(ask("a"), room=8, **fields)
+    return ServerRequest(ask("a"), max_tokens=8, **fields)
 
 
 cuts = st.sets(st.integers(1, 19)).map(lambda inner: [0, *sorted(inner), 20])
@@ -104,7 +104,7 @@ def test_events_in_any_portions(ends: list[int], boundary: int, incremental: boo
         assert emission.logprobs == tuple(-float(t) for t in emission.tokens)
         got.extend(emission.tokens)
         runs.extend(emission.versions)
-        assert mislabelled(one, event) == 0
+        assert num_mislabelled(one, event) == 0
     assert got == list(range(20)) == one.tokens
     assert [r.version for r in runs for _ in range(r.count)] == [3] * boundary + [4] * (
         20 - boundary
@@ -116,7 +116,7 @@ def test_a_wrong_label_is_noticed():
     meta: dict[str, Any] = {"completion_tokens": 2, "output_token_logprobs": [[-1.0, 5, None]] * 2}
     take(one, {"output_ids": [5, 5], "meta_info": {**meta, "weight_version": "4"}})
     spans = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
-    assert mislabelled(one, {"meta_info": {**meta, "weight_versions": spans}}) == 1
+    assert num_mislabelled(one, {"meta_info": {**meta, "weight_versions": spans}}) == 1
 
 
 def event(version: str, total: int) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_an_answer_that_a_later_version_began_is_asked_for_again():
     assert not stale_start(one, event("4", 0))
     assert not stale_start(one, event("3", 1))
     assert stale_start(one, event("4", 1))
-    assert verdict(one, {"type": "stale"}) == ("again", "")
+    assert verdict(one, {"type": "stale"}) == (None, "")
     take(one, event("3", 1))
     assert not stale_start(one, event("4", 2))
 
@@ -149,8 +149,8 @@ def test_a_continued_request_asks_for_the_rest():
 
 
 def test_all_knobs_are_ones_that_sglang_has():
-    request: Generation = ask("a", stop_tokens=(5,), stop_strings=("x",), top_k=3, seed=1 << 40)
-    knobs = body_of(Slot(request, room=4), deterministic=True)["sampling_params"]
+    request: EngineRequest = ask("a", stop_tokens=(5,), stop_strings=("x",), top_k=3, seed=1 << 40)
+    knobs = body_of(ServerRequest(request, max_tokens=4), deterministic=True)["sampling_params"]
     assert set(knobs) <= KNOBS
     assert (knobs["stop_token_ids"], knobs["top_k"]) == ([5], 3)
     assert 0 <= knobs["sampling_seed"] < 1 << 31

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paceline.errors import StateError
-from paceline.interfaces import Generation
+from paceline.plugins import EngineRequest
 
-Ask = Callable[..., Generation]
+Ask = Callable[..., EngineRequest]
 LONG = {"max_tokens": 90}
 OPTIONS: dict[str, Any] = {"max_context": 100, "flush_s": 0.0}
 

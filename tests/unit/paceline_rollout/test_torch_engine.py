@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import Qwen2Config
 
 from paceline.errors import InvalidError
-from paceline.interfaces import Generation
-from paceline_rollout.engines.torch.model import Policy
+from paceline.plugins import EngineRequest
+from paceline_rollout.engines.torch.model import TorchModel
 
-Ask = Callable[..., Generation]
+Ask = Callable[..., EngineRequest]
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11], [12], list(range(20))]
 
 
@@ -242,4 +242,4 @@ async def test_score_is_the_canary(model_of: Any, open_torch: Any, snapshot_of: 
 def test_model_that_cannot_be_served_is_refused_by_name(tmp_path: Any):
     Qwen2Config(vocab_size=9, max_position_embeddings=32).save_pretrained(tmp_path)
     with pytest.raises(InvalidError, match="max_context: 64"):
-        Policy(model_dir=tmp_path, dtype="float32", max_context=64, device="cpu")
+        TorchModel(model_dir=tmp_path, dtype="float32", max_context=64, device="cpu")

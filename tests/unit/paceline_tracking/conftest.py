@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from paceline.chat import Tokenizer
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
+from paceline.enums import JobState, Purpose
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.metrics import Metrics
+from paceline.progress import LedgerProgress
+from paceline.telemetry.metrics import Metrics
 from paceline.testing.trackers import tracked_run
-from paceline.types import Job, JobState, JobStatus, TrackerStatus, Trajectory, Worker
-from paceline_tracking.child import Child
-from paceline_tracking.feed import Feed
-from paceline_tracking.ledger import Row
+from paceline.tokens.chat import Tokenizer
+from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
+from paceline_tracking.child import TrackerProcess
+from paceline_tracking.history import TrackedRow
+from paceline_tracking.sync import TrackerSync
 
 KIND = "lines"
 
@@ -45,14 +47,17 @@ class History:
         status = JobStatus(job_id="j", name="j", tenant="t", state=state, tracking=tracking)
         return Job(status=replace(status, summary={"steps": self.total}), spec="{}")
 
-    async def rows(self, job_id: str, *, after: int) -> Sequence[Row]:
+    async def rows(self, job_id: str, *, after: int) -> Sequence[TrackedRow]:
         self._answers()
         last = min(self.total, after + 4)
-        return [Row(i, i + 1, "train", {"loss": 1.0, "version": i}) for i in range(after, last)]
+        return [
+            TrackedRow(i, i + 1, Purpose.TRAIN, {"loss": 1.0, "version": i})
+            for i in range(after, last)
+        ]
 
-    async def live(self, job_id: str) -> dict[str, Any]:
+    async def live(self, job_id: str) -> LedgerProgress | None:
         self._answers()
-        return {}
+        return None
 
     async def workers(self, job_id: str) -> Sequence[Worker]:
         return []
@@ -87,13 +92,13 @@ class Bench:
     def trouble(self) -> Path:
         return self.folder / "trouble"
 
-    async def feed(self, start: Callable[[], Any] = Child.start) -> Feed:
+    async def feed(self, start: Callable[[], Any] = TrackerProcess.start) -> TrackerSync:
         options: dict[str, Any] = {"trouble": str(self.trouble), "tells": self.tells}
         spec = TrackingSpec.model_construct(
             kind=KIND, name="lines", axis="step", system_s=None, samples=None,
             timeout_s=self.timeout_s, **options,
         )  # fmt: skip
-        return Feed(
+        return TrackerSync(
             job=await self.history.job("j"),
             spec=spec,
             run=tracked_run(self.folder),

@@ -9,9 +9,11 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.config.tracking import TrackingSpec
+from paceline.enums import Purpose, WorkerKind
 from paceline.errors import ConfigError
-from paceline.types import Worker, WorkerKind
-from paceline_tracking.ledger import Row
+from paceline.progress import LedgerProgress
+from paceline.types import Worker
+from paceline_tracking.history import TrackedRow
 from paceline_tracking.points import Rates, flat, point_of
 from paceline_tracking.secrets import without_secrets
 from paceline_tracking.trackers.tables import markdown
@@ -29,33 +31,36 @@ def test_numbers_of_a_row_get_paths_and_the_rest_is_left_out() -> None:
 
 
 def test_a_row_without_a_version_gets_the_last_known_one() -> None:
-    assert point_of(Row(0, 1, "train", {"loss": 1.0}), version=3).version == 3
-    assert point_of(Row(0, 1, "eval", {"version": 5}), version=3).version == 5
+    assert point_of(TrackedRow(0, 1, Purpose.TRAIN, {"loss": 1.0}), version=3).version == 3
+    assert point_of(TrackedRow(0, 1, Purpose.EVAL, {"version": 5}), version=3).version == 5
 
 
 def test_an_eval_that_measured_too_little_has_a_curve_of_its_own() -> None:
     values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
-    told = point_of(Row(0, 1, "eval", values), version=3).values
+    told = point_of(TrackedRow(0, 1, Purpose.EVAL, values), version=3).values
     assert "eval/reward" not in told
     assert (told["eval/partial_reward"], told["eval/of"], told["eval/complete"]) == (0.0, 500, 0)
-    whole = point_of(Row(0, 1, "eval", values | {"complete": True}), version=3).values
+    whole = point_of(TrackedRow(0, 1, Purpose.EVAL, values | {"complete": True}), version=3).values
     assert (whole["eval/reward"], "eval/partial_reward" in whole) == (0.0, False)
 
 
 def test_what_grows_is_told_as_a_rate() -> None:
     rates = Rates()
     first = rates.system(
-        {"tokens_generated": 100, "ready_groups": 2},
+        LedgerProgress(tokens_generated=100, ready_groups=2),
         [worker("a", busy_s=1.0, tokens_generated=50, running=3)],
         now_s=10.0,
     )
     assert first == {
         "system/ready_groups": 2.0,
+        "system/open_groups": 0.0,
+        "system/headroom_groups": 0.0,
+        "system/payload_bytes": 0.0,
         "system/rollout/workers": 1.0,
         "system/rollout/running": 3.0,
     }
     second = rates.system(
-        {"tokens_generated": 300, "ready_groups": 1},
+        LedgerProgress(tokens_generated=300, ready_groups=1),
         [
             worker("a", busy_s=2.0, cpu_s=9.0, tokens_generated=150, running=1),
             worker("b", running=4),
@@ -72,8 +77,8 @@ def test_what_grows_is_told_as_a_rate() -> None:
 
 def test_a_worker_that_starts_again_is_no_step_back() -> None:
     rates = Rates()
-    rates.system({}, [worker("a", tokens_generated=500)], now_s=0.0)
-    again = rates.system({}, [worker("a", pid=2, tokens_generated=5)], now_s=1.0)
+    rates.system(LedgerProgress(), [worker("a", tokens_generated=500)], now_s=0.0)
+    again = rates.system(LedgerProgress(), [worker("a", pid=2, tokens_generated=5)], now_s=1.0)
     assert "system/rollout/tokens_generated_per_s" not in again
 
 

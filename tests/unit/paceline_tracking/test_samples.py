@@ -9,23 +9,21 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from paceline.chat import Tokenizer
 from paceline.config.tracking import TrackedSamples
+from paceline.enums import JobState, Purpose, TokenSource
 from paceline.errors import UnavailableError
+from paceline.tokens.chat import Tokenizer
 from paceline.types import (
     Job,
-    JobState,
     JobStatus,
-    Purpose,
-    Sampling,
+    SamplingParams,
     Score,
-    Source,
-    Span,
+    TokenSpan,
     Trajectory,
     Transcript,
     VersionRun,
 )
-from paceline_tracking.ledger import Ledger, Row
+from paceline_tracking.history import HistoryReader, TrackedRow
 from paceline_tracking.samples import Samples
 
 WORDS = {"one": 0, "plus": 1, "is": 2, "two": 3}
@@ -35,7 +33,7 @@ JOB = Job(JobStatus("j", "j", "t", JobState.RUNNING, step=4), spec="{}")
 def trajectory(version: int, group: int = 0) -> Trajectory:
     transcript = Transcript(
         tokens=(0, 1, 0, 3),
-        spans=(Span(0, 3, Source.ENVIRONMENT), Span(3, 4, Source.POLICY)),
+        spans=(TokenSpan(0, 3, TokenSource.ENVIRONMENT), TokenSpan(3, 4, TokenSource.POLICY)),
         logprobs=(-0.5,),
         versions=(VersionRun(version, 1),),
     )
@@ -47,7 +45,7 @@ def trajectory(version: int, group: int = 0) -> Trajectory:
         purpose=Purpose.TRAIN,
         transcripts=(transcript,),
         score=Score(reward=0.5, parts={"exact": 0.5}),
-        sampling=Sampling(max_tokens=1),
+        sampling=SamplingParams(max_tokens=1),
         truncated=True,
         response_text="two",
     )
@@ -77,11 +75,11 @@ class Kept:
 
 
 def of(kept: Kept, spec: TrackedSamples | None) -> Samples:
-    return Samples(ledger=cast(Ledger, kept), job=JOB, spec=spec)
+    return Samples(ledger=cast(HistoryReader, kept), job=JOB, spec=spec)
 
 
-def train(step: int, **values: int) -> Row:
-    return Row(step - 1, step, "train", dict(values))
+def train(step: int, **values: int) -> TrackedRow:
+    return TrackedRow(step - 1, step, Purpose.TRAIN, dict(values))
 
 
 async def test_a_sample_is_the_trajectory_as_text() -> None:
@@ -98,9 +96,11 @@ async def test_a_sample_is_the_trajectory_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noted", "staleness"), [([], -1), ([Row(0, 3, "eval", {"version": 7})], 0)]
+    ("noted", "staleness"), [([], -1), ([TrackedRow(0, 3, Purpose.EVAL, {"version": 7})], 0)]
 )
-async def test_staleness_needs_the_step_of_the_version(noted: list[Row], staleness: int) -> None:
+async def test_staleness_needs_the_step_of_the_version(
+    noted: list[TrackedRow], staleness: int
+) -> None:
     samples = of(Kept(trajectory(7)), TrackedSamples(every=2))
     for row in noted:
         samples.note(row)
@@ -111,7 +111,7 @@ async def test_staleness_needs_the_step_of_the_version(noted: list[Row], stalene
 async def test_the_last_row_that_is_due_gets_the_newest() -> None:
     kept = Kept(*[trajectory(0, group) for group in range(5)])
     samples = of(kept, TrackedSamples(every=2, count=3))
-    rows = [*map(train, range(1, 6)), Row(5, 6, "eval", {})]
+    rows = [*map(train, range(1, 6)), TrackedRow(5, 6, Purpose.EVAL, {})]
     index, found = await samples.of(rows)
     assert index == 3
     assert [sample.episode for sample in found] == ["j.0/1", "j.1/1", "j.2/1"]
@@ -122,7 +122,10 @@ async def test_the_last_row_that_is_due_gets_the_newest() -> None:
 async def test_nothing_is_due_for_other_rows_or_without_the_section() -> None:
     kept = Kept(trajectory(0))
     assert await of(kept, TrackedSamples(every=10)).of([train(9), train(11)]) == (-1, ())
-    assert await of(kept, TrackedSamples(every=1)).of([Row(0, 1, "eval", {})]) == (-1, ())
+    assert await of(kept, TrackedSamples(every=1)).of([TrackedRow(0, 1, Purpose.EVAL, {})]) == (
+        -1,
+        (),
+    )
     assert await of(kept, None).of([train(10)]) == (-1, ())
     assert kept.tokenizers == 0
 

@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from paceline.chat import Tokenizer
 from paceline.config.service import TrackingOptions
+from paceline.enums import JobState, Purpose, TrackerState
 from paceline.errors import NotFoundError, UnavailableError
-from paceline.metrics import Metrics
-from paceline.testing.runtime import FakeClock
-from paceline.types import Job, JobState, JobStatus, TrackerStatus, Trajectory, Worker
-from paceline_tracking.ledger import ROWS, Row
-from paceline_tracking.service import ALL_S, MISSED, MOST_LATE, Feeds
+from paceline.progress import LedgerProgress
+from paceline.telemetry.metrics import Metrics
+from paceline.tokens.chat import Tokenizer
+from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
+from paceline_harness.runtime import FakeClock
+from paceline_tracking.history import ROWS, TrackedRow
+from paceline_tracking.service import ALL_S, MISSED, MOST_LATE, TrackerSyncs
 
 PATIENCE_S = 120.0
 SPEC = {
@@ -43,7 +45,7 @@ class Jobs:
     told: dict[str, TrackerStatus] = field(default_factory=dict[str, TrackerStatus])
 
     def add(self, job_id: str, state: JobState = JobState.SUCCEEDED, **changes: Any) -> None:
-        waiting = TrackerStatus("tensorboard", "tensorboard", "waiting")
+        waiting = TrackerStatus("tensorboard", "tensorboard", TrackerState.WAITING)
         changes.setdefault("tracking", (waiting,))
         self.found[job_id] = JobStatus(job_id, job_id, "t", state, **changes)
 
@@ -61,12 +63,14 @@ class Jobs:
         specs = {"foreign": {"name": "a", "unheard": 1}}
         return Job(self.found[job_id], json.dumps(specs.get(job_id, SPEC)))
 
-    async def rows(self, job_id: str, *, after: int) -> Sequence[Row]:
+    async def rows(self, job_id: str, *, after: int) -> Sequence[TrackedRow]:
         last = min(after + ROWS, self.rows_each)
-        return [Row(index, index, "train", {"loss": 1.0}) for index in range(after, last)]
+        return [
+            TrackedRow(index, index, Purpose.TRAIN, {"loss": 1.0}) for index in range(after, last)
+        ]
 
-    async def live(self, job_id: str) -> dict[str, Any]:
-        return {}
+    async def live(self, job_id: str) -> LedgerProgress | None:
+        return None
 
     async def workers(self, job_id: str) -> Sequence[Worker]:
         return []
@@ -109,7 +113,7 @@ class World:
         self.jobs, self.children = Jobs(), Children()
         self.clock, self.metrics = FakeClock(), Metrics()
         self.options = TrackingOptions(poll_s=0.01, give_up_s=1000.0)
-        self.feeds = Feeds(
+        self.feeds = TrackerSyncs(
             ledger=self.jobs,
             options=self.options,
             metrics=self.metrics,
@@ -204,10 +208,10 @@ async def test_told_to_stop_no_other_old_job_begins(world: World) -> None:
 
 async def test_what_nobody_waits_for_any_more_is_not_begun(world: World) -> None:
     world.children.gate.set()
-    world.jobs.add("ancient", created_s=3000.0, running_s=1000.0)
-    world.jobs.add("long", created_s=3000.0, running_s=2500.0)
-    begun = TrackerStatus(name="tensorboard", kind="tensorboard", state="retrying")
-    world.jobs.add("begun", created_s=3000.0, running_s=1000.0, tracking=(begun,))
+    world.jobs.add("ancient", age_s=3000.0, runtime_s=1000.0)
+    world.jobs.add("long", age_s=3000.0, runtime_s=2500.0)
+    begun = TrackerStatus(name="tensorboard", kind="tensorboard", state=TrackerState.RETRYING)
+    world.jobs.add("begun", age_s=3000.0, runtime_s=1000.0, tracking=(begun,))
     async with world.running():
         await until(lambda: world.jobs.states() == ["failed", "done", "done"])
     assert world.jobs.told["ancient"].detail == MISSED
@@ -239,9 +243,9 @@ async def test_a_tracker_that_takes_all_there_is_is_not_behind(world: World) -> 
     world.jobs.add("a", JobState.RUNNING)
     world.children.gate.set()
 
-    async def rows(job_id: str, *, after: int) -> Sequence[Row]:
+    async def rows(job_id: str, *, after: int) -> Sequence[TrackedRow]:
         await asyncio.sleep(0.001)
-        return [Row(after, after, "train", {"loss": 1.0})]
+        return [TrackedRow(after, after, Purpose.TRAIN, {"loss": 1.0})]
 
     world.jobs.rows = rows
     async with world.running():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
+from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
-from paceline.testing.runtime import FakeClock
-from paceline.types import Worker, WorkerKind
-from paceline_tracking.ledger import Ledger
+from paceline.progress import LedgerProgress
+from paceline.types import Worker
+from paceline_harness.runtime import FakeClock
+from paceline_tracking.history import HistoryReader
 from paceline_tracking.system import MOST, System
 
 
@@ -20,20 +22,20 @@ class Looks:
         self.away = self.over = False
         self.asked = 0
 
-    async def live(self, job_id: str) -> dict[str, Any]:
+    async def live(self, job_id: str) -> LedgerProgress | None:
         self.asked += 1
         if self.away:
             raise UnavailableError("away")
         if self.over:
-            return {}
-        return {"step": self.asked, "version": 3, "tokens_generated": 100 * self.asked}
+            return None
+        return LedgerProgress(step=self.asked, version=3, tokens_generated=100 * self.asked)
 
     async def workers(self, job_id: str) -> Sequence[Worker]:
         return [Worker("a", WorkerKind.ROLLOUT, "", load={"running": 2.0})]
 
 
 def watching(looks: Looks, clock: FakeClock) -> System:
-    return System(ledger=cast(Ledger, looks), job_id="j", period_s=0.001, clock=clock)
+    return System(ledger=cast(HistoryReader, looks), job_id="j", period_s=0.001, clock=clock)
 
 
 async def test_points_tell_of_ledger_and_workers_once() -> None:
@@ -44,7 +46,9 @@ async def test_points_tell_of_ledger_and_workers_once() -> None:
     await system.look()
     first, second = system.take()
     assert (first.kind, first.index, first.step, first.version) == ("system", -1, 1, 3)
-    assert first.values == {"system/rollout/workers": 1.0, "system/rollout/running": 2.0}
+    assert first.values["system/rollout/workers"] == 1.0
+    assert first.values["system/rollout/running"] == 2.0
+    assert "system/tokens_per_s" not in first.values
     assert second.step == 2
     assert second.values["system/tokens_per_s"] == 25.0
     assert system.take() == []

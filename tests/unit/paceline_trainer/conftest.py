@@ -14,9 +14,11 @@ import torch
 from grpc import aio
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline import wire
+from paceline.enums import JobState
 from paceline.errors import FencedError, StateError, UnavailableError
-from paceline.metrics import Metrics
-from paceline.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.telemetry.metrics import Metrics
+from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import roster_pb2, types_pb2
 from paceline.v1.experience_pb2_grpc import (
@@ -77,10 +79,18 @@ def samples(
                 index=index % 4,
                 tokens=chance.integers(0, VOCAB, ends[-1]).tolist(),
                 spans=[
-                    types_pb2.Span(start=0, end=ends[0], source="template"),
-                    types_pb2.Span(start=ends[0], end=ends[1], source="policy"),
-                    types_pb2.Span(start=ends[1], end=ends[2], source="environment"),
-                    types_pb2.Span(start=ends[2], end=ends[3], source="policy"),
+                    types_pb2.TokenSpan(
+                        start=0, end=ends[0], source=types_pb2.TOKEN_SOURCE_TEMPLATE
+                    ),
+                    types_pb2.TokenSpan(
+                        start=ends[0], end=ends[1], source=types_pb2.TOKEN_SOURCE_POLICY
+                    ),
+                    types_pb2.TokenSpan(
+                        start=ends[1], end=ends[2], source=types_pb2.TOKEN_SOURCE_ENVIRONMENT
+                    ),
+                    types_pb2.TokenSpan(
+                        start=ends[2], end=ends[3], source=types_pb2.TOKEN_SOURCE_POLICY
+                    ),
                 ],
                 logprobs=(-3.0 * chance.random(policy)).tolist(),
                 versions=[types_pb2.VersionRun(version=version, count=policy)],
@@ -112,14 +122,14 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.spec: dict[str, Any] = {}
         self.incarnation = 0
         self.step = 0
-        self.state = "running"
+        self.state = JobState.RUNNING
         self.reason = ""
         self.limit = 4  # steps before it says `finished`
         self.failures: list[tuple[int, str]] = []
         self.holds_from = 1 << 30  # the first step whose batch does not come
         self.fresh = False  # a batch comes when the weights of its step are served
-        self.versions: list[roster_pb2.AnnounceRequest] = []
-        self.seeds: list[roster_pb2.AnnounceRequest] = []  # of other parts than the first
+        self.versions: list[roster_pb2.PublishVersionRequest] = []
+        self.seeds: list[roster_pb2.PublishVersionRequest] = []  # of other parts than the first
         self.digests: dict[int, str] = {}  # by step
         self.known: list[int] = []  # what those who tell a digest say they were given before
         self.forgetful = False  # numbers anew whatever it is told again
@@ -139,12 +149,16 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
         status = types_pb2.JobStatus(
-            job_id=request.job_id, name="test", state=self.state, step=self.step
+            job_id=request.job_id,
+            name="test",
+            state=wire.number_of(self.state),
+            step=self.step,
         )
         return types_pb2.Job(status=status, spec_json=json.dumps(self.spec))
 
     async def SetJobState(self, request: Any, context: Any) -> types_pb2.Job:
-        self.state, self.reason = request.state, request.reason
+        self.state = wire.member_of(JobState, request.state, "state")
+        self.reason = request.reason
         return types_pb2.Job()
 
     async def ReportFailure(self, request: Any, context: Any) -> pb.ReportFailureReply:
@@ -162,7 +176,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         if request.step >= self.holds_from:
             await asyncio.Event().wait()
         if self.step >= self.limit:
-            yield pb.BatchPart(step=request.step, stop="finished")
+            yield pb.BatchPart(step=request.step, stop=types_pb2.STOP_REASON_FINISHED)
             return
         while self.fresh and request.step not in self.digests:
             await asyncio.sleep(0.01)
@@ -184,18 +198,18 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.fence(request)
         assert request.step == self.step
         assert request.batch_id == f"b{request.step}"
-        metrics = json.loads(request.metrics_json)
+        metrics = dict(request.metrics)
         self.commits.append((request.incarnation, request.step, metrics))
         self.step += 1
         return pb.CommitStepReply(step=self.step)
 
-    async def Checkpointed(self, request: Any, context: Any) -> pb.CheckpointedReply:
+    async def CommitCheckpoint(self, request: Any, context: Any) -> pb.CommitCheckpointReply:
         self.fence(request)
         assert "://" in request.path or Path(request.path).is_dir()
         self.checkpoints.append(request.step)
-        return pb.CheckpointedReply()
+        return pb.CommitCheckpointReply()
 
-    async def Announce(self, request: Any, context: Any) -> roster_pb2.AnnounceReply:
+    async def PublishVersion(self, request: Any, context: Any) -> roster_pb2.PublishVersionReply:
         self.fence(request)
         if request.part:
             newest = self.versions[-1] if self.versions else None
@@ -216,8 +230,8 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
             version=len(self.versions) - 1, step=made.step, parent=made.parent
         )
         if self.step >= self.limit and request.step == self.step:
-            self.state = "succeeded"
-        return roster_pb2.AnnounceReply(
+            self.state = JobState.SUCCEEDED
+        return roster_pb2.PublishVersionReply(
             version=version,
             key=self.key,
             chunk_bytes=self.chunk_bytes,
@@ -228,9 +242,9 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.workers[request.worker.worker_id] = request.worker
         return roster_pb2.JoinReply(lease_s=6)
 
-    async def Beat(self, request: Any, context: Any) -> roster_pb2.BeatReply:
+    async def Heartbeat(self, request: Any, context: Any) -> roster_pb2.HeartbeatReply:
         self.workers[request.worker_id].active_version = request.active_version
-        return roster_pb2.BeatReply()
+        return roster_pb2.HeartbeatReply()
 
     async def Leave(self, request: Any, context: Any) -> roster_pb2.LeaveReply:
         self.workers.pop(request.worker_id, None)

@@ -15,41 +15,41 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import Plugin
+from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
-from paceline.rpc import connect
+from paceline.transport.rpc import connect
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights.server import WeightServer
-from paceline_trainer.checkpoint import Checkpoints
-from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Group
-from paceline_trainer.learner import Learner
-from paceline_trainer.mismatch import Mismatch, Past
-from paceline_trainer.model import load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.place import find_place
-from paceline_trainer.publish import Copier, Publisher
-from paceline_trainer.seed import Seed
-from paceline_trainer.take import Share
+from paceline.weights.transfer.server import WeightServer
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.columns import Share
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.ranks.rank_info import find_rank
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch import Mismatch, WeightHistory
+from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.weights.seeder import WeightSeeder
 
 
 def main(what: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    place = find_place(os.environ)
-    group = Group(place)
+    rank_info = find_rank(os.environ)
+    group = RankGroup(rank_info)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
     optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2), total_steps=10)
-    plugin = Plugin.model_validate({"kind": "decoupled_ppo", "upper": None} | job["options"])
-    past = Past(policy, dtype="float32", most_versions=1, most_bytes=1 << 30)
-    mismatch = Mismatch(group=group, past=past, num_sequences=100, budget=10_000)
-    past.keep(0)
-    mismatch.published(job.get("version", 0) if place.first else -1, 0)
+    plugin = PluginSpec.model_validate({"kind": "decoupled_ppo", "upper": None} | job["options"])
+    history = WeightHistory(policy, dtype="float32", max_versions=1, max_bytes=1 << 30)
+    mismatch = Mismatch(group=group, history=history, num_sequences=100, budget=10_000)
+    history.keep(0)
+    mismatch.published(job.get("version", 0) if rank_info.first else -1, 0)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
@@ -60,14 +60,14 @@ def main(what: str, folder: Path) -> None:
     )
     samples = [pb.TrainSample.FromString(bytes.fromhex(text)) for text in job["samples"]]
     # An uneven split: the second rank has fewer micro-batches and idles along.
-    mine = samples[: len(samples) - 5] if place.first else samples[len(samples) - 5 :]
+    mine = samples[: len(samples) - 5] if rank_info.first else samples[len(samples) - 5 :]
     sequences, tokens = job["header"]
-    metrics = learner.step(Share("b", 0, sequences, tokens, tuple(mine), {}))
+    metrics = learner.step(Share("b", 0, sequences, tokens, tuple(mine)))
     if what == "save":
         checkpoints = Checkpoints(folder / "checkpoints", group=group, keep=2)
         checkpoints.save(1, policy, optimizer)
     full = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
-    if place.first:
+    if rank_info.first:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         np.save(folder / "weights.npy", torch.cat([p.detach().reshape(-1) for p in full]).numpy())
     group.close()
@@ -76,17 +76,17 @@ def main(what: str, folder: Path) -> None:
 async def seed(folder: Path) -> None:
     """Publish once as if each rank were a node of its own, and serve until told to end."""
     torch.set_num_threads(1)
-    place = find_place(os.environ)
-    place = replace(place, local_rank=0, node=place.rank, nodes=place.world)
-    group = Group(place)
+    rank_info = find_rank(os.environ)
+    rank_info = replace(rank_info, local_rank=0, node=rank_info.rank, nodes=rank_info.world)
+    group = RankGroup(rank_info)
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
-    copier = Copier(policy, group, engine_dtype=job["engine"], dtype="float32")
+    snapshotter = Snapshotter(policy, group, engine_dtype=job["engine"], dtype="float32")
     server = WeightServer(host="127.0.0.1")
     endpoint = await server.start()
     channel = connect(job["experience"])
-    ledger = Ledger(
+    ledger = TrainerLedger(
         experience=ExperienceStub(channel),
         roster=RosterStub(channel),
         jobs=JobsStub(channel),
@@ -95,14 +95,16 @@ async def seed(folder: Path) -> None:
     )
     publisher = (
         Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=0, parts=2)
-        if place.first
-        else Seed(ledger=ledger, server=server, endpoint=endpoint, part=place.node, parts=2)
+        if rank_info.first
+        else WeightSeeder(
+            ledger=ledger, server=server, endpoint=endpoint, part=rank_info.node, parts=2
+        )
     )
     with ThreadPoolExecutor(1) as compute:
         loop = asyncio.get_running_loop()
-        snapshot = await loop.run_in_executor(compute, copier.begin, 0)
+        snapshot = await loop.run_in_executor(compute, snapshotter.begin, 0)
         publication = asyncio.create_task(publisher.publish(snapshot, parent=-1))
-        await loop.run_in_executor(compute, copier.gather, snapshot)
+        await loop.run_in_executor(compute, snapshotter.gather, snapshot)
         await publication
         while not (folder / "end").exists():
             await asyncio.sleep(0.05)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import Plugin
+from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
 from paceline.errors import FencedError, NotFoundError
-from paceline_trainer.checkpoint import Checkpoints
-from paceline_trainer.distributed import Group
-from paceline_trainer.learner import Learner
-from paceline_trainer.model import Policy, load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.take import Share, columns
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.columns import Share, columns
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
 
 WORKER = Path(__file__).with_name("ranks.py")
 
@@ -29,22 +29,22 @@ WORKER = Path(__file__).with_name("ranks.py")
 class Parts:
     """A policy, its optimiser and a learner over them."""
 
-    def __init__(self, path: Path, group: Group) -> None:
-        self.policy: Policy = load_policy(str(path))
+    def __init__(self, path: Path, group: RankGroup) -> None:
+        self.policy: PolicyModel = load_policy(str(path))
         shard(self.policy, group, dtype="float32")
         spec = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="cosine")
         self.optimizer = Optimizer(self.policy, spec, total_steps=10)
         self.learner = Learner(
             policy=self.policy,
             optimizer=self.optimizer,
-            objective=load_objective(Plugin(kind="decoupled_ppo")),
+            objective=load_objective(PluginSpec(kind="decoupled_ppo")),
             group=group,
             budget=200,
         )
 
     def step(self, samples: list[Any], step: int) -> None:
         data = columns(samples)
-        share = Share("b", step, data.num_sequences, data.num_tokens, tuple(samples), {})
+        share = Share("b", step, data.num_sequences, data.num_tokens, tuple(samples))
         self.learner.step(share)
 
     def weights(self) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Parts:
 
 
 def test_resumed_training_is_bit_equal(
-    llama: Path, group: Group, make_samples: Any, tmp_path: Path
+    llama: Path, group: RankGroup, make_samples: Any, tmp_path: Path
 ) -> None:
     checkpoints = Checkpoints(tmp_path, group=group, keep=2)
     first = Parts(llama, group)
@@ -72,7 +72,7 @@ def test_resumed_training_is_bit_equal(
 
 @pytest.mark.slow
 def test_two_ranks_write_what_one_rank_reads(
-    llama: Path, group: Group, make_samples: Any, tmp_path: Path
+    llama: Path, group: RankGroup, make_samples: Any, tmp_path: Path
 ) -> None:
     samples = make_samples(25)
     job = {
@@ -88,14 +88,14 @@ def test_two_ranks_write_what_one_rank_reads(
 
     checkpoints = Checkpoints(tmp_path / "checkpoints", group=group, keep=2)
     parts = Parts(llama, group)
-    checkpoints.load(checkpoints.find(most=5).step, parts.policy, parts.optimizer)
+    checkpoints.load(checkpoints.find(max_step=5).step, parts.policy, parts.optimizer)
     assert np.array_equal(parts.weights().numpy(), np.load(tmp_path / "weights.npy"))
     assert parts.optimizer.inner.state_dict()["state"]
 
 
-def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path) -> None:
+def test_only_whole_checkpoints_count(llama: Path, group: RankGroup, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, group=group, keep=2)
-    assert checkpoints.find(most=100).step == 0
+    assert checkpoints.find(max_step=100).step == 0
     parts = Parts(llama, group)
     for step in (10, 20, 30):
         path = Path(checkpoints.save(step, parts.policy, parts.optimizer))
@@ -111,14 +111,14 @@ def test_only_whole_checkpoints_count(llama: Path, group: Group, tmp_path: Path)
     assert checkpoints.steps() == [20, 30]
     with pytest.raises(NotFoundError, match=r"no checkpoint of step 50; whole are \[20, 30\]"):
         checkpoints.load(50, parts.policy, parts.optimizer)
-    assert checkpoints.find(most=29).step == 20
+    assert checkpoints.find(max_step=29).step == 20
     checkpoints.discard_after(20)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000020.0"]
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_older_incarnation_replaces_nothing(
-    llama: Path, group: Group, tmp_path: Path, kind: str
+    llama: Path, group: RankGroup, tmp_path: Path, kind: str
 ) -> None:
     place = tmp_path if kind == "folder" else f"memory://{tmp_path}"
     parts = Parts(llama, group)
@@ -136,7 +136,7 @@ def test_older_incarnation_replaces_nothing(
 
 
 def test_a_branch_that_was_left_does_not_count_against_the_newest(
-    llama: Path, group: Group, tmp_path: Path
+    llama: Path, group: RankGroup, tmp_path: Path
 ) -> None:
     parts = Parts(llama, group)
     older = Checkpoints(tmp_path, group=group, keep=1, incarnation=1)

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import UnavailableError
-from paceline_trainer.checkpoint import META, Checkpoints
-from paceline_trainer.distributed import Group
-from paceline_trainer.model import Policy, load_policy, shard
-from paceline_trainer.optimizer import Optimizer
+from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
 
 SHARD = "__0_0.distcp"
 
@@ -97,8 +97,8 @@ DAMAGES: dict[str, tuple[Callable[[Files, str], None], str]] = {
 class Parts:
     """A policy whose weights say which step they are of."""
 
-    def __init__(self, path: Path, group: Group) -> None:
-        self.policy: Policy = load_policy(str(path))
+    def __init__(self, path: Path, group: RankGroup) -> None:
+        self.policy: PolicyModel = load_policy(str(path))
         shard(self.policy, group, dtype="float32")
         self.optimizer = Optimizer(self.policy, OptimizerSpec(), total_steps=10)
 
@@ -123,7 +123,7 @@ class Parts:
 
 
 @pytest.fixture(scope="module")
-def parts(llama: Path, group: Group) -> Parts:
+def parts(llama: Path, group: RankGroup) -> Parts:
     return Parts(llama, group)
 
 
@@ -134,7 +134,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_by_name(
-    parts: Parts, group: Group, files: Files, what: str
+    parts: Parts, group: RankGroup, files: Files, what: str
 ) -> None:
     checkpoints = Checkpoints(files.place, group=group, keep=2, incarnation=1)
     parts.save(checkpoints, 10, 20)
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     damage(files, "step-000020.1")
 
     after = Checkpoints(files.place, group=group, keep=2, incarnation=2)
-    found = after.find(most=25)
+    found = after.find(max_step=25)
     assert found.step == 10
     (problem,) = found.damaged
     assert problem.startswith("step-000020.1/")
@@ -152,17 +152,19 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     after.discard_after(10)
     assert parts.load(after, 10) == {10.0}
     parts.save(after, 20)
-    again = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(most=25)
+    again = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(max_step=25)
     assert (again.step, again.damaged) == (20, ())
 
     damage(files, "step-000010.1")
     damage(files, "step-000020.2")
-    none = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(most=25)
+    none = Checkpoints(files.place, group=group, keep=2, incarnation=3).find(max_step=25)
     assert none.step == 0
     assert [text.partition("/")[0] for text in none.damaged] == ["step-000020.2", "step-000010.1"]
 
 
-def test_a_checkpoint_without_digests_is_loaded(parts: Parts, group: Group, tmp_path: Path) -> None:
+def test_a_checkpoint_without_digests_is_loaded(
+    parts: Parts, group: RankGroup, tmp_path: Path
+) -> None:
     """Written by a release that took none."""
     checkpoints = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
     parts.save(checkpoints, 10)
@@ -170,7 +172,7 @@ def test_a_checkpoint_without_digests_is_loaded(parts: Parts, group: Group, tmp_
     content = json.loads(path.read_text())
     content["files"] = {name: told["num_bytes"] for name, told in content["files"].items()}
     path.write_text(json.dumps(content))
-    assert checkpoints.find(most=10).step == 10
+    assert checkpoints.find(max_step=10).step == 10
     assert parts.load(checkpoints, 10) == {10.0}
 
 
@@ -194,12 +196,12 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 @pytest.mark.parametrize("file", [META, SHARD])
 def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over_and_may_stay(
-    parts: Parts, group: Group, tmp_path: Path, bad_sectors: set[str], file: str
+    parts: Parts, group: RankGroup, tmp_path: Path, bad_sectors: set[str], file: str
 ) -> None:
     parts.save(Checkpoints(tmp_path, group=group, keep=2, incarnation=1), 10, 20)
     bad_sectors.update({f"step-000020.1/{file}", "step-000020.1"})
     after = Checkpoints(tmp_path, group=group, keep=2, incarnation=2)
-    found = after.find(most=25)
+    found = after.find(max_step=25)
     assert found.step == 10
     (problem,) = found.damaged
     assert problem.startswith(f"step-000020.1/{file} cannot be read: [Errno 5]")
@@ -210,11 +212,11 @@ def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over_and_may_stay(
 
 
 def test_a_sound_checkpoint_of_a_branch_that_was_left_must_not_stay(
-    parts: Parts, group: Group, tmp_path: Path, bad_sectors: set[str]
+    parts: Parts, group: RankGroup, tmp_path: Path, bad_sectors: set[str]
 ) -> None:
     checkpoints = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
     parts.save(checkpoints, 10, 20)
-    assert checkpoints.find(most=10).step == 10
+    assert checkpoints.find(max_step=10).step == 10
     bad_sectors.add("step-000020.1/paceline.json")
     with pytest.raises(UnavailableError, match=r"step-000020\.1 cannot be removed"):
         checkpoints.discard_after(10)

@@ -13,28 +13,28 @@ from torch import Tensor
 from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
-from paceline_trainer.data import Cost, Layout, assemble, plan
-from paceline_trainer.model import Policy, load_policy
-from paceline_trainer.take import Columns, columns
+from paceline_trainer.columns import Columns, columns
+from paceline_trainer.step.data import Cost, Layout, assemble, plan
+from paceline_trainer.step.model import PolicyModel, load_policy
 
 CPU = torch.device("cpu")
 CHEAP_PAIRS = Cost(token=1e6, pair=1e-9)
 DEAR_PAIRS = Cost(token=1.0, pair=1e6)
 
 
-def flat_logprobs(policy: Policy, data: Columns, layout: Layout, *, budget: int) -> Tensor:
+def flat_logprobs(policy: PolicyModel, data: Columns, layout: Layout, *, budget: int) -> Tensor:
     _, chunks = plan(
         data, np.arange(data.num_sequences), budget=budget, cost=DEAR_PAIRS, layouts=[layout]
     )
     found = torch.full((data.num_tokens,), torch.nan)
     for chunk in chunks:
         m = assemble(data, chunk, layout, CPU)
-        logprobs = policy(m.input_ids, m.position_ids, m.where, m.targets, m.temperature)
+        logprobs = policy(m.input_ids, m.position_ids, m.hidden_indices, m.targets, m.temperature)
         found[torch.from_numpy(m.select)] = logprobs.detach()
     return found
 
 
-def plain_logprobs(policy: Policy, samples: list[pb.TrainSample]) -> Tensor:
+def plain_logprobs(policy: PolicyModel, samples: list[pb.TrainSample]) -> Tensor:
     """One sequence at a time, all logits, the formula as written."""
     found: list[Tensor] = []
     for sample in samples:
@@ -43,7 +43,7 @@ def plain_logprobs(policy: Policy, samples: list[pb.TrainSample]) -> Tensor:
         all_tokens = torch.log_softmax(logits / sample.temperature, -1)[:-1]
         scored = all_tokens.gather(-1, ids[0, 1:, None])[:, 0]
         for span in sample.spans:
-            if span.source == "policy":
+            if span.source == types_pb2.TOKEN_SOURCE_POLICY:
                 found.append(scored[span.start - 1 : span.end - 1])
     return torch.cat(found)
 
@@ -74,8 +74,8 @@ def test_head_in_pieces_is_the_same(llama: Path, make_samples: Any) -> None:
     policy = load_policy(str(llama))
     data = columns(make_samples(8))
     m = assemble(data, np.arange(8), "padded", CPU)
-    pieces = Policy(policy.inner, logits_at_once=32 * 5)
-    inputs = (m.input_ids, m.position_ids, m.where, m.targets, m.temperature)
+    pieces = PolicyModel(policy.inner, max_logits=32 * 5)
+    inputs = (m.input_ids, m.position_ids, m.hidden_indices, m.targets, m.temperature)
     whole, cut = policy(*inputs), pieces(*inputs)
     parameters = list(policy.parameters())
     one = torch.autograd.grad(whole.sum(), parameters)
@@ -108,13 +108,16 @@ def test_layout_follows_cost() -> None:
 def test_masked_and_empty_samples_are_left_out() -> None:
     first = sample(3)
     first.masked = True
-    silent = pb.TrainSample(tokens=[1, 2], spans=[types_pb2.Span(start=0, end=2, source="tool")])
+    silent = pb.TrainSample(
+        tokens=[1, 2],
+        spans=[types_pb2.TokenSpan(start=0, end=2, source=types_pb2.TOKEN_SOURCE_TOOL)],
+    )
     assert columns([first, silent]).num_sequences == 0
 
 
 def test_first_token_of_a_sequence_is_not_trained() -> None:
     alone = sample(3)
-    alone.spans[0].source = "policy"
+    alone.spans[0].source = types_pb2.TOKEN_SOURCE_POLICY
     alone.logprobs[:] = [-1.0] * 4
     alone.versions[0].count = 4
     data = columns([alone])
@@ -135,8 +138,10 @@ def sample(policy_tokens: int) -> pb.TrainSample:
         group_id="g",
         tokens=range(policy_tokens + 1),
         spans=[
-            types_pb2.Span(start=0, end=1, source="template"),
-            types_pb2.Span(start=1, end=policy_tokens + 1, source="policy"),
+            types_pb2.TokenSpan(start=0, end=1, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
+            types_pb2.TokenSpan(
+                start=1, end=policy_tokens + 1, source=types_pb2.TOKEN_SOURCE_POLICY
+            ),
         ],
         logprobs=[-1.0] * policy_tokens,
         versions=[types_pb2.VersionRun(version=0, count=policy_tokens)],

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import Plugin
+from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
-from paceline_trainer.distributed import Group
-from paceline_trainer.learner import Learner
-from paceline_trainer.model import Policy, load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.take import Share, columns
+from paceline_trainer.columns import Share, columns
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
 
 WORKER = Path(__file__).with_name("ranks.py")
 AGGREGATIONS: list[dict[str, Any]] = [
@@ -29,15 +29,15 @@ AGGREGATIONS: list[dict[str, Any]] = [
 
 def share_of(samples: list[Any], *, step: int = 0) -> Share:
     data = columns(samples)
-    return Share("b", step, data.num_sequences, data.num_tokens, tuple(samples), {})
+    return Share("b", step, data.num_sequences, data.num_tokens, tuple(samples))
 
 
 def make(
-    path: Path, group: Group, *, dtype: str = "float32", lr: float = 1e-2, **options: Any
-) -> tuple[Policy, Learner]:
+    path: Path, group: RankGroup, *, dtype: str = "float32", lr: float = 1e-2, **options: Any
+) -> tuple[PolicyModel, Learner]:
     budget = options.pop("budget", 100_000)
     mini_batches = options.pop("mini_batches", 1)
-    plugin = Plugin.model_validate({"kind": "decoupled_ppo", "upper": None} | options)
+    plugin = PluginSpec.model_validate({"kind": "decoupled_ppo", "upper": None} | options)
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
     learner = Learner(
@@ -51,14 +51,14 @@ def make(
     return policy, learner
 
 
-def weights_of(policy: Policy) -> torch.Tensor:
+def weights_of(policy: PolicyModel) -> torch.Tensor:
     full = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
     return torch.cat([p.detach().reshape(-1) for p in full])
 
 
 @pytest.mark.parametrize("options", AGGREGATIONS)
 def test_micro_batches_are_one_batch(
-    llama: Path, group: Group, make_samples: Any, options: dict[str, Any]
+    llama: Path, group: RankGroup, make_samples: Any, options: dict[str, Any]
 ) -> None:
     share = share_of(make_samples(24))
     one, two = make(llama, group, **options), make(llama, group, budget=40, **options)
@@ -72,7 +72,7 @@ def test_micro_batches_are_one_batch(
 @pytest.mark.parametrize("options", AGGREGATIONS[::2])
 def test_two_ranks_are_one_rank(
     llama: Path,
-    group: Group,
+    group: RankGroup,
     make_samples: Any,
     run_ranks: Any,
     options: dict[str, Any],
@@ -99,7 +99,7 @@ def test_two_ranks_are_one_rank(
     assert torch.allclose(weights_of(policy), both, atol=1e-4)
 
 
-def test_nothing_to_train_moves_nothing(llama: Path, group: Group, make_samples: Any) -> None:
+def test_nothing_to_train_moves_nothing(llama: Path, group: RankGroup, make_samples: Any) -> None:
     policy, learner = make(llama, group)
     learner.step(share_of(make_samples(8)))
     before = weights_of(policy)
@@ -115,7 +115,9 @@ def test_nothing_to_train_moves_nothing(llama: Path, group: Group, make_samples:
     assert torch.equal(before, weights_of(policy))
 
 
-def test_mini_batches_update_more_than_once(llama: Path, group: Group, make_samples: Any) -> None:
+def test_mini_batches_update_more_than_once(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
     share = share_of(make_samples(16))
     _, once = make(llama, group)
     _, thrice = make(llama, group, mini_batches=3)
@@ -126,7 +128,7 @@ def test_mini_batches_update_more_than_once(llama: Path, group: Group, make_samp
 
 
 def test_bfloat16_forward_keeps_float32_weights(
-    llama: Path, group: Group, make_samples: Any
+    llama: Path, group: RankGroup, make_samples: Any
 ) -> None:
     policy, learner = make(llama, group, dtype="bfloat16")
     metrics = learner.step(share_of(make_samples(8)))
@@ -134,7 +136,7 @@ def test_bfloat16_forward_keeps_float32_weights(
     assert all(p.dtype == torch.float32 for p in policy.parameters())
 
 
-def test_loss_falls_on_one_batch(llama: Path, group: Group, make_samples: Any) -> None:
+def test_loss_falls_on_one_batch(llama: Path, group: RankGroup, make_samples: Any) -> None:
     _, learner = make(llama, group, lr=3e-3)
     samples = make_samples(8)
     for sample in samples:

@@ -11,36 +11,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.v1 import types_pb2
-from paceline_trainer.distributed import Group
-from paceline_trainer.mismatch import Mismatch, Past, choose
-from paceline_trainer.model import Policy, load_policy, shard
-from paceline_trainer.take import Columns, columns
+from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
+from paceline_trainer.columns import Columns, columns
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.mismatch import Mismatch, WeightHistory, choose
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
 
 
-def make(path: Path, group: Group, *, most_versions: int = 4, **options: Any) -> Mismatch:
+def make(path: Path, group: RankGroup, *, max_versions: int = 4, **options: Any) -> Mismatch:
     policy = load_policy(str(path))
     shard(policy, group, dtype="float32")
-    past = Past(policy, dtype="float32", most_versions=most_versions, most_bytes=1 << 30)
+    history = WeightHistory(policy, dtype="float32", max_versions=max_versions, max_bytes=1 << 30)
     chosen: dict[str, Any] = {"num_sequences": 100, "budget": 10_000, **options}
-    return Mismatch(group=group, past=past, **chosen)
+    return Mismatch(group=group, history=history, **chosen)
 
 
-def policy_of(mismatch: Mismatch) -> Policy:
-    return mismatch.past.policy
+def policy_of(mismatch: Mismatch) -> PolicyModel:
+    return mismatch.history.policy
 
 
 @torch.no_grad()
-def move(policy: Policy) -> None:
+def move(policy: PolicyModel) -> None:
     for parameter in policy.parameters():
         parameter.mul_(1.1)
 
 
 def publish(mismatch: Mismatch, version: int) -> None:
-    mismatch.past.keep(version)
+    mismatch.history.keep(version)
     mismatch.published(version, version)
 
 
-def weights_of(policy: Policy) -> list[torch.Tensor]:
+def weights_of(policy: PolicyModel) -> list[torch.Tensor]:
     return [p.detach().clone() for p in policy.parameters()]
 
 
@@ -52,7 +53,7 @@ def true_logprobs(path: Path, samples: list[Any]) -> list[list[float]]:
         ids = torch.tensor(list(sample.tokens))[None]
         logits = model(input_ids=ids, use_cache=False).logits[0].detach()
         scored = torch.log_softmax(logits, -1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
-        spans = [s for s in sample.spans if s.source == "policy"]
+        spans = [s for s in sample.spans if s.source == TOKEN_SOURCE_POLICY]
         found.append([x for s in spans for x in scored[s.start - 1 : s.end - 1].tolist()])
     return found
 
@@ -65,7 +66,7 @@ def truthful(path: Path, samples: list[Any]) -> list[Any]:
 
 
 def test_tokens_are_compared_under_the_weights_that_sampled_them(
-    llama: Path, group: Group, make_samples: Any
+    llama: Path, group: RankGroup, make_samples: Any
 ) -> None:
     mismatch = make(llama, group)
     data = columns(truthful(llama, make_samples(8, version=3)))
@@ -85,7 +86,7 @@ def test_tokens_are_compared_under_the_weights_that_sampled_them(
     assert again["mismatch_tokens"] == data.num_tokens
 
 
-def test_a_wrong_label_shows(llama: Path, group: Group, make_samples: Any) -> None:
+def test_a_wrong_label_shows(llama: Path, group: RankGroup, make_samples: Any) -> None:
     mismatch = make(llama, group)
     publish(mismatch, 3)
     move(policy_of(mismatch))
@@ -94,7 +95,7 @@ def test_a_wrong_label_shows(llama: Path, group: Group, make_samples: Any) -> No
     assert mismatch.measure(data)["logprob_diff_max"] > 1e-2
 
 
-def test_tokens_after_a_swap_are_left_out(llama: Path, group: Group, make_samples: Any) -> None:
+def test_tokens_after_a_swap_are_left_out(llama: Path, group: RankGroup, make_samples: Any) -> None:
     mismatch = make(llama, group)
     publish(mismatch, 3)
     samples = truthful(llama, make_samples(8, version=3))
@@ -111,8 +112,8 @@ def test_tokens_after_a_swap_are_left_out(llama: Path, group: Group, make_sample
     assert metrics["logprob_diff_max"] < 1e-5
 
 
-def test_what_is_not_held_is_not_checked(llama: Path, group: Group, make_samples: Any) -> None:
-    mismatch = make(llama, group, most_versions=2)
+def test_what_is_not_held_is_not_checked(llama: Path, group: RankGroup, make_samples: Any) -> None:
+    mismatch = make(llama, group, max_versions=2)
     for version in (3, 4, 5):
         publish(mismatch, version)
     old = mismatch.measure(columns(make_samples(4, version=3)))
@@ -121,19 +122,19 @@ def test_what_is_not_held_is_not_checked(llama: Path, group: Group, make_samples
     assert unknown == {"versions_sampled": 0, "versions_checked": 0}
 
 
-def test_room_bounds_what_is_held(llama: Path, group: Group) -> None:
+def test_room_bounds_what_is_held(llama: Path, group: RankGroup) -> None:
     policy = load_policy(str(llama))
     shard(policy, group, dtype="float32")
     size = 4 * policy.num_parameters
     for room, held in ((0, 0), (size - 1, 0), (2 * size, 2), (100 * size, 3)):
-        past = Past(policy, dtype="float32", most_versions=3, most_bytes=room)
+        history = WeightHistory(policy, dtype="float32", max_versions=3, max_bytes=room)
         for step in range(5):
-            past.keep(step)
-        assert [step for step in range(5) if step in past] == list(range(5 - held, 5))
+            history.keep(step)
+        assert [step for step in range(5) if step in history] == list(range(5 - held, 5))
 
 
 def test_nothing_is_done_when_nothing_is_asked(
-    llama: Path, group: Group, make_samples: Any
+    llama: Path, group: RankGroup, make_samples: Any
 ) -> None:
     mismatch = make(llama, group, num_sequences=0)
     publish(mismatch, 0)
@@ -161,20 +162,20 @@ def table(runs: list[list[int]]) -> Columns:
 @settings(deadline=None)
 @given(
     runs=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
-    most=st.integers(1, 4),
+    limit=st.integers(1, 4),
     budget=st.integers(1, 30),
 )
 def test_the_longest_runs_within_the_budget_are_chosen(
-    runs: list[list[int]], most: int, budget: int
+    runs: list[list[int]], limit: int, budget: int
 ) -> None:
-    rows, lengths = choose(table(runs), 1, most=most, budget=budget)
+    rows, lengths = choose(table(runs), 1, limit=limit, budget=budget)
     leading = {
         row: next((i for i, v in enumerate(versions) if v != 1), len(versions))
         for row, versions in enumerate(runs)
         if versions[0] == 1
     }
     assert bool(len(rows)) == bool(leading)
-    assert len(rows) <= most
+    assert len(rows) <= limit
     assert [leading[row] for row in rows.tolist()] == lengths.tolist()
     assert sorted(lengths.tolist(), reverse=True) == lengths.tolist()
     if len(rows):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,25 +11,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import UnavailableError
-from paceline.weights.manifest import Header
-from paceline.weights.staging import Staging
-from paceline_trainer.distributed import Group
-from paceline_trainer.model import DTYPES, load_policy, shard
-from paceline_trainer.publish import Copier, Gathering, Snapshot, fill
+from paceline.weights.snapshot.manifest import SnapshotHeader
+from paceline.weights.snapshot.staging import Staging
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import DTYPES, load_policy, shard
+from paceline_trainer.weights.publish import Snapshotter, TensorQueue, WeightCopy, fill
 
 
-def copy(path: Path, group: Group, *, engine: str, dtype: str = "float32") -> Snapshot:
+def copy(path: Path, group: RankGroup, *, engine: str, dtype: str = "float32") -> WeightCopy:
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
-    copier = Copier(policy, group, engine_dtype=engine, dtype=dtype)
-    snapshot = copier.begin(4)
-    copier.gather(snapshot)
+    snapshotter = Snapshotter(policy, group, engine_dtype=engine, dtype=dtype)
+    snapshot = snapshotter.begin(4)
+    snapshotter.gather(snapshot)
     return snapshot
 
 
-def stage(snapshot: Snapshot) -> Staging:
+def stage(snapshot: WeightCopy) -> Staging:
     entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    staging = Staging(Header("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
+    staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
     fill(staging, snapshot.tensors)
     return staging
 
@@ -47,7 +48,9 @@ def receive(path: Path, staging: Staging) -> Any:
 
 
 @pytest.mark.parametrize(("engine", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16")])
-def test_staged_tensors_are_the_weights(llama: Path, group: Group, engine: str, dtype: str) -> None:
+def test_staged_tensors_are_the_weights(
+    llama: Path, group: RankGroup, engine: str, dtype: str
+) -> None:
     staging = stage(copy(llama, group, engine=engine, dtype=dtype))
     expected = AutoModelForCausalLM.from_pretrained(llama).state_dict()
     assert staging.complete
@@ -67,7 +70,7 @@ def test_staged_tensors_are_the_weights(llama: Path, group: Group, engine: str, 
     ],
 )
 def test_canary_is_what_the_engine_computes(
-    llama: Path, group: Group, engine: str, dtype: str, tolerance: float
+    llama: Path, group: RankGroup, engine: str, dtype: str, tolerance: float
 ) -> None:
     snapshot = copy(llama, group, engine=engine, dtype=dtype)
     model = receive(llama, stage(snapshot))
@@ -78,13 +81,13 @@ def test_canary_is_what_the_engine_computes(
     assert snapshot.canary_logprobs == pytest.approx(expected.tolist(), abs=tolerance)
 
 
-def test_snapshot_does_not_follow_the_weights(llama: Path, group: Group) -> None:
+def test_snapshot_does_not_follow_the_weights(llama: Path, group: RankGroup) -> None:
     policy = load_policy(str(llama))
     shard(policy, group, dtype="float32")
-    copier = Copier(policy, group, engine_dtype="float32", dtype="float32")
-    snapshot, other = copier.begin(0), copier.begin(0)
-    copier.gather(snapshot)
-    copier.gather(other)
+    snapshotter = Snapshotter(policy, group, engine_dtype="float32", dtype="float32")
+    snapshot, other = snapshotter.begin(0), snapshotter.begin(0)
+    snapshotter.gather(snapshot)
+    snapshotter.gather(other)
     before = {name: value.clone() for name, value in other.tensors}
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -92,11 +95,11 @@ def test_snapshot_does_not_follow_the_weights(llama: Path, group: Group) -> None
     assert all(torch.equal(value, before[name]) for name, value in snapshot.tensors)
 
 
-def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group: Group) -> None:
+def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group: RankGroup) -> None:
     whole = copy(llama, group, engine="float32")
     tensors = list(whole.tensors)
-    header = Header("j", 7, 4, 6, -1, 1, whole.num_bytes, 4096, whole.entries, whole.tied)
-    staging, coming = Staging(header), Gathering()
+    header = SnapshotHeader("j", 7, 4, 6, -1, 1, whole.num_bytes, 4096, whole.entries, whole.tied)
+    staging, coming = Staging(header), TensorQueue()
     thread = threading.Thread(target=fill, args=(staging, coming))
     thread.start()
     for name, tensor in tensors[:-1]:
@@ -113,10 +116,12 @@ def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group:
     assert staging.complete
 
 
-def test_a_gathering_that_fails_is_told(llama: Path, group: Group) -> None:
+def test_a_gathering_that_fails_is_told(llama: Path, group: RankGroup) -> None:
     snapshot = copy(llama, group, engine="float32")
-    staging = Staging(Header("j", 7, 4, 6, -1, 1, snapshot.num_bytes, 4096, snapshot.entries))
-    coming = Gathering()
+    staging = Staging(
+        SnapshotHeader("j", 7, 4, 6, -1, 1, snapshot.num_bytes, 4096, snapshot.entries)
+    )
+    coming = TensorQueue()
     coming.put(*next(iter(snapshot.tensors)))
     coming.end(UnavailableError("a rank is gone"))
     with pytest.raises(UnavailableError, match="a rank is gone"):
@@ -125,8 +130,17 @@ def test_a_gathering_that_fails_is_told(llama: Path, group: Group) -> None:
 
 
 def test_what_nobody_takes_is_not_kept() -> None:
-    coming = Gathering()
-    coming.refuse()
+    coming = TensorQueue()
+    coming.close()
     coming.put("a", torch.zeros(4))
     coming.end()
     assert list(coming) == []
+
+
+def test_nobody_waits_for_tensors_once_the_publication_is_over() -> None:
+    coming = TensorQueue()
+    coming.put("a", torch.zeros(1))
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(list, coming)
+        coming.close()
+        assert [name for name, _ in reader.result(timeout=60)] == ["a"]

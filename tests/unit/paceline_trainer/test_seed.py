@@ -16,19 +16,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import StateError
-from paceline.rpc import connect
+from paceline.transport.rpc import connect
 from paceline.types import PolicyVersion
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline.weights.manifest import plan
-from paceline.weights.route import Route, Source, TransferReport
-from paceline.weights.server import WeightServer
-from paceline.weights.staging import Staging
-from paceline.weights.transfer import Transfer
-from paceline_trainer.client import Ledger
-from paceline_trainer.publish import Gathering, Publisher, Snapshot
-from paceline_trainer.seed import Seed
+from paceline.weights.route import ChunkSource, Route, TransferReport
+from paceline.weights.snapshot.manifest import plan
+from paceline.weights.snapshot.staging import Staging
+from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transfer.version_transfer import Transfer
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.weights.publish import Publisher, TensorQueue, WeightCopy
+from paceline_trainer.weights.seeder import WeightSeeder
 
 RANKS = Path(__file__).with_name("ranks.py")
 LIMIT_S = 200.0
@@ -56,7 +56,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.02)
 
 
-async def receive(one_job: Any, sources: tuple[Source, ...]) -> tuple[Staging, Counter[str]]:
+async def receive(one_job: Any, sources: tuple[ChunkSource, ...]) -> tuple[Staging, Counter[str]]:
     """Pull the first version from these; what came, and how many bytes from whom."""
     came: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ async def receive(one_job: Any, sources: tuple[Source, ...]) -> tuple[Staging, C
     transfer = Transfer(
         Route(PolicyVersion(0, 0), sources, key=one_job.key),
         job_id="j",
-        into=lambda header: Staging(header, key=one_job.key),
+        stage=lambda header: Staging(header, key=one_job.key),
         report=note,
     )
     return await asyncio.wait_for(transfer.run(), LIMIT_S), came
@@ -82,8 +82,8 @@ async def test_the_uplinks_of_two_nodes_add_up(
         await until(lambda: one_job.versions and one_job.seeds)
         first, second = one_job.versions[0].weights_endpoint, one_job.seeds[0].weights_endpoint
         assert (one_job.seeds[0].part, one_job.seeds[0].parts) == (1, 2)
-        both, came = await receive(one_job, (Source(first, 0, 2), Source(second, 1, 2)))
-        alone, _ = await receive(one_job, (Source(first),))
+        both, came = await receive(one_job, (ChunkSource(first, 0, 2), ChunkSource(second, 1, 2)))
+        alone, _ = await receive(one_job, (ChunkSource(first),))
     assert both.root == alone.root != ""
     sizes = [end - start for start, end in map(both.header.chunk_range, range(both.num_ready))]
     assert came == {first: sum(sizes[::2]), second: sum(sizes[1::2])}
@@ -94,19 +94,19 @@ async def test_the_uplinks_of_two_nodes_add_up(
         assert torch.equal(found, expected[entry.name].to(dtype)), entry.name
 
 
-def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> Snapshot:
+def snapshot(step: int, *, shape: tuple[int, ...] = (8, 1024)) -> WeightCopy:
     entries, num_bytes = plan([("a", "float32", shape)])
-    tensors = Gathering()
+    tensors = TensorQueue()
     tensors.put("a", torch.ones(shape))
     tensors.end()
-    return Snapshot(step, entries, num_bytes, (), (), (), tensors)
+    return WeightCopy(step, entries, num_bytes, (), (), (), tensors)
 
 
 @pytest.fixture
-async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, Seed, WeightServer]]:
+async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, WeightSeeder, WeightServer]]:
     """Rank 0 and a further node in one process."""
     channel = connect(one_job.address)
-    ledger = Ledger(
+    ledger = TrainerLedger(
         experience=ExperienceStub(channel),
         roster=RosterStub(channel),
         jobs=JobsStub(channel),
@@ -117,7 +117,7 @@ async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, Seed, WeightServ
     ends = [await server.start() for server in servers]
     yield (
         Publisher(ledger=ledger, server=servers[0], endpoint=ends[0], incarnation=0, parts=2),
-        Seed(ledger=ledger, server=servers[1], endpoint=ends[1], part=1, parts=2),
+        WeightSeeder(ledger=ledger, server=servers[1], endpoint=ends[1], part=1, parts=2),
         servers[1],
     )
     for server in servers:
@@ -125,7 +125,7 @@ async def nodes(one_job: Any) -> AsyncIterator[tuple[Publisher, Seed, WeightServ
     await channel.close()
 
 
-Nodes = tuple[Publisher, Seed, WeightServer]
+Nodes = tuple[Publisher, WeightSeeder, WeightServer]
 
 
 async def test_a_seed_waits_for_rank_0_and_answers_for_its_part(nodes: Nodes) -> None:

@@ -15,12 +15,13 @@ import pytest
 import yaml
 
 from paceline.config import ServiceSettings
-from paceline.rpc import call, connect
-from paceline.testing.ports import free_port
+from paceline.transport.rpc import call, connect
 from paceline.v1 import trainer_pb2 as pb
+from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
-from paceline_trainer.place import Place, find_place
-from paceline_trainer.start import of_rank, run
+from paceline_harness.ports import free_port
+from paceline_trainer.ranks.rank_info import RankInfo, find_rank
+from paceline_trainer.ranks.start import of_rank, run
 
 LIMIT_S = 200.0
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
@@ -42,7 +43,7 @@ def settings_file(folder: Path, address: str, **options: Any) -> Path:
 
 
 async def start(settings: Path, *, ranks: int = 0) -> Process:
-    """Under torchrun, or (ranks=0) one process in the place that torchrun would give it."""
+    """Under torchrun, or (ranks=0) one process with the environment that torchrun would set."""
     prefix = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks else []
     return await launch(settings, prefix, alone=not ranks)
 
@@ -140,7 +141,7 @@ async def test_it_joins_answers_and_ends_well(one_job: Any, tmp_path: Path) -> N
     process = await start(settings_file(tmp_path, one_job.address))
     await commits(one_job, 2, process)
     worker = one_job.workers["trainer-1"]
-    assert worker.kind == "trainer"
+    assert worker.kind == WORKER_KIND_TRAINER
     assert worker.weights_endpoint == one_job.versions[0].weights_endpoint
     async with connect(worker.endpoint) as channel:
         status = await call(TrainerStub(channel).Status, pb.TrainerStatusRequest(), timeout_s=60)
@@ -217,20 +218,20 @@ async def test_a_job_it_cannot_train(
 
 def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = settings_file(tmp_path, "127.0.0.1:1", cats=3)
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    assert run([str(path)], place) == 2
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    assert run([str(path)], environment) == 2
     assert "cats: unknown field; allowed here: incarnation" in capsys.readouterr().err
-    assert run([str(settings_file(tmp_path, ""))], place) == 2
+    assert run([str(settings_file(tmp_path, ""))], environment) == 2
     assert run([str(settings_file(tmp_path, "a:1"))], {}) == 2
     assert "torch.distributed.run" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        run([], place)
+        run([], environment)
 
 
 def test_place_of_a_rank() -> None:
-    place = find_place({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"})
-    assert (place.rank, place.local_rank, place.world) == (3, 1, 4)
-    assert not place.orphaned
+    rank_info = find_rank({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"})
+    assert (rank_info.rank, rank_info.local_rank, rank_info.world) == (3, 1, 4)
+    assert not rank_info.orphaned
 
 
 def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path) -> None:
@@ -244,11 +245,11 @@ def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path
             "logs": {"path": str(tmp_path / "t.log")},
         }
     )
-    assert of_rank(settings, Place(world=4)) == settings
-    beside = of_rank(settings, Place(rank=1, local_rank=1, world=4))
+    assert of_rank(settings, RankInfo(world=4)) == settings
+    beside = of_rank(settings, RankInfo(rank=1, local_rank=1, world=4))
     assert (beside.port, beside.metrics_port, beside.advertise) == (0, 0, "")
     assert (beside.worker_id, beside.logs.path) == ("t-rank1", tmp_path / "t-rank1.log")
-    elsewhere = of_rank(settings, Place(rank=2, local_rank=0, world=4))
+    elsewhere = of_rank(settings, RankInfo(rank=2, local_rank=0, world=4))
     assert (elsewhere.port, elsewhere.metrics_port, elsewhere.advertise) == (5, 6, "a:5")
     assert elsewhere.worker_id == "t-rank2"
 

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline_trainer.checkpoint import META, Checkpoints
-from paceline_trainer.distributed import Group
-from paceline_trainer.model import Policy, load_policy, shard
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.storage import Storage
+from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
+from paceline_trainer.checkpoints.storage import Storage
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
 
 URL = "fragile://bucket/jobs/j/checkpoints"
 
@@ -104,8 +104,8 @@ class Sealed(MemoryFileSystem):
 class Parts:
     """A policy whose weights say which step and incarnation they are of."""
 
-    def __init__(self, path: Path, group: Group) -> None:
-        self.policy: Policy = load_policy(str(path))
+    def __init__(self, path: Path, group: RankGroup) -> None:
+        self.policy: PolicyModel = load_policy(str(path))
         shard(self.policy, group, dtype="float32")
         self.optimizer = Optimizer(self.policy, OptimizerSpec(), total_steps=10)
         self.group = group
@@ -133,7 +133,7 @@ class Parts:
 
 
 @pytest.fixture(scope="module")
-def parts(llama: Path, group: Group) -> Parts:
+def parts(llama: Path, group: RankGroup) -> Parts:
     return Parts(llama, group)
 
 
@@ -202,15 +202,17 @@ def test_a_death_at_any_operation_leaves_whole_checkpoints_only(parts: Parts) ->
         assert set(Storage(URL).folders()) == {"step-000020.1", "step-000030.2"}
 
 
-def test_a_storage_that_cannot_be_listed_does_not_look_empty(tmp_path: Path, group: Group) -> None:
+def test_a_storage_that_cannot_be_listed_does_not_look_empty(
+    tmp_path: Path, group: RankGroup
+) -> None:
     """A trainer would begin again from nothing, and discard what is there."""
     (tmp_path / "disk").write_text("")
     places: list[Path | str] = [tmp_path / "disk" / "checkpoints", "sealed://bucket/checkpoints"]
     fsspec.register_implementation("sealed", Sealed, clobber=True)
     for place in places:
         with pytest.raises(UnavailableError, match="checkpoints/ cannot be listed"):
-            Checkpoints(place, group=group, keep=2).find(most=7)
-    assert Checkpoints(tmp_path / "new", group=group, keep=2).find(most=7).step == 0
+            Checkpoints(place, group=group, keep=2).find(max_step=7)
+    assert Checkpoints(tmp_path / "new", group=group, keep=2).find(max_step=7).step == 0
 
 
 def test_a_death_while_a_branch_is_discarded(parts: Parts) -> None:
@@ -250,7 +252,7 @@ def test_what_the_ledger_was_told_of_can_always_be_loaded(
         elif what == "die":
             crashed(lambda i=incarnation, s=step + 1: parts.save(s, i), number)
             incarnation += 1
-            step = parts.checkpoints(incarnation).find(most=step).step
+            step = parts.checkpoints(incarnation).find(max_step=step).step
             parts.checkpoints(incarnation).discard_after(step)
         else:
             incarnation += 1
@@ -261,7 +263,9 @@ def test_what_the_ledger_was_told_of_can_always_be_loaded(
         assert not told or parts.loaded(step) == told
 
 
-def test_a_trainer_that_was_replaced_and_goes_on_harms_nothing(llama: Path, group: Group) -> None:
+def test_a_trainer_that_was_replaced_and_goes_on_harms_nothing(
+    llama: Path, group: RankGroup
+) -> None:
     """It stops at each operation of a save, another one cleans up and saves, it goes on."""
     old, new = Parts(llama, group), Parts(llama, group)
     prepare(old)
@@ -319,9 +323,9 @@ def test_a_folder_by_path_or_url(tmp_path: Path) -> None:
     for place in (tmp_path / "a", str(tmp_path / "b"), f"file://{tmp_path}/c"):
         storage = Storage(place)
         assert storage.folders() == {}
-        folder = Path(storage.where("x"))
+        folder = Path(storage.path_of("x"))
         folder.mkdir(parents=True)
-        storage.seal("x", META, b"{}")
+        storage.commit("x", META, b"{}")
         assert storage.folders() == {"x": {META: 2}}
         assert storage.read("x", META) == b"{}"
         storage.remove("x", first=META)

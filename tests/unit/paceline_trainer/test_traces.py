@@ -1,7 +1,14 @@
-from paceline.tracing import Span, Tracer, derived, episode_context, step_context, traceparent
+from paceline.telemetry.tracing import (
+    Span,
+    Tracer,
+    derived,
+    episode_context,
+    step_context,
+    traceparent,
+)
 from paceline.v1 import experience_pb2 as pb
-from paceline_trainer.take import Share
-from paceline_trainer.traces import MOST_STAGES, StepTraces
+from paceline_trainer.columns import Share
+from paceline_trainer.traces import MAX_STAGES, StepTraces
 
 EPISODES = [derived(episode_context("job.1", index), "batch", 2) for index in range(2)]
 STEP = step_context("job", 2, 8)
@@ -20,7 +27,7 @@ def share(*traces: str) -> Share:
     samples = tuple(
         pb.TrainSample(group_id="job.1", index=i, trace=t) for i, t in enumerate(traces)
     )
-    return Share("7-job.1", 7, len(samples), 10, samples, {})
+    return Share("7-job.1", 7, len(samples), 10, samples)
 
 
 def traces(spans: list[Span], rank: int = 0) -> StepTraces:
@@ -81,7 +88,7 @@ def test_a_step_of_very_many_parts_has_a_bounded_number_of_spans() -> None:
             with made.stage("forward"):
                 pass
     made.end()
-    assert len(spans) == MOST_STAGES + 2
+    assert len(spans) == MAX_STAGES + 2
 
 
 async def test_a_publication_without_a_step_begins_a_trace() -> None:

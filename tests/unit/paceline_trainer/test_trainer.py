@@ -15,24 +15,24 @@ from fsspec.implementations.memory import MemoryFileSystem
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
 from paceline.errors import FencedError, StateError
-from paceline.progress import Progress
-from paceline.rpc import connect
+from paceline.server.liveness import ProcessProgress
+from paceline.transport.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import Staging, WeightServer, pull
-from paceline.weights.routes.cost import MIN_CHUNK_BYTES
-from paceline_trainer.checkpoint import Checkpoints
-from paceline_trainer.client import Ledger
-from paceline_trainer.distributed import Group
-from paceline_trainer.learner import Learner
-from paceline_trainer.mismatch import mismatch_of
-from paceline_trainer.model import load_policy, shard
-from paceline_trainer.objectives.base import load_objective
-from paceline_trainer.optimizer import Optimizer
-from paceline_trainer.publish import Copier, Publisher
-from paceline_trainer.trainer import Clock, Engine, Trainer
-from paceline_trainer.vitals import Vitals
+from paceline.weights.cost import MIN_CHUNK_BYTES
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.client import TrainerLedger
+from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.objective import load_objective
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.mismatch import mismatch_of
+from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
+from paceline_trainer.weights.publish import Publisher, Snapshotter
 
 LIMIT_S = 200.0
 Make = Callable[..., Trainer]
@@ -62,7 +62,7 @@ async def server() -> AsyncIterator[tuple[WeightServer, str]]:
 
 @pytest.fixture
 async def make(
-    one_job: Any, group: Group, tmp_path: Path, server: tuple[WeightServer, str]
+    one_job: Any, group: RankGroup, tmp_path: Path, server: tuple[WeightServer, str]
 ) -> AsyncIterator[Make]:
     """Trainers of the job, by incarnation."""
     channel = connect(one_job.address)
@@ -70,7 +70,7 @@ async def make(
 
     def build(incarnation: int, place: Path | str = tmp_path) -> Trainer:
         spec = parse_job(one_job.spec)
-        ledger = Ledger(
+        ledger = TrainerLedger(
             experience=ExperienceStub(channel),
             roster=RosterStub(channel),
             jobs=JobsStub(channel),
@@ -89,12 +89,12 @@ async def make(
             budget=200,
             mismatch=mismatch,
         )
-        engine = Engine(
+        engine = TrainingBackend(
             policy=policy,
             optimizer=optimizer,
             learner=learner,
             checkpoints=Checkpoints(place, group=group, keep=2, incarnation=incarnation),
-            copier=Copier(policy, group, engine_dtype="float32", dtype="float32"),
+            snapshotter=Snapshotter(policy, group, engine_dtype="float32", dtype="float32"),
             mismatch=mismatch,
             group=group,
         )
@@ -107,7 +107,7 @@ async def make(
             publisher=publisher,
             compute=compute,
             spec=spec.trainer,
-            clock=Clock(),
+            clock=PhaseClock(),
         )
 
     yield build
@@ -155,7 +155,7 @@ async def test_published_weights_can_be_pulled(
         [server[1]],
         job_id="j",
         version=4,
-        into=lambda header: Staging(header, key=key),
+        stage=lambda header: Staging(header, key=key),
         timeout_s=LIMIT_S,
         key=key,
     )
@@ -225,14 +225,14 @@ async def test_at_the_end_it_serves_until_the_job_is_over(one_job: Any, make: Ma
 
 
 async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
-    clock = Clock()
-    with clock.during("waiting"):
+    clock = PhaseClock()
+    with clock.measure("waiting"):
         await asyncio.sleep(0.05)
-        first = clock.so_far()["waiting"]
+        first = clock.elapsed()["waiting"]
         assert first >= 0.05
         assert clock.seconds == {}
     assert clock.seconds["waiting"] >= first
-    assert clock.so_far() == clock.seconds
+    assert clock.elapsed() == clock.seconds
 
 
 async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
@@ -241,13 +241,13 @@ async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
     one_job.holds_from = 2
     trainer, now = make(1), [0.0]
     settings = ProbeSettings(silent_s=10, dead_s=60, first_s=100)
-    progress = Progress(settings, clock=lambda: now[0])
-    Vitals(clock=trainer.clock, trainer=lambda: trainer).register(progress)
+    progress = ProcessProgress(settings, clock=lambda: now[0])
+    TrainerLiveness(clock=trainer.clock, trainer=lambda: trainer).register(progress)
 
     async def pass_by(seconds: int) -> None:
         for _ in range(seconds):
             now[0] += 1
-            progress.look()
+            progress.check()
 
     running = asyncio.create_task(trainer.run())
     async with asyncio.timeout(LIMIT_S):
@@ -260,7 +260,7 @@ async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
     await asyncio.gather(running, return_exceptions=True)
 
     released = threading.Event()
-    with trainer.clock.during("stepping"):
+    with trainer.clock.measure("stepping"):
         hanging = asyncio.create_task(trainer._run(released.wait))  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0.01)
         await pass_by(105)

@@ -1,4 +1,4 @@
-{{/* At most 38 characters: the name of a CronJob has 52, the longest suffix 13. */}}
+{{/* At most 38 characters: CronJob names are limited to 52, and the longest suffix has 13. */}}
 {{- define "paceline.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 38 | trimSuffix "-" -}}
@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* Labels that never change: those of selectors. Takes {root, component}. */}}
+{{/* Immutable labels, for selectors. Takes {root, component}. */}}
 {{- define "paceline.selector" -}}
 app.kubernetes.io/name: paceline
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -24,7 +24,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* Name, namespace and labels of an object. Takes {root, component} and perhaps `name`. */}}
+{{/* Name, namespace and labels of an object. Takes {root, component} and optionally `name`. */}}
 {{- define "paceline.metadata" -}}
 name: {{ .name | default (printf "%s-%s" (include "paceline.fullname" .root) .component) }}
 namespace: {{ .root.Release.Namespace }}
@@ -33,8 +33,8 @@ labels:
 {{- end }}
 
 {{/*
-What the parts are, whatever the values say: their ports beside 8400 (grpc) and 8401 (metrics), which
-of them a Service serves, which secret overlays they read, and how they see the data volume.
+Fixed properties of each component: ports other than 8400 (grpc) and 8401 (metrics), ports exposed by
+its Service, secret settings files it reads, and its access to the data volume.
 */}}
 {{- define "paceline.parts" -}}
 gateway: {ports: {http: 8300}, serves: [http, grpc], secrets: [token], data: read}
@@ -54,7 +54,7 @@ tracking: {ports: {}, serves: [], secrets: [], data: write}
 {{- toYaml (set $part "ports" (merge (dict "grpc" 8400 "metrics" 8401) $part.ports)) -}}
 {{- end }}
 
-{{/* The first map with the keys of the others over it, key by key, as YAML. Takes a list of maps. */}}
+{{/* Maps merged key by key, later ones first, as YAML. Takes a list of maps. */}}
 {{- define "paceline.overlaid" -}}
 {{- $out := dict -}}
 {{- range $layer := . -}}
@@ -66,8 +66,8 @@ tracking: {ports: {}, serves: [], secrets: [], data: write}
 {{- end }}
 
 {{/*
-A YAML list as it is, refused if two of its items have one name: the API server answers that with
-an error of its own. Takes (list where key list).
+Passes a YAML list through, but fails if two items have the same name, which the API server would
+report less clearly. Takes (list where key list).
 */}}
 {{- define "paceline.unique" -}}
 {{- $seen := dict -}}
@@ -76,14 +76,14 @@ an error of its own. Takes (list where key list).
 {{- range fromYamlArray (index . 2) -}}
 {{- $name := get . $key | toString -}}
 {{- if hasKey $seen $name -}}
-{{- fail (printf "%s: %s %q is there twice; some are the chart's own" $where $key $name) -}}
+{{- fail (printf "%s: %s %q is defined twice; some names are reserved by the chart" $where $key $name) -}}
 {{- end -}}
 {{- $_ := set $seen $name true -}}
 {{- end -}}
 {{- index . 2 -}}
 {{- end }}
 
-{{/* Takes {root, component, workload}: the whole name of an image. */}}
+{{/* Full name of an image. Takes {root, component, workload}. */}}
 {{- define "paceline.image" -}}
 {{- $own := .workload.image | default dict -}}
 {{- $all := .root.Values.image -}}
@@ -96,7 +96,7 @@ an error of its own. Takes (list where key list).
 {{- end -}}
 {{- end }}
 
-{{/* Pools of rollout workers; a null takes one of the chart's own values away. */}}
+{{/* Pools of rollout workers; null removes a default pool. */}}
 {{- define "paceline.pools" -}}
 {{- $pools := dict -}}
 {{- range $name, $pool := .Values.rollout.pools -}}
@@ -105,14 +105,14 @@ an error of its own. Takes (list where key list).
 {{- toYaml $pools -}}
 {{- end }}
 
-{{/* What the schema cannot say. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "paceline.check" -}}
 {{- $store := .Values.store -}}
 {{- if and $store.url $store.existingSecret -}}
 {{- fail "store: url and existingSecret are both set; choose one" -}}
 {{- end -}}
 {{- if regexMatch "://[^/?#]*:[^/?#]*@|[?&]password=" $store.url -}}
-{{- fail "store.url: holds a password, which everybody with `helm get values` would see; put the URL into a Secret and name it in store.existingSecret" -}}
+{{- fail "store.url: contains a password, which `helm get values` would reveal; put the URL into a Secret and name it in store.existingSecret" -}}
 {{- end -}}
 {{- if not (or $store.embedded.enabled $store.url $store.existingSecret) -}}
 {{- fail "store: there is none; set store.url or store.existingSecret, or store.embedded.enabled: true" -}}
@@ -144,7 +144,7 @@ an error of its own. Takes (list where key list).
 {{- if and $store.embedded.enabled (not $store.url) (not $store.existingSecret) }}true{{ end -}}
 {{- end }}
 
-{{/* The Secret that somebody else has made, if there is one. */}}
+{{/* The existing Secret, if one is named. */}}
 {{- define "paceline.store.ready" -}}
 {{- if include "paceline.store.embedded" . -}}
 {{- .Values.store.embedded.existingSecret -}}
@@ -161,7 +161,7 @@ an error of its own. Takes (list where key list).
 {{- .Values.token.existingSecret | default (printf "%s-token" (include "paceline.fullname" .)) -}}
 {{- end }}
 
-{{/* The controller reads a key of its own: it may do less than who has the bootstrap token. */}}
+{{/* The controller reads a separate key: it has fewer rights than the bootstrap token. */}}
 {{- define "paceline.controller.secret" -}}
 {{- include "paceline.token.secret" . -}}
 {{- end }}
@@ -170,7 +170,7 @@ an error of its own. Takes (list where key list).
 {{- .Values.storage.volume.existingClaim | default (printf "%s-data" (include "paceline.fullname" .)) -}}
 {{- end }}
 
-{{/* DNS names in the certificate of a part: what clients verify, its role, its Service. */}}
+{{/* DNS names in the certificate of a component: the shared name, that of its kind, that of its Service. */}}
 {{- define "paceline.dnsNames" -}}
 {{- $service := printf "%s-%s" (include "paceline.fullname" .root) .component -}}
 - paceline.internal
@@ -195,7 +195,7 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* The restricted standard, for a pod and for a container. */}}
+{{/* Pod Security Standard `restricted`, for a pod and for a container. */}}
 {{- define "paceline.podSecurity" -}}
 runAsNonRoot: true
 {{- range $key := list "runAsUser" "runAsGroup" "fsGroup" }}

@@ -1,4 +1,4 @@
-{{/* A workload's values over the defaults. Takes {root, component} and perhaps `pool`. */}}
+{{/* A workload's values merged over the defaults. Takes {root, component} and optionally `pool`. */}}
 {{- define "paceline.workload" -}}
 {{- $values := .root.Values -}}
 {{- $layers := list $values.defaults -}}
@@ -12,8 +12,8 @@
 {{- end }}
 
 {{/*
-The pod of every service, of trainers and of rollout workers: a whole PodTemplateSpec.
-Takes {root, component, workload} and perhaps `pool`.
+PodTemplateSpec of every service, of trainers and of rollout workers.
+Takes {root, component, workload} and optionally `pool`.
 */}}
 {{- define "paceline.pod" -}}
 {{- $root := .root -}}
@@ -60,7 +60,7 @@ spec:
     - name: paceline
       image: {{ include "paceline.image" . }}
       imagePullPolicy: {{ dig "image" "pullPolicy" $root.Values.image.pullPolicy $workload }}
-      # Part of the root file system, which is read-only.
+      # On the root file system, which is read-only.
       workingDir: /
       command:
         {{- include "paceline.command" . | nindent 8 }}
@@ -101,7 +101,7 @@ spec:
     {{- include "paceline.unique" (list (printf "%s: extraVolumes" .component) "name" (include "paceline.volumes" .)) | nindent 4 }}
 {{- end }}
 
-{{/* Where pods may run. */}}
+{{/* Scheduling of pods. */}}
 {{- define "paceline.placement" -}}
 {{- $workload := .workload -}}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
@@ -118,7 +118,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* What the values say may stand for what is only a default here. */}}
+{{/* Environment variables; `extraEnv` may replace the defaults. */}}
 {{- define "paceline.env" -}}
 {{- $given := dict -}}
 {{- range .workload.extraEnv }}{{ $_ := set $given .name true }}{{ end -}}
@@ -126,14 +126,14 @@ topologySpreadConstraints:
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
 {{- if not (hasKey $given "PYTHONSAFEPATH") }}
-# Else python imports what lies in the working directory.
+# Keeps Python from importing modules from the working directory.
 - {name: PYTHONSAFEPATH, value: "1"}
 {{- end }}
 {{- if not (hasKey $given "HOME") }}
 - {name: HOME, value: /tmp}
 {{- end }}
 {{- if and (eq .component "trainer") (not (hasKey $given "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) }}
-# Else torchrun kills its ranks 30 seconds after the end signal.
+# By default torchrun kills its ranks 30 seconds after SIGTERM.
 - {name: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, value: {{ add .workload.graceSeconds 5 | quote }}}
 {{- end }}
 {{- with .workload.extraEnv }}
@@ -175,7 +175,7 @@ envFrom:
 - paceline_{{ .component }}
 {{- end }}
 
-{{/* Below `options` values are YAML: quotes keep names that look like numbers strings. */}}
+{{/* Values below `options` are parsed as YAML: quotes keep numeric names as strings. */}}
 {{- define "paceline.args" -}}
 {{- $address := ternary "[$(POD_IP)]:8400" "$(POD_IP):8400" .root.Values.ipv6 -}}
 {{- range keys (include "paceline.settings.files" . | fromYaml) | sortAlpha | reverse }}

@@ -1,4 +1,4 @@
-{{/* Everything of one entry of `services`. Takes {root, component, workload}. */}}
+{{/* All objects of one entry of `services`. Takes {root, component, workload}. */}}
 {{- define "paceline.service" -}}
 {{- $workload := .workload -}}
 {{- $part := include "paceline.part" . | fromYaml -}}
@@ -18,7 +18,7 @@ spec:
   replicas: {{ . }}
   {{- end }}
   revisionHistoryLimit: 5
-  {{- /* `type: Recreate` leaves the bounds of the chart's own values beside it. */}}
+  {{- /* With `type: Recreate` the default rollingUpdate bounds would remain. */}}
   strategy:
     {{- toYaml (eq $workload.strategy.type "Recreate" | ternary (dict "type" "Recreate") $workload.strategy) | nindent 4 }}
   selector:
@@ -75,7 +75,7 @@ metadata:
 automountServiceAccountToken: false
 {{- end }}
 
-{{/* Takes {root, component, workload} and perhaps `pool`. */}}
+{{/* Takes {root, component, workload} and optionally `pool`. */}}
 {{- define "paceline.disruption" -}}
 {{- with .workload.disruption }}
 ---
@@ -104,8 +104,8 @@ spec:
 {{- end }}
 
 {{/*
-How many pods the release itself asks for; empty where others scale them. A number that a release
-has set once it cannot take away, for then it would be 1: it says what there is.
+Replicas set by the release; empty where another component scales them. A release that has once set
+the number cannot unset it, since that would mean 1: it repeats the current number.
 */}}
 {{- define "paceline.replicas" -}}
 {{- if eq .workload.scaling "fixed" -}}

@@ -1,4 +1,4 @@
-{{/* The settings file of a part, as YAML. Takes {root, component, workload}. */}}
+{{/* Settings file of a component, as YAML. Takes {root, component, workload}. */}}
 {{- define "paceline.settings" -}}
 {{- $root := .root -}}
 {{- $settings := include "paceline.settings.generated" . | fromYaml -}}
@@ -6,7 +6,7 @@
 {{- toYaml (mergeOverwrite $settings (deepCopy (.workload.settings | default dict))) -}}
 {{- end }}
 
-{{/* Settings files of a pod; in reverse order of names each overlays those before it. Takes {root, component} and perhaps `pool`. */}}
+{{/* Settings files of a pod; in reverse order of names, each overrides the previous ones. Takes {root, component} and optionally `pool`. */}}
 {{- define "paceline.settings.files" -}}
 {{- $common := include "paceline.workload" (dict "root" .root "component" .component) | fromYaml -}}
 settings.yaml: {{ include "paceline.settings" (dict "root" .root "component" .component "workload" $common) | quote }}
@@ -58,7 +58,7 @@ tls:
 {{- end }}
 {{- end }}
 
-{{/* Not empty for components that send traces. Takes {root, component}. */}}
+{{/* Not empty for components that export traces. Takes {root, component}. */}}
 {{- define "paceline.traced" -}}
 {{- if and .root.Values.tracing.endpoint (has .component (list "experience" "environment" "reward" "rollout" "trainer")) }}yes{{ end }}
 {{- end }}
@@ -97,7 +97,7 @@ weights_mbit_per_s: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Shared pools that the controller scales, and what the values say beside. */}}
+{{/* Scaling options: shared pools that the controller scales, and the overrides in the values. */}}
 {{- define "paceline.scaling" -}}
 {{- $scaling := dict -}}
 {{- range $kind := list "environment" "reward" -}}

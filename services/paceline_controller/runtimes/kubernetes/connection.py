@@ -31,7 +31,7 @@ from paceline.errors import (
     StateError,
     UnavailableError,
 )
-from paceline.rpc import backoff_s
+from paceline.transport.rpc import backoff_s
 from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, kind_of, name_of
 
@@ -87,7 +87,7 @@ class _Request:
         return f"{verb} {resource} {self.name}".rstrip()
 
 
-class Connection:
+class KubernetesClient:
     """One namespace of a cluster.
 
     Whatever would change something is refused while `may_write` says no, up to the moment at

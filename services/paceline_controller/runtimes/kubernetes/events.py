@@ -10,15 +10,15 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from paceline.errors import NotFoundError, PacelineError
-from paceline.logs import Log
+from paceline.telemetry.logs import Log
 from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import EVENTS, Kind, Object
 
-MOST_NOTE_BYTES = 1024
-MOST_WAITING = 1000
+MAX_NOTE_BYTES = 1024
+MAX_WAITING = 1000
 # As the cluster's own components do it: the same event within this time is a series.
 SERIES_S = 360.0
-_MOST_SERIES = 1000
+_MAX_SERIES = 1000
 log = Log("events")
 
 
@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class ClusterEvent:
     """Something worth telling about a job; about the installation if `job_id` is empty."""
 
     job_id: str
@@ -76,10 +76,10 @@ class Events:
         self._regarding = regarding
         self._now = now
         self._suffix = suffix
-        self._queue: asyncio.Queue[Happening] = asyncio.Queue(MOST_WAITING)
+        self._queue: asyncio.Queue[ClusterEvent] = asyncio.Queue(MAX_WAITING)
         self._series: dict[tuple[str, str, str], _Series] = {}
 
-    def tell(
+    def record(
         self,
         job_id: str,
         reason: str,
@@ -90,7 +90,7 @@ class Events:
     ) -> None:
         """Have it written soon; dropped when too many wait."""
         try:
-            self._queue.put_nowait(Happening(job_id, reason, note, warning, about))
+            self._queue.put_nowait(ClusterEvent(job_id, reason, note, warning, about))
         except asyncio.QueueFull:
             log.warning("event dropped", job=job_id, reason=reason)
 
@@ -103,7 +103,7 @@ class Events:
             except PacelineError as error:
                 log.warning("event not written", reason=happening.reason, error=error)
 
-    async def write(self, happening: Happening) -> None:
+    async def write(self, happening: ClusterEvent) -> None:
         """As a new event, or as one more of a series.
 
         Raises:
@@ -128,10 +128,10 @@ class Events:
 
     def _remember(self, key: tuple[str, str, str], series: _Series) -> None:
         self._series[key] = series
-        if len(self._series) > _MOST_SERIES:
+        if len(self._series) > _MAX_SERIES:
             del self._series[next(iter(self._series))]
 
-    def _body(self, happening: Happening, about: Object, now: datetime) -> Object:
+    def _body(self, happening: ClusterEvent, about: Object, now: datetime) -> Object:
         return {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
@@ -169,6 +169,6 @@ def _micro(moment: datetime) -> str:
 def _cut(note: str) -> str:
     """The server refuses longer ones; the end says more than the beginning."""
     data = note.encode()
-    if len(data) <= MOST_NOTE_BYTES:
+    if len(data) <= MAX_NOTE_BYTES:
         return note
-    return "…" + data[-(MOST_NOTE_BYTES - 3) :].decode(errors="ignore")
+    return "…" + data[-(MAX_NOTE_BYTES - 3) :].decode(errors="ignore")

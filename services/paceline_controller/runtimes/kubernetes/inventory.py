@@ -28,7 +28,7 @@ from paceline_controller.runtimes.kubernetes.resources import (
     labels_of,
     name_of,
 )
-from paceline_controller.runtimes.kubernetes.watches import Cache, Source
+from paceline_controller.runtimes.kubernetes.watches import Cache, ObjectSource
 
 
 class Inventory:
@@ -39,7 +39,7 @@ class Inventory:
     """
 
     def __init__(
-        self, source: Source, options: KubernetesOptions, *, on_change: Callable[[], None]
+        self, source: ObjectSource, options: KubernetesOptions, *, on_change: Callable[[], None]
     ) -> None:
         self.trainer_kind: Kind = JOBSETS if options.jobset else JOBS
         whole = f"{INSTANCE}={options.release}"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from paceline_controller.leader import LeaseRecord
+from paceline_controller.cluster.leader import LeaseRecord
 from paceline_controller.runtimes.kubernetes.resources import LEASES, Kind, Object
 
 
-class Api(Protocol):
+class LeaseApi(Protocol):
     """What is needed of the Kubernetes API."""
 
     async def get(self, kind: Kind, name: str) -> Object:
@@ -34,7 +34,7 @@ class ClusterLeases:
 
     def __init__(
         self,
-        api: Api,
+        api: LeaseApi,
         name: str,
         *,
         lease_s: float,

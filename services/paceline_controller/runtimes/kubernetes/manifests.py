@@ -8,9 +8,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.kubernetes import names
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
@@ -29,7 +29,7 @@ _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ManifestContext:
     """What is the same for everything that one controller makes."""
 
     release: str
@@ -39,7 +39,7 @@ class Surroundings:
 
 
 def build(
-    wanted: Wanted, template: Object, *, incarnation: int, around: Surroundings
+    wanted: Wanted, template: Object, *, incarnation: int, context: ManifestContext
 ) -> list[Object]:
     """The objects of a workload, in the order in which they are to be applied.
 
@@ -47,12 +47,12 @@ def build(
         ConfigError: the template has no container named `paceline`.
     """
     if wanted.kind is WorkerKind.ROLLOUT:
-        return [_deployment(wanted, template, around)]
+        return [_deployment(wanted, template, context)]
     if wanted.kind is not WorkerKind.TRAINER:
         raise ValueError(f"{wanted.kind}: workers of this kind are the chart's")
-    if around.jobset:
-        return [_jobset(wanted, template, incarnation, around)]
-    return [_headless(wanted, around), _job(wanted, template, incarnation, around)]
+    if context.jobset:
+        return [_jobset(wanted, template, incarnation, context)]
+    return [_headless(wanted, context), _job(wanted, template, incarnation, context)]
 
 
 def owner_reference(body: Object, kind: Kind) -> Object:
@@ -79,15 +79,15 @@ def nodes_of(world_size: int, ranks_per_pod: int) -> tuple[int, int]:
     return nodes, world_size // nodes
 
 
-def _deployment(wanted: Wanted, template: Object, around: Surroundings) -> Object:
+def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> Object:
     name = names.object_name(wanted.name)
     added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
-    pods = _pods(wanted, template, around, _plain(added))
-    selected = {key: names.labels(wanted, release=around.release)[key] for key in _SELECTED}
+    pods = _pods(wanted, template, context, _plain(added))
+    selected = {key: names.labels(wanted, release=context.release)[key] for key in _SELECTED}
     return {
         "apiVersion": DEPLOYMENTS.api_version,
         "kind": DEPLOYMENTS.kind,
-        "metadata": _metadata(name, wanted, around, {names.TEMPLATE: digest(template)}),
+        "metadata": _metadata(name, wanted, context, {names.TEMPLATE: digest(template)}),
         "spec": {
             "replicas": wanted.replicas,
             "selector": {"matchLabels": selected},
@@ -104,13 +104,13 @@ def _deployment(wanted: Wanted, template: Object, around: Surroundings) -> Objec
 _SELECTED = (names.INSTANCE, names.MANAGED_BY, names.WORKLOAD)
 
 
-def _headless(wanted: Wanted, around: Surroundings) -> Object:
+def _headless(wanted: Wanted, context: ManifestContext) -> Object:
     """Names for the pods of a trainer, from before they are ready."""
-    carried = names.labels(wanted, release=around.release)
+    carried = names.labels(wanted, release=context.release)
     return {
         "apiVersion": SERVICES.api_version,
         "kind": SERVICES.kind,
-        "metadata": _metadata(names.object_name(wanted.name), wanted, around, {}),
+        "metadata": _metadata(names.object_name(wanted.name), wanted, context, {}),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -120,31 +120,31 @@ def _headless(wanted: Wanted, around: Surroundings) -> Object:
     }
 
 
-def _job(wanted: Wanted, template: Object, incarnation: int, around: Surroundings) -> Object:
+def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     service = names.object_name(wanted.name)
     name = f"{service}-{incarnation}"
     master = f"{name}-0.{service}"
-    spec = _job_spec(wanted, template, incarnation, around, master)
+    spec = _job_spec(wanted, template, incarnation, context, master)
     spec["template"]["spec"]["subdomain"] = service
     extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
     return {
         "apiVersion": JOBS.api_version,
         "kind": JOBS.kind,
-        "metadata": _metadata(name, wanted, around, extra),
+        "metadata": _metadata(name, wanted, context, extra),
         "spec": spec,
     }
 
 
-def _jobset(wanted: Wanted, template: Object, incarnation: int, around: Surroundings) -> Object:
+def _jobset(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     """The set makes the headless Service itself, with its own name."""
     name = f"{names.object_name(wanted.name)}-{incarnation}"
     master = f"{name}-{GROUP}-0-0.{name}"
-    spec = _job_spec(wanted, template, incarnation, around, master)
+    spec = _job_spec(wanted, template, incarnation, context, master)
     extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
     return {
         "apiVersion": JOBSETS.api_version,
         "kind": JOBSETS.kind,
-        "metadata": _metadata(name, wanted, around, extra),
+        "metadata": _metadata(name, wanted, context, extra),
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {"maxRestarts": 0},
@@ -154,9 +154,9 @@ def _jobset(wanted: Wanted, template: Object, incarnation: int, around: Surround
 
 
 def _job_spec(
-    wanted: Wanted, template: Object, incarnation: int, around: Surroundings, master: str
+    wanted: Wanted, template: Object, incarnation: int, context: ManifestContext, master: str
 ) -> Object:
-    nodes, ranks = nodes_of(wanted.world_size, around.ranks_per_pod)
+    nodes, ranks = nodes_of(wanted.world_size, context.ranks_per_pod)
     plain = {
         "JOB_ID": wanted.job_id,
         "INCARNATION": str(incarnation),
@@ -165,7 +165,7 @@ def _job_spec(
         "MASTER_ADDR": master,
     }
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
-    pods = _pods(wanted, template, around, [*_plain(plain), rank])
+    pods = _pods(wanted, template, context, [*_plain(plain), rank])
     pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
     pods["spec"]["restartPolicy"] = "Never"
     return {
@@ -179,12 +179,12 @@ def _job_spec(
 
 
 def _pods(
-    wanted: Wanted, template: Object, around: Surroundings, added: list[dict[str, Any]]
+    wanted: Wanted, template: Object, context: ManifestContext, added: list[dict[str, Any]]
 ) -> Object:
     """The chart's template with our labels and environment."""
     pods = copy.deepcopy(template)
     metadata = pods.setdefault("metadata", {})
-    ours = names.labels(wanted, release=around.release)
+    ours = names.labels(wanted, release=context.release)
     metadata["labels"] = {**(metadata.get("labels") or {}), **ours}
     metadata["annotations"] = {
         **(metadata.get("annotations") or {}),
@@ -212,13 +212,13 @@ def _plain(values: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def _metadata(
-    name: str, wanted: Wanted, around: Surroundings, annotations: dict[str, str]
+    name: str, wanted: Wanted, context: ManifestContext, annotations: dict[str, str]
 ) -> Object:
     metadata: Object = {
         "name": name,
-        "labels": names.labels(wanted, release=around.release),
+        "labels": names.labels(wanted, release=context.release),
         "annotations": {names.WORKLOAD: wanted.name, **annotations},
     }
-    if around.owner is not None:
-        metadata["ownerReferences"] = [around.owner]
+    if context.owner is not None:
+        metadata["ownerReferences"] = [context.owner]
     return metadata

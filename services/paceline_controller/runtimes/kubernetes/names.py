@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline.enums import WorkerKind
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.kubernetes.resources import Object, annotations_of, labels_of
 
 MANAGER = "paceline-controller"
@@ -19,16 +19,16 @@ INCARNATION = "paceline.dev/incarnation"
 TEMPLATE = "paceline.dev/template"
 
 # Leaves room in the 63 characters of a host name for an incarnation and two indices.
-MOST_NAME_CHARS = 44
+MAX_NAME_CHARS = 44
 _DIGEST_CHARS = 8
 
 
 def object_name(workload: str) -> str:
     """The name of a workload, or its beginning and a digest of all of it where it is too long."""
-    if len(workload) <= MOST_NAME_CHARS:
+    if len(workload) <= MAX_NAME_CHARS:
         return workload
     digest = hashlib.sha256(workload.encode()).hexdigest()[:_DIGEST_CHARS]
-    return f"{workload[: MOST_NAME_CHARS - _DIGEST_CHARS - 1].rstrip('-')}-{digest}"
+    return f"{workload[: MAX_NAME_CHARS - _DIGEST_CHARS - 1].rstrip('-')}-{digest}"
 
 
 def labels(wanted: Wanted, *, release: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from paceline.config.service import KubernetesOptions
+from paceline.enums import WorkerKind
 from paceline.errors import (
     ConflictError,
     DeadlineError,
@@ -15,25 +16,24 @@ from paceline.errors import (
     PacelineError,
     PermissionDeniedError,
 )
-from paceline.failures import marked
-from paceline.logs import Log
-from paceline.rpc import backoff_s
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline.server.failures import marked
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.base import Observed
 from paceline_controller.runtimes.kubernetes import names, states
-from paceline_controller.runtimes.kubernetes.connection import Connection
+from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.inventory import Inventory
 from paceline_controller.runtimes.kubernetes.manifests import (
     CONTAINER,
-    Surroundings,
+    ManifestContext,
     build,
     digest,
     owner_reference,
 )
 from paceline_controller.runtimes.kubernetes.ownership import released
-from paceline_controller.runtimes.kubernetes.patience import Patience
+from paceline_controller.runtimes.kubernetes.readiness import ReadinessDeadline
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
     PODS,
@@ -47,7 +47,7 @@ from paceline_controller.runtimes.kubernetes.resources import (
 )
 from paceline_controller.runtimes.kubernetes.templates import load_template
 
-TEND_S = 5.0
+MAINTAIN_INTERVAL_S = 5.0
 # Above what any pod gets to drain; then the start or stop is tried again.
 GONE_S = 900.0
 LOG_LINES = 30
@@ -67,7 +67,7 @@ class KubernetesRuntime:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: KubernetesClient,
         options: KubernetesOptions,
         *,
         inventory: Inventory,
@@ -82,12 +82,12 @@ class KubernetesRuntime:
         self._events = events
         self._gone_s = gone_s
         self._log_s = log_s
-        self._patience = Patience(options.patience_s, clock=clock)
+        self._readiness = ReadinessDeadline(options.pending_timeout_s, clock=clock)
         self._observed: dict[str, Observed] = {}
         self._words: dict[str, str] = {}  # of the last life of each workload
-        self._not_taken: dict[str, tuple[str, str]] = {}  # workload -> job, words of the cluster
+        self._refused: dict[str, tuple[str, str]] = {}  # workload -> job, words of the cluster
         self._waiting: dict[str, str] = {}  # job, or empty for shared pools -> why
-        self._told: set[str] = set()  # pods whose end was told
+        self._reported: set[str] = set()  # pods whose end was told
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """Whole workloads; shared pools only where the chart has them.
@@ -97,7 +97,7 @@ class KubernetesRuntime:
         found = [each for each in wanted if each.job_id or each.name in self._options.pools]
         known = {each.name for each in found}
         self._words = {n: words for n, words in self._words.items() if n in known}
-        self._not_taken = {n: told for n, told in self._not_taken.items() if n in known}
+        self._refused = {n: told for n, told in self._refused.items() if n in known}
         return found
 
     async def list(self) -> list[Observed]:
@@ -142,15 +142,15 @@ class KubernetesRuntime:
             await self._apply(wanted, incarnation)
         except (InvalidError, PermissionDeniedError) as error:
             self._words[wanted.name] = error.message
-            self._not_taken[wanted.name] = (wanted.job_id, error.message)
+            self._refused[wanted.name] = (wanted.job_id, error.message)
             if wanted.kind is WorkerKind.TRAINER:
                 # What was applied before the refusal is seen by nobody later.
                 await self._connection.delete(SERVICES, names.object_name(wanted.name))
             raise
-        self._not_taken.pop(wanted.name, None)
+        self._refused.pop(wanted.name, None)
         words = self._words.get(wanted.name, "")
         note = f"{wanted.name}: incarnation {incarnation}" if incarnation else wanted.name
-        self._events.tell(
+        self._events.record(
             wanted.job_id,
             "Restarted" if again else "Started",
             f"{note}; before: {words}" if words else note,
@@ -171,8 +171,8 @@ class KubernetesRuntime:
                 await self._connection.delete(SERVICES, names.object_name(name))
             await self._clear_trainer(name)
         self._words.pop(name, None)
-        self._not_taken.pop(name, None)
-        self._patience.forget(name)
+        self._refused.pop(name, None)
+        self._readiness.forget(name)
         log.info("stopped", workload=name)
 
     async def scale(self, name: str, replicas: int) -> None:
@@ -189,7 +189,7 @@ class KubernetesRuntime:
         job_id = "" if pool else names.wanted_of(body).job_id
         before = body["spec"].get("replicas", 1)
         if before != replicas:
-            self._events.tell(job_id, "Scaled", f"{name}: from {before} to {replicas} replicas")
+            self._events.record(job_id, "Scaled", f"{name}: from {before} to {replicas} replicas")
 
     async def ready(self, name: str) -> bool:
         """By the readiness probes of its pods; a pool without replicas has nothing to answer."""
@@ -205,7 +205,7 @@ class KubernetesRuntime:
 
     def waits_for(self, job_id: str) -> str:
         """What kept workloads of a job from running at the last `list`; empty if nothing did."""
-        not_taken = [words for owner, words in self._not_taken.values() if owner == job_id]
+        not_taken = [words for owner, words in self._refused.values() if owner == job_id]
         found = (self._waiting.get(job_id), *not_taken, self._waiting.get(""))
         return next((words for words in found if words), "")
 
@@ -218,16 +218,16 @@ class KubernetesRuntime:
             if pod["metadata"]["labels"][names.COMPONENT] == WorkerKind.ROLLOUT
         )
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Until cancelled: roll out changed templates, tell what pods meet with."""
         while True:
             try:
-                await self.tend_once()
+                await self.maintain_once()
             except PacelineError as error:
                 log.warning("cannot tend", error=error)
-            await asyncio.sleep(TEND_S)
+            await asyncio.sleep(MAINTAIN_INTERVAL_S)
 
-    async def tend_once(self) -> None:
+    async def maintain_once(self) -> None:
         """One round; what the cluster refuses of one workload is logged, and the others go on.
 
         Raises:
@@ -250,8 +250,8 @@ class KubernetesRuntime:
 
     async def _apply(self, wanted: Wanted, incarnation: int) -> None:
         template = load_template(self._options.templates, wanted)
-        around = self._surroundings()
-        for body in build(wanted, template, incarnation=incarnation, around=around):
+        context = self._manifest_context()
+        for body in build(wanted, template, incarnation=incarnation, context=context):
             self._learn(await self._connection.apply(body))
 
     async def _release(self, pool: Object) -> None:
@@ -276,24 +276,24 @@ class KubernetesRuntime:
             await self._roll_out(body, wanted, template)
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
-        (changed,) = build(wanted, template, incarnation=0, around=self._surroundings())
+        (changed,) = build(wanted, template, incarnation=0, context=self._manifest_context())
         # Never makes it anew, should it have gone meanwhile.
         changed["metadata"]["uid"] = uid_of(body)
         try:
             self._learn(await self._connection.apply(changed))
         except ConflictError:
             return
-        self._events.tell(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
+        self._events.record(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
 
     def _tell_of_pods(self) -> None:
         pods = [pod for each in self._inventory.pods_by_workload().values() for pod in each]
         for pod in pods:
             why = states.preempted(pod)
-            if why and uid_of(pod) not in self._told:
-                self._told.add(uid_of(pod))
+            if why and uid_of(pod) not in self._reported:
+                self._reported.add(uid_of(pod))
                 job_id = pod["metadata"]["labels"].get(names.JOB, "")
-                self._events.tell(job_id, "Preempted", f"{name_of(pod)}: {why}", warning=True)
-        self._told &= {uid_of(pod) for pod in pods}
+                self._events.record(job_id, "Preempted", f"{name_of(pod)}: {why}", warning=True)
+        self._reported &= {uid_of(pod) for pod in pods}
 
     def _judged(self, seen: Observed, pods: list[Object], refused: str) -> Observed:
         """With the end of patience for what does not get ready, whatever the reason."""
@@ -303,16 +303,16 @@ class KubernetesRuntime:
         if reason and (seen.job_id or not seen.ready):
             self._waiting.setdefault(seen.job_id, reason)
         if seen.ready or not seen.replicas:
-            self._patience.forget(seen.name)
+            self._readiness.forget(seen.name)
             return seen
         if seen.alive and not reason:
             live = any(states.live(pod) for pod in pods)
             reason = NOT_READY if live else "no pods are made"
-        self._patience.waits(seen.name, reason)
-        news = self._patience.news(seen.name)
+        self._readiness.waits(seen.name, reason)
+        news = self._readiness.news(seen.name)
         if news and news != NOT_READY:
-            self._events.tell(seen.job_id, "Waiting", f"{seen.name}: {news}", warning=True)
-        if not self._patience.over(seen.name):
+            self._events.record(seen.job_id, "Waiting", f"{seen.name}: {news}", warning=True)
+        if not self._readiness.over(seen.name):
             return seen
         self._words.setdefault(seen.name, reason)
         return Observed(
@@ -371,9 +371,9 @@ class KubernetesRuntime:
         except PacelineError as error:
             return f"(no log: {error})"
 
-    def _surroundings(self) -> Surroundings:
+    def _manifest_context(self) -> ManifestContext:
         owner = self._inventory.deployments.find(self._options.owner)
-        return Surroundings(
+        return ManifestContext(
             release=self._options.release,
             owner=owner_reference(owner, DEPLOYMENTS) if owner else None,
             ranks_per_pod=self._options.ranks_per_pod,

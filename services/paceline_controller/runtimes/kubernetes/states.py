@@ -18,7 +18,7 @@ from paceline_controller.runtimes.kubernetes.resources import (
 )
 
 # The kubelet has by then waited about five minutes between restarts.
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 _ENDED = {"Succeeded", "Failed"}
 # A container that waits for one of these is on its way.
 _ON_ITS_WAY = {"", "ContainerCreating", "PodInitializing"}
@@ -98,7 +98,7 @@ def preempted(pod: Object) -> str:
 def crash_loop(pods: Iterable[Object]) -> bool:
     """A container was restarted again and again without success."""
     return any(
-        status.get("restartCount", 0) >= MOST_RESTARTS
+        status.get("restartCount", 0) >= MAX_RESTARTS
         and status.get("state", {}).get("waiting", {}).get("reason") == "CrashLoopBackOff"
         for pod in pods
         for status in _statuses(pod)

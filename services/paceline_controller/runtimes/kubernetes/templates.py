@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.kubernetes.resources import Object
 
 

@@ -10,19 +10,19 @@ from contextlib import aclosing
 from typing import Protocol
 
 from paceline.errors import PacelineError, UnavailableError
-from paceline.logs import Log
-from paceline.rpc import backoff_s
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s
 from paceline_controller.runtimes.kubernetes.connection import WATCH_S, HistoryGoneError
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, name_of, uid_of
 
-MOST_PAUSE_S = 30.0
-MOST_GONE = 4096
+MAX_PAUSE_S = 30.0
+MAX_GONE = 4096
 # A watch that held for so long was a good one.
 _GOOD_S = 5.0
 log = Log("watches")
 
 
-class Source(Protocol):
+class ObjectSource(Protocol):
     """Where objects come from."""
 
     async def list(
@@ -53,7 +53,7 @@ class Cache:
 
     def __init__(
         self,
-        source: Source,
+        source: ObjectSource,
         kind: Kind,
         *,
         selector: str = "",
@@ -125,7 +125,7 @@ class Cache:
             except PacelineError as error:
                 log.warning("lost", kind=self._kind.plural, error=error)
             attempt = 0 if self._clock() - began_s > _GOOD_S else attempt + 1
-            pause_s = backoff_s(attempt, most_s=MOST_PAUSE_S, chance=self._chance)
+            pause_s = backoff_s(attempt, max_s=MAX_PAUSE_S, rng=self._chance)
             await asyncio.sleep(pause_s)
 
     async def follow(self) -> None:
@@ -167,7 +167,7 @@ class Cache:
 
     def _note_gone(self, body: Object) -> None:
         self._gone[uid_of(body)] = max(_version(body), self._gone.get(uid_of(body), 0))
-        if len(self._gone) > MOST_GONE:
+        if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
 
     def _take(self, change: str, body: Object) -> None:

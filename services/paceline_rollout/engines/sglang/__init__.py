@@ -1,1 +1,1 @@
-"""SGLang as an engine: a server in an environment of its own, spoken to over HTTP."""
+"""The SGLang engine: a server in its own virtual environment, driven over HTTP."""

@@ -1,4 +1,4 @@
-"""SGLang's HTTP interface: one method for each call that Paceline makes."""
+"""Client of SGLang's HTTP API: one method per call."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from paceline.errors import (
     UnavailableError,
 )
 
-PROBE_S = 5.0
-CONTROL_S = 60.0
-UPDATE_S = 600.0
+PROBE_TIMEOUT_S = 5.0
+CONTROL_TIMEOUT_S = 60.0
+UPDATE_TIMEOUT_S = 600.0
 _ERRORS: dict[int, type[PacelineError]] = {
     400: InvalidError,
     401: AuthenticationError,
@@ -32,41 +32,41 @@ _ERRORS: dict[int, type[PacelineError]] = {
 
 
 class SglangClient:
-    """One server: a refusal is an `InvalidError`, no answer an `UnavailableError`."""
+    """Client of one server. A refusal raises `InvalidError`, no answer `UnavailableError`."""
 
     def __init__(self, url: str, *, api_key: str = "") -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PROBE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PROBE_TIMEOUT_S),
             headers=headers,
         )
 
     async def close(self) -> None:
-        """Close all connections; the server aborts what they asked for."""
+        """Close all connections; the server aborts their requests."""
         await self._session.close()
 
     async def server_info(self) -> dict[str, Any]:
-        """Its arguments, its state and its version."""
-        return await self._get("/server_info", timeout_s=CONTROL_S)
+        """The server's arguments, state and version."""
+        return await self._get("/server_info", timeout_s=CONTROL_TIMEOUT_S)
 
     async def model_info(self) -> dict[str, Any]:
         """Model path, weight version and more."""
-        return await self._get("/model_info", timeout_s=PROBE_S)
+        return await self._get("/model_info", timeout_s=PROBE_TIMEOUT_S)
 
     async def ready(self) -> bool:
-        """Whether it can take requests; asks without generating where the server can say so."""
+        """Whether the server takes requests; old servers must generate a token to tell."""
         try:
-            await self._get("/ready", timeout_s=PROBE_S)
+            await self._get("/ready", timeout_s=PROBE_TIMEOUT_S)
         except NotFoundError:
-            return await self.healthy(timeout_s=CONTROL_S)
+            return await self.healthy(timeout_s=CONTROL_TIMEOUT_S)
         except PacelineError:
             return False
         return True
 
     async def healthy(self, *, timeout_s: float) -> bool:
-        """Whether it generates a token; takes a second at least."""
+        """Whether the server can generate a token; takes at least a second."""
         try:
             await self._get("/health_generate", timeout_s=timeout_s)
         except PacelineError:
@@ -74,75 +74,79 @@ class SglangClient:
         return True
 
     async def generate(self, body: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """One whole answer."""
+        """Generate a complete answer."""
         return await self._post("/generate", body, timeout_s=timeout_s)
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        """The events of one answer, as they come."""
+        """Stream the events of an answer."""
         try:
             async with self._session.post(
                 f"{self.url}/generate", json={**body, "stream": True}
             ) as reply:
                 if reply.status != 200:
-                    _refuse(reply.status, await reply.read())
+                    _raise_for(reply.status, await reply.read())
                 async for event in _events(reply.content):
                     if event.get("error"):
-                        _refuse(400, json.dumps(event).encode())
+                        _raise_for(400, json.dumps(event).encode())
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnavailableError(f"sglang at {self.url}: {_text(error)}") from error
 
     async def abort(self, rid: str) -> None:
-        """End a request; its answer ends with what it has. Matches all ids that begin so."""
-        await self._post("/abort_request", {"rid": rid}, timeout_s=CONTROL_S)
+        """Abort all requests whose ids begin with `rid`; they keep the tokens they have."""
+        await self._post("/abort_request", {"rid": rid}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def pause(self, mode: str) -> None:
         """`in_place` stops between steps, `retract` also empties the cache, `abort` ends all."""
-        await self._post("/pause_generation", {"mode": mode}, timeout_s=UPDATE_S)
+        await self._post("/pause_generation", {"mode": mode}, timeout_s=UPDATE_TIMEOUT_S)
 
     async def resume(self) -> None:
-        """Go on after a pause."""
-        await self._post("/continue_generation", {}, timeout_s=CONTROL_S)
+        """Continue after a pause."""
+        await self._post("/continue_generation", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def flush_cache(self) -> None:
-        """Forget all prefixes; refused while something runs."""
-        await self._post("/flush_cache", {}, timeout_s=CONTROL_S)
+        """Drop all cached prefixes; refused while requests run."""
+        await self._post("/flush_cache", {}, timeout_s=CONTROL_TIMEOUT_S)
 
     async def begin_update(self) -> None:
         """Open a session of weight updates."""
-        await self._post("/begin_weight_update", {"selector": "target"}, timeout_s=CONTROL_S)
+        await self._post(
+            "/begin_weight_update", {"selector": "target"}, timeout_s=CONTROL_TIMEOUT_S
+        )
 
     async def end_update(self) -> None:
-        """Close the session."""
-        await self._post("/end_weight_update", {}, timeout_s=UPDATE_S)
+        """Close the session of weight updates."""
+        await self._post("/end_weight_update", {}, timeout_s=UPDATE_TIMEOUT_S)
 
     async def update_from_tensor(self, body: Mapping[str, Any]) -> None:
-        """Take weights that the request carries or points to."""
+        """Load weights that are in the request, or in shared memory that it points to."""
         await self._update("/update_weights_from_tensor", body)
 
     async def update_from_disk(self, body: Mapping[str, Any]) -> None:
-        """Take weights from a folder."""
+        """Load weights from a folder."""
         await self._update("/update_weights_from_disk", body)
 
     async def update_from_distributed(self, body: Mapping[str, Any]) -> None:
-        """Take weights that rank 0 of a process group broadcasts while this call is open."""
+        """Load weights that rank 0 of a process group broadcasts during this call."""
         await self._update("/update_weights_from_distributed", body)
 
     async def join_group(self, body: Mapping[str, Any]) -> None:
-        """Join a process group; returns when all ranks have."""
+        """Join a process group; returns when all ranks have joined."""
         await self._update("/init_weights_update_group", body)
 
     async def leave_group(self, name: str) -> None:
-        """Leave it."""
+        """Leave a process group."""
         await self._update("/destroy_weights_update_group", {"group_name": name})
 
     async def checksums(self) -> list[dict[str, str]]:
-        """Of each rank's tensors, by SGLang's names."""
-        reply = await self._post("/weights_checker", {"action": "checksum"}, timeout_s=UPDATE_S)
+        """Checksums of each rank's tensors, by SGLang's names."""
+        reply = await self._post(
+            "/weights_checker", {"action": "checksum"}, timeout_s=UPDATE_TIMEOUT_S
+        )
         return [dict(rank.get("checksums", {})) for rank in reply.get("ranks") or []]
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
-        reply = await self._post(path, body, timeout_s=UPDATE_S)
+        reply = await self._post(path, body, timeout_s=UPDATE_TIMEOUT_S)
         if reply.get("success") is False:
             raise InvalidError(f"sglang: {path}: {reply.get('message') or 'failed'}")
 
@@ -169,12 +173,12 @@ class SglangClient:
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"sglang at {self.url}: {_text(error)}") from error
         if reply.status != 200:
-            _refuse(reply.status, data, path)
+            _raise_for(reply.status, data, path)
         return _object(data)
 
 
 def error_text(data: bytes) -> str:
-    """What an error says, in whichever of SGLang's four forms it comes.
+    """The message of an error, in any of SGLang's four formats.
 
     `{"success": false, "message"}`, `{"error": {"message"}}`, `{"error": "text"}` and
     `{"object": "error", "message"}`; anything else is quoted.
@@ -187,13 +191,13 @@ def error_text(data: bytes) -> str:
     return str(found) if found else data.decode(errors="replace").strip()[:500]
 
 
-def _refuse(status: int, data: bytes, path: str = "/generate") -> NoReturn:
+def _raise_for(status: int, data: bytes, path: str = "/generate") -> NoReturn:
     kind = _ERRORS.get(status, UnavailableError)
     raise kind(f"sglang: {path}: {error_text(data) or f'status {status}'}")
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """An answer that is a JSON object; others are plain texts or null."""
+    """The JSON object in an answer; empty if it is plain text or null."""
     try:
         content: Any = json.loads(data)
     except ValueError:
@@ -202,18 +206,18 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """`data:` lines, however long they are; ends after `[DONE]`."""
-    held = b""
+    """Events of `data:` lines of any length; ends after `[DONE]`."""
+    buffer = b""
     async for block in content.iter_any():
-        held += block
-        *lines, held = held.split(b"\n")
+        buffer += block
+        *lines, buffer = buffer.split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == b"[DONE]":
                 return
             if data:
                 yield json.loads(data)
-    raise aiohttp.ClientPayloadError("the answer broke off")
+    raise aiohttp.ClientPayloadError("the answer is incomplete")
 
 
 def _text(error: BaseException) -> str:

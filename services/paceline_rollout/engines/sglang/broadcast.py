@@ -1,4 +1,4 @@
-"""Weights over a process group: this worker is rank 0, the server's ranks follow."""
+"""Broadcasts weights over a process group: this worker is rank 0, then the server's ranks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from paceline.errors import ConfigError, PacelineError, UnavailableError
-from paceline.logs import Log
-from paceline_rollout.engines.base import Entry
+from paceline.plugins import TensorSpec
+from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 
-JOIN_S = 120.0
-NAME = "paceline"
-Bucket = list[tuple[Entry, memoryview]]
+JOIN_TIMEOUT_S = 120.0
+GROUP_NAME = "paceline"
+Bucket = list[tuple[TensorSpec, memoryview]]
 log = Log("sglang")
 
 
-class Broadcast:
-    """A group with one server, made when it is first needed: gloo on a CPU, NCCL on GPUs.
+class TensorBroadcast:
+    """A process group with one server, created on first use: gloo on CPUs, NCCL on GPUs.
 
-    With NCCL this process needs a GPU that the server does not use.
+    With NCCL, this process needs a GPU that the server does not use.
     """
 
     def __init__(self, *, client: SglangClient, ranks: int, backend: str) -> None:
@@ -37,14 +37,14 @@ class Broadcast:
         self._group: Any = None
 
     async def send(self, bucket: Bucket, labels: dict[str, Any]) -> None:
-        """One flattened bucket; the server's call stays open while it travels."""
+        """Broadcast a flattened bucket during a call to the server."""
         if self._group is None:
             await self._join()
         body = {
             "names": [entry.name for entry, _ in bucket],
             "dtypes": [entry.dtype for entry, _ in bucket],
             "shapes": [list(entry.shape) for entry, _ in bucket],
-            "group_name": NAME,
+            "group_name": GROUP_NAME,
             "load_format": "flattened_bucket",
             **labels,
         }
@@ -56,15 +56,15 @@ class Broadcast:
             await self.leave()
             raise
 
-    def forget(self) -> None:
-        """Drop the group without a word."""
+    def reset(self) -> None:
+        """Drop the group without telling the server."""
         self._group = None
 
     async def leave(self) -> None:
-        """Take the group apart."""
-        self.forget()
+        """Leave the group on both sides."""
+        self.reset()
         try:
-            await self._client.leave_group(NAME)
+            await self._client.leave_group(GROUP_NAME)
         except PacelineError as error:
             log.info("the server did not leave the group", error=error)
 
@@ -76,7 +76,7 @@ class Broadcast:
             0,
             1 + self._ranks,
             is_master=True,
-            timeout=timedelta(seconds=JOIN_S),
+            timeout=timedelta(seconds=JOIN_TIMEOUT_S),
             wait_for_workers=False,
         )
         body = {
@@ -84,17 +84,17 @@ class Broadcast:
             "master_port": store.port,
             "rank_offset": 1,
             "world_size": 1 + self._ranks,
-            "group_name": NAME,
+            "group_name": GROUP_NAME,
             "backend": self._backend,
         }
-        entering = asyncio.to_thread(self._enter, store)
-        self._group = await _both(self._client.join_group(body), entering)
+        creating = asyncio.to_thread(self._create_group, store)
+        self._group = await _both(self._client.join_group(body), creating)
 
-    def _enter(self, store: Any) -> Any:
-        """Rank 0 of the group; keys in the store are spelled as torch spells them for a new one."""
-        for prefix in (NAME, f"{NAME}/", f"{self._device}/"):
+    def _create_group(self, store: Any) -> Any:
+        """Rank 0 of the group; the prefixes of its keys are those of `torch.distributed`."""
+        for prefix in (GROUP_NAME, f"{GROUP_NAME}/", f"{self._device}/"):
             store = PrefixStore(prefix, store)
-        size, wait = 1 + self._ranks, timedelta(seconds=JOIN_S)
+        size, wait = 1 + self._ranks, timedelta(seconds=JOIN_TIMEOUT_S)
         if self._backend == "gloo":
             return dist.ProcessGroupGloo(store, 0, size, wait)
         options = dist.ProcessGroupNCCL.Options()
@@ -110,9 +110,9 @@ class Broadcast:
         self._group.broadcast([flat], options).wait()
 
 
-async def _both(theirs: Coroutine[Any, Any, None], mine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of my part; if the server refuses its part, mine is left to its timeout."""
-    call, part = asyncio.create_task(theirs), asyncio.create_task(mine)
+async def _both(remote: Coroutine[Any, Any, None], local: Coroutine[Any, Any, Any]) -> Any:
+    """The result of the local part; if the server refuses its part, it is left to its timeout."""
+    call, part = asyncio.create_task(remote), asyncio.create_task(local)
     await asyncio.wait({call, part}, return_when=asyncio.FIRST_EXCEPTION)
     try:
         if call.done():

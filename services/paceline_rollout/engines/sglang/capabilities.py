@@ -1,4 +1,4 @@
-"""What an SGLang release can do, by the version its server reports."""
+"""Features of an SGLang release, by the version that its server reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERS = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Of one server. A version that cannot be read counts as the newest one known."""
+    """Features of a server. A version that cannot be parsed counts as the newest known one."""
 
     release: Release
 
@@ -26,12 +26,12 @@ class Capabilities:
 
     @property
     def spans(self) -> bool:
-        """Answers say which output tokens came from which version."""
+        """Answers report which version sampled each output token."""
         return self.release >= (0, 5, 20)
 
     @property
     def incremental(self) -> bool:
-        """The server can be started so that it streams only what is new."""
+        """Servers can stream only new tokens instead of all so far."""
         return self.release >= (0, 5, 22)
 
 
@@ -39,7 +39,7 @@ def parse_version(text: str) -> Capabilities:
     """The capabilities of a version such as `0.5.23` or `0.5.21.post1`.
 
     Raises:
-        InvalidError: it is older than what Paceline can drive.
+        InvalidError: it is older than the oldest supported release.
     """
     found = _NUMBERS.match(text.strip())
     release = NEWEST_READ if found is None else _release(found)

@@ -1,4 +1,4 @@
-"""SGLang behind the engine protocol: requests, swaps, and what happens when the server dies."""
+"""SGLang behind the engine protocol: requests, swaps, restarts of the server."""
 
 from __future__ import annotations
 
@@ -11,39 +11,44 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from paceline.enums import FinishReason
 from paceline.errors import PacelineError, StateError, UnavailableError
-from paceline.interfaces import Emission, EngineStatus, Generation
-from paceline.logs import Log
-from paceline_rollout.activation import Activation, Gate, Line, Swap, parse_activation
-from paceline_rollout.engines.base import (
-    Limits,
-    Outbox,
-    Snapshot,
-    decoder,
-    problem,
-    refusal,
-    version_gone,
+from paceline.plugins import (
+    EngineLimits,
+    EngineOutput,
+    EngineRequest,
+    EngineStatus,
+    WeightSnapshot,
+    error_output,
+    request_problem,
 )
+from paceline.telemetry.logs import Log
+from paceline_rollout.activation import Activation, Gate, RequestQueue, Swap, parse_activation
+from paceline_rollout.engines.base import OutputQueue, decoder, version_gone
 from paceline_rollout.engines.sglang import answers
-from paceline_rollout.engines.sglang.answers import Slot
+from paceline_rollout.engines.sglang.answers import ServerRequest
 from paceline_rollout.engines.sglang.api import SglangClient
-from paceline_rollout.engines.sglang.connection import Connection, Link, pause_s
+from paceline_rollout.engines.sglang.connection import (
+    ServerConnection,
+    ServerSession,
+    retry_delay_s,
+)
 from paceline_rollout.engines.sglang.layout import Layout, vocab_size
 
-SCORE_S = 120.0
-DRAIN_S = 60.0
-ABORT_AGAIN_S = 0.5
+SCORE_TIMEOUT_S = 120.0
+INTERRUPT_TIMEOUT_S = 60.0
+ABORT_RETRY_S = 0.5
 Seconds = dict[str, float]
 log = Log("engine")
 
 
 class SglangEngine:
-    """One SGLang server at a time; `make.sglang` says which."""
+    """An engine backed by one SGLang server; built by `make.sglang`."""
 
     def __init__(
         self,
         *,
-        connection: Connection,
+        connection: ServerConnection,
         model_dir: Path,
         tokenizer_dir: Path | None,
         dtype: str,
@@ -57,7 +62,7 @@ class SglangEngine:
         self._connection = connection
         self._model_dir = model_dir
         self._decode = decoder(tokenizer_dir)
-        self._limits = Limits(vocab_size(model_dir), max_context, self._decode is not None)
+        self._limits = EngineLimits(vocab_size(model_dir), max_context, self._decode is not None)
         self._dtype = dtype
         self._max_concurrent = max_concurrent
         self._job_id = job_id
@@ -65,61 +70,61 @@ class SglangEngine:
         self._stall_s = stall_s
         self._clock = clock
         self._gate = Gate()
-        self._line: Line[Slot] = Line(self._gate)
-        self._running: dict[str, Slot] = {}
+        self._queue: RequestQueue[ServerRequest] = RequestQueue(self._gate)
+        self._running: dict[str, ServerRequest] = {}
         self._layout: Layout | None = None
-        self._snapshot: Snapshot | None = None  # what a restarted server is given
-        self._lost = ""  # why nothing is served, although something was
+        self._snapshot: WeightSnapshot | None = None  # to load into a restarted server
+        self._unavailable = ""  # why requests are refused; empty: they are not
         self._swap: Swap | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._prefix = secrets.token_hex(10)
         self._calls = 0
         self._counts = {"tokens": 0, "prompt": 0, "cached": 0}
         self._seconds: Seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
-        self._seen = clock()
-        self._heard = clock()  # when the server last said something, or had nothing to say
-        self._outbox = Outbox()
+        self._updated_at = clock()
+        self._last_event_at = clock()  # or the last time without requests
+        self._output_queue = OutputQueue()
 
     async def start(self) -> None:
-        """Start the server with weights of no meaning; requests wait for the first `load`."""
+        """Start the server with dummy weights; requests wait for the first `load`."""
         await self._connection.open()
         self._spawn(self._supervise(), "sglang")
         self._spawn(self._watch(), "watch")
 
-    def submit(self, batch: Sequence[Generation]) -> None:
+    def submit(self, batch: Sequence[EngineRequest]) -> None:
         """Queue requests."""
         for request in batch:
-            if wrong := problem(request, self._limits):
-                self._put(refusal(request.request_id, "INVALID_ARGUMENT", wrong))
-            elif self._lost:
-                self._put(refusal(request.request_id, "UNAVAILABLE", self._lost))
-            elif not self._line.add(answers.slot_for(request, self._limits)):
+            if problem := request_problem(request, self._limits):
+                self._put(error_output(request.request_id, "INVALID_ARGUMENT", problem))
+            elif self._unavailable:
+                self._put(error_output(request.request_id, "UNAVAILABLE", self._unavailable))
+            elif not self._queue.add(answers.make_request(request, self._limits)):
                 self._put(version_gone(request, self._gate.version))
-        self._pump()
+        self._schedule()
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown ids are ignored."""
         for name in request_ids:
-            slot = self._running.get(name)
-            if slot is None:
-                if self._line.pop(name) is not None:
-                    self._put(answers.closing(name, "abort"))
-            elif not slot.aborted:
-                slot.aborted = True
-                self._spawn(self._abort(slot), "abort")
-        self._pump()
+            server_request = self._running.get(name)
+            if server_request is None:
+                if self._queue.pop(name) is not None:
+                    self._put(answers.closing(name, FinishReason.ABORT))
+            elif not server_request.aborted:
+                server_request.aborted = True
+                self._spawn(self._abort(server_request), "abort")
+        self._schedule()
 
-    def emissions(self) -> AsyncIterator[list[Emission]]:
-        """Everything that comes out, in batches."""
-        return self._outbox.batches()
+    def emissions(self) -> AsyncIterator[list[EngineOutput]]:
+        """All outputs, in batches."""
+        return self._output_queue.batches()
 
     async def load(self, snapshot: Any, activation: str) -> None:
-        """Swap weights when the activation allows it; returns when it is done.
+        """Swap weights as soon as the activation allows it; returns after the swap.
 
         Raises:
             StateError: a newer version displaced this one, or is active.
             InvalidError: the snapshot does not fit the model; the old version stays.
-            PacelineError: it could not be loaded; nothing is served until another load.
+            PacelineError: it could not be loaded; requests are refused until another load.
         """
         wanted = parse_activation(activation)
         if self._layout is None:
@@ -127,33 +132,33 @@ class SglangEngine:
         self._layout.check(snapshot)
         swap = Swap(snapshot, wanted)
         self._gate.propose(swap)
-        self._pump()
+        self._schedule()
         await asyncio.wrap_future(swap.done)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs of tokens[1:] at temperature 1 under the active version."""
         client = self._connection.live.client
         body = answers.score_body(self._next_rid(), tokens, self._gate.version)
-        return answers.prompt_logprobs(await client.generate(body, timeout_s=SCORE_S))
+        return answers.prompt_logprobs(await client.generate(body, timeout_s=SCORE_TIMEOUT_S))
 
     @property
     def url(self) -> str:
-        """Where the server answers; another place after each restart."""
+        """URL of the server; it changes with each restart."""
         return self._connection.server.url
 
     async def checksums(self) -> list[dict[str, str]]:
-        """Of the tensors of each rank: equal between replicas of one version."""
+        """Checksums of each rank's tensors; equal between replicas of one version."""
         return await self._connection.live.client.checksums()
 
     def status(self) -> EngineStatus:
-        """Counters now; version -1 while nothing is served."""
-        self._tick()
+        """Current counters; version -1 while requests are refused."""
+        self._account_time()
         return EngineStatus(
             engine="sglang",
             precision=self._dtype,
             version=self._gate.version,
             running=len(self._running),
-            waiting=len(self._line),
+            waiting=len(self._queue),
             tokens_generated=self._counts["tokens"],
             prompt_tokens=self._counts["prompt"],
             max_context=self._limits.max_context,
@@ -166,59 +171,59 @@ class SglangEngine:
 
     async def close(self) -> None:
         """Abort everything and stop the server."""
-        self._lost = "the engine is closing"
-        for slot in [*self._running.values(), *self._line.clear()]:
-            self._running.pop(slot.request_id, None)
-            self._put(answers.closing(slot.request_id, "abort"))
+        self._unavailable = "the engine is closing"
+        for server_request in [*self._running.values(), *self._queue.clear()]:
+            self._running.pop(server_request.request_id, None)
+            self._put(answers.closing(server_request.request_id, FinishReason.ABORT))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for swap in (self._swap, self._gate.pending):
             if swap is not None and not swap.done.done():
-                swap.fail(UnavailableError(self._lost))
+                swap.fail(UnavailableError(self._unavailable))
         self._gate.pending = self._swap = None
         await self._connection.drop()
         await self._connection.server.stop()
-        self._outbox.close()
+        self._output_queue.close()
 
     # requests -------------------------------------------------------------------------------
 
-    def _pump(self) -> None:
-        """Start what may start: a swap that is due, else requests."""
-        link = self._connection.link
-        if self._swap is not None or link is None:
+    def _schedule(self) -> None:
+        """Start the pending swap if it is due, otherwise the requests that may start."""
+        session = self._connection.session
+        if self._swap is not None or session is None:
             return
         if self._swap_due():
-            self._tick()
+            self._account_time()
             self._swap = self._gate.pending
             self._spawn(self._exchange(), "swap")
             return
         free = self._max_concurrent - len(self._running)
-        for slot in list(islice(self._line.startable(), max(free, 0))):
-            self._line.pop(slot.request_id)
-            self._begin(slot, link.client)
+        for server_request in list(islice(self._queue.startable(), max(free, 0))):
+            self._queue.pop(server_request.request_id)
+            self._send(server_request, session.client)
 
-    def _begin(self, slot: Slot, client: SglangClient) -> None:
-        self._tick()
-        slot.rid, slot.version = self._next_rid(), self._gate.version
-        slot.seen, slot.runs = 0, []
+    def _send(self, server_request: ServerRequest, client: SglangClient) -> None:
+        self._account_time()
+        server_request.rid, server_request.version = self._next_rid(), self._gate.version
+        server_request.seen, server_request.runs = 0, []
         if not self._running:
-            self._heard = self._clock()
-        self._running[slot.request_id] = slot
-        self._counts["prompt"] += len(slot.request.tokens) + len(slot.tokens)
-        slot.task = self._spawn(self._generate(slot, client), "generate")
+            self._last_event_at = self._clock()
+        self._running[server_request.request_id] = server_request
+        self._counts["prompt"] += len(server_request.request.tokens) + len(server_request.tokens)
+        server_request.task = self._spawn(self._generate(server_request, client), "generate")
 
-    async def _generate(self, slot: Slot, client: SglangClient) -> None:
-        """One call of the server, from its request to its end."""
+    async def _generate(self, server_request: ServerRequest, client: SglangClient) -> None:
+        """Call the server for a request and emit what it streams."""
         end: Mapping[str, Any] = {}
-        error = UnavailableError("the SGLang server left the answer without an end")
+        error = UnavailableError("the SGLang server ended the answer without a finish reason")
         try:
-            body = answers.body_of(slot, deterministic=self._deterministic)
+            body = answers.body_of(server_request, deterministic=self._deterministic)
             async with aclosing(client.stream(body)) as events:
                 async for event in events:
-                    end = self._take(slot, event)
-                    if end.get("cut"):  # leaving the stream makes the server abort
+                    end = self._handle_event(server_request, event)
+                    if end.get("cut"):  # the server aborts a request whose stream is closed
                         break
         except PacelineError as failure:
             error = (
@@ -226,58 +231,64 @@ class SglangEngine:
                 if isinstance(failure, UnavailableError)
                 else PacelineError(f"sglang: {failure}")
             )
-        self._tick()
-        if self._running.pop(slot.request_id, None) is not None:
-            self._finish(slot, end, error)
-        self._pump()
+        self._account_time()
+        if self._running.pop(server_request.request_id, None) is not None:
+            self._finish(server_request, end, error)
+        self._schedule()
 
-    def _take(self, slot: Slot, event: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Emit what an event brings; how the answer ends, if it does."""
-        self._heard = self._clock()
+    def _handle_event(
+        self, server_request: ServerRequest, event: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Emit the tokens of an event; returns its finish reason, empty if there is none."""
+        self._last_event_at = self._clock()
         end: Mapping[str, Any] = event["meta_info"].get("finish_reason") or {}
         if end:
             self._counts["cached"] += int(event["meta_info"].get("cached_tokens") or 0)
-        if end and (wrong := answers.mislabelled(slot, event)):
-            log.warning("versions differ", job=self._job_id, tokens=wrong)
-        if answers.stale_start(slot, event):
+        if end and (problem := answers.num_mislabelled(server_request, event)):
+            log.warning("token versions corrected too late", job=self._job_id, tokens=problem)
+        if answers.stale_start(server_request, event):
             return {"type": "stale", "cut": True}
-        emission = answers.take(slot, event)
-        if emission is None:
+        output = answers.take(server_request, event)
+        if output is None:
             return end
-        if self._decode is not None and slot.request.sampling.stop_strings:
-            emission, hit = answers.cut_at_stop(slot, emission, self._decode)
-            end = {"type": "stop", "matched": hit, "cut": True} if hit else end
-        self._counts["tokens"] += len(emission.tokens)
-        self._put(emission)
+        if self._decode is not None and server_request.request.sampling.stop_strings:
+            output, match = answers.cut_at_stop(server_request, output, self._decode)
+            end = {"type": "stop", "matched": match, "cut": True} if match else end
+        self._counts["tokens"] += len(output.tokens)
+        self._put(output)
         return end
 
-    def _finish(self, slot: Slot, end: Mapping[str, Any], error: PacelineError) -> None:
-        reason, matched = answers.verdict(slot, end)
-        if reason == "again":
-            slot.again = False
-            self._line.add(slot, first=True)
-        elif reason == "error":
+    def _finish(
+        self, server_request: ServerRequest, end: Mapping[str, Any], error: PacelineError
+    ) -> None:
+        reason, matched = answers.verdict(server_request, end)
+        if reason is None:
+            server_request.interrupted = False
+            self._queue.add(server_request, first=True)
+        elif reason is FinishReason.ERROR:
             text = str(end.get("message") or error)
             code = "UNAVAILABLE" if isinstance(error, UnavailableError) else "INTERNAL"
-            self._put(refusal(slot.request_id, code, text))
+            self._put(error_output(server_request.request_id, code, text))
         else:
-            self._put(answers.closing(slot.request_id, reason, matched))
+            self._put(answers.closing(server_request.request_id, reason, matched))
 
-    async def _abort(self, slot: Slot) -> None:
-        """Ask until the answer ends: a call that has not arrived yet cannot be aborted."""
-        task, link = slot.task, self._connection.link
-        while task is not None and link is not None and not task.done():
+    async def _abort(self, server_request: ServerRequest) -> None:
+        """Retry until the answer ends: a call that has not arrived yet cannot be aborted."""
+        task, session = server_request.task, self._connection.session
+        while task is not None and session is not None and not task.done():
             try:
-                await link.client.abort(slot.rid)
+                await session.client.abort(server_request.rid)
             except PacelineError as error:
-                log.info("not aborted", error=error)
-            await asyncio.wait({task}, timeout=ABORT_AGAIN_S)
+                log.info("abort failed", error=error)
+            await asyncio.wait({task}, timeout=ABORT_RETRY_S)
 
     # swapping -------------------------------------------------------------------------------
 
     def _swap_due(self) -> bool:
-        held = sum(slot.request.pinned_version >= 0 for slot in self._running.values())
-        return self._gate.due(running=len(self._running), pinned=held + self._line.num_pinned)
+        pinned = sum(
+            server_request.request.pinned_version >= 0 for server_request in self._running.values()
+        )
+        return self._gate.due(running=len(self._running), pinned=pinned + self._queue.num_pinned)
 
     async def _exchange(self) -> None:
         swap = self._swap
@@ -286,42 +297,46 @@ class SglangEngine:
             await self._replace(swap, self._connection.live)
         except PacelineError as error:
             log.error("weights not loaded", job=self._job_id, version=swap.version, error=error)
-            self._lose(f"version {swap.version} could not be loaded: {error}")
+            self._set_unavailable(f"version {swap.version} could not be loaded: {error}")
             if self._gate.pending is swap:
                 self._gate.finish(error)
         else:
-            self._arrived(swap)
-        self._tick()
+            self._on_loaded(swap)
+        self._account_time()
         self._swap = None
-        self._pump()
+        self._schedule()
 
-    async def _replace(self, swap: Swap, link: Link) -> None:
-        client, spans = link.client, link.capabilities.spans
-        keeps = swap.activation is Activation.IN_FLIGHT and spans and bool(self._running)
+    async def _replace(self, swap: Swap, session: ServerSession) -> None:
+        client, spans = session.client, session.capabilities.spans
+        keeps_cache = swap.activation is Activation.IN_FLIGHT and spans and bool(self._running)
         try:
             if spans:
-                await client.pause("in_place" if keeps else "retract")
-                # An answer of the scheduler comes after all tokens it made before it paused.
+                await client.pause("in_place" if keeps_cache else "retract")
+                # The scheduler answers after it has sent all tokens from before the pause.
                 await client.server_info()
             else:
                 await self._interrupt(client)
-            # With the cache in use it cannot be emptied; new requests do not share it anyway.
-            await link.loader.load(swap.snapshot, flush=not keeps)
+            # A cache in use cannot be flushed; new requests do not share it in any case.
+            await session.loader.load(swap.snapshot, flush=not keeps_cache)
         finally:
             await client.resume()
 
     async def _interrupt(self, client: SglangClient) -> None:
-        """Take running requests out of a server that could not say which version made what."""
-        tasks = [slot.task for slot in self._running.values() if slot.task is not None]
-        for slot in self._running.values():
-            slot.again = True
+        """Abort running requests on a server that does not report which version made a token."""
+        tasks = [
+            server_request.task
+            for server_request in self._running.values()
+            if server_request.task is not None
+        ]
+        for server_request in self._running.values():
+            server_request.interrupted = True
         await client.pause("abort")
         if tasks:
-            await asyncio.wait(tasks, timeout=DRAIN_S)
+            await asyncio.wait(tasks, timeout=INTERRUPT_TIMEOUT_S)
 
-    def _arrived(self, swap: Swap) -> None:
-        """The server has these weights, whatever has been proposed in the meantime."""
-        self._snapshot, self._lost = swap.snapshot, ""
+    def _on_loaded(self, swap: Swap) -> None:
+        """Activate a version that the server has loaded, whatever was proposed meanwhile."""
+        self._snapshot, self._unavailable = swap.snapshot, ""
         if self._gate.pending is swap:
             self._gate.finish()
         else:
@@ -329,82 +344,84 @@ class SglangEngine:
             newer = self._gate.pending
             if newer is not None and newer.version < swap.version:
                 self._gate.finish(StateError(f"version {swap.version} is active"))
-        for slot in self._line.swapped():
-            self._put(version_gone(slot.request, self._gate.version))
+        for server_request in self._queue.swapped():
+            self._put(version_gone(server_request.request, self._gate.version))
 
     # the server -----------------------------------------------------------------------------
 
     async def _supervise(self) -> None:
         while True:
             reason = await self._connection.server.died()
-            log.error("server lost", job=self._job_id, reason=reason)
-            self._lose(reason)
+            log.error("server died", job=self._job_id, reason=reason)
+            self._set_unavailable(reason)
             await self._connection.drop()
             await self._connection.reopen()
-            self._pump()
+            self._schedule()
             self._spawn(self._restore(), "restore")
 
     async def _watch(self) -> None:
-        """End a server that lives but has fallen silent over its requests."""
+        """Stop a server that is alive but has sent nothing for `stall_s` despite requests."""
         while True:
             await asyncio.sleep(self._stall_s / 8)
             if not self._running or self._swap is not None:
-                self._heard = self._clock()
-            elif self._clock() - self._heard > self._stall_s:
-                log.error("server silent", job=self._job_id, seconds=self._stall_s)
-                self._heard = self._clock()
+                self._last_event_at = self._clock()
+            elif self._clock() - self._last_event_at > self._stall_s:
+                log.error("server stalled", job=self._job_id, seconds=self._stall_s)
+                self._last_event_at = self._clock()
                 await self._connection.server.stop()
 
     async def _restore(self) -> None:
-        """Give a new server what the old one had, unless something newer is on its way."""
+        """Load the last snapshot into a new server, unless a newer one is on its way."""
         attempt = 0
         while self._gate.version < 0 and self._gate.pending is None and self._snapshot is not None:
             swap = Swap(self._snapshot, Activation.IN_FLIGHT)
             self._gate.propose(swap)
-            self._pump()
+            self._schedule()
             try:
                 await asyncio.wrap_future(swap.done)
             except PacelineError as error:
-                log.warning("not restored", job=self._job_id, version=swap.version, error=error)
-                await asyncio.sleep(pause_s(attempt))
+                log.warning(
+                    "weights not restored", job=self._job_id, version=swap.version, error=error
+                )
+                await asyncio.sleep(retry_delay_s(attempt))
                 attempt += 1
 
-    def _lose(self, reason: str) -> None:
-        """No valid version: all callers go on elsewhere, with the tokens they have."""
-        self._tick()
-        self._lost = f"{reason}; go on elsewhere"
+    def _set_unavailable(self, reason: str) -> None:
+        """Refuse all requests; callers keep the tokens they have and use another worker."""
+        self._account_time()
+        self._unavailable = f"{reason}; resume on another worker"
         self._gate.version = -1
-        for slot in [*self._running.values(), *self._line.clear()]:
-            self._running.pop(slot.request_id, None)
-            self._put(refusal(slot.request_id, "UNAVAILABLE", self._lost))
-            if slot.task is not None:
-                slot.task.cancel()
+        for server_request in [*self._running.values(), *self._queue.clear()]:
+            self._running.pop(server_request.request_id, None)
+            self._put(error_output(server_request.request_id, "UNAVAILABLE", self._unavailable))
+            if server_request.task is not None:
+                server_request.task.cancel()
 
     # helpers --------------------------------------------------------------------------------
 
-    def _put(self, emission: Emission) -> None:
-        self._outbox.put([emission])
+    def _put(self, output: EngineOutput) -> None:
+        self._output_queue.put([output])
 
     def _next_rid(self) -> str:
-        """SGLang aborts all ids that begin with the one given, so all have one length."""
+        """A new request id; all have the same length, as SGLang aborts by prefix."""
         self._calls += 1
         return f"{self._prefix}{self._calls:012x}"
 
-    def _tick(self) -> None:
-        """Book the time since the last change."""
+    def _account_time(self) -> None:
+        """Account for the time since the last change."""
         now = self._clock()
         kind = "swap" if self._swap is not None else "busy" if self._running else "idle"
-        self._seconds[kind] += now - self._seen
-        self._seen = now
+        self._seconds[kind] += now - self._updated_at
+        self._updated_at = now
 
     def _spawn(self, work: Any, name: str) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a task of the engine failed", task=task.get_name(), error=task.exception())
-            self._outbox.close()
+            self._output_queue.close()

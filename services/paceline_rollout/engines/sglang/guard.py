@@ -1,7 +1,7 @@
-"""Runs a server as its child and takes it down with whoever started the guard.
+"""Runs a server as its child, and kills it when the process that started the guard ends.
 
-Started by path with nothing but the standard library. Its standard input is a pipe that only the
-starter holds open: however the starter ends, the pipe closes and the whole group is killed.
+It is started by path and uses only the standard library. Its standard input is a pipe whose other
+end only the parent has: however the parent ends, the pipe closes and the process group is killed.
 """
 
 import os
@@ -12,15 +12,15 @@ import threading
 
 
 def main() -> int:
-    """Run the command of the arguments; its exit code."""
+    """Run the command in the arguments; returns its exit code."""
     if os.getpgid(0) != os.getpid():
-        print("guard: wants a process group of its own", file=sys.stderr)
+        print("guard: must lead its own process group", file=sys.stderr)
         return 2
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=_watch, daemon=True).start()
     code = child.wait()
     print(f"guard: the server ended with {code}", file=sys.stderr, flush=True)
-    # What the server has started must not survive it and keep its ports or memory.
+    # Children of the server must not survive it and keep ports or memory.
     os.killpg(0, signal.SIGKILL)
     return code
 

@@ -1,6 +1,6 @@
-"""What tensors a model has, so that a snapshot that does not fit never reaches the server.
+"""Names and shapes of a model's tensors, to reject a snapshot before it reaches the server.
 
-SGLang skips tensors it does not know and dies of those with a wrong shape.
+SGLang skips unknown tensors and crashes on those with a wrong shape.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import InvalidError
-from paceline_rollout.engines.base import Snapshot
+from paceline.plugins import WeightSnapshot
 
 Shape = tuple[int, ...]
 
 
 class Layout:
-    """Names and shapes of a model, from its `config.json`; no memory is taken for weights."""
+    """Names and shapes of a model's tensors, from its `config.json`, without allocating them."""
 
     def __init__(self, model_dir: Path) -> None:
         import torch
@@ -27,10 +27,10 @@ class Layout:
             model: Any = AutoModelForCausalLM.from_config(config)
         model.tie_weights()
         self._shapes: dict[str, Shape] = {n: tuple(t.shape) for n, t in model.state_dict().items()}
-        self._needed = {name for name, _ in model.named_parameters()}
+        self._required = {name for name, _ in model.named_parameters()}
 
-    def check(self, snapshot: Snapshot) -> None:
-        """Raise `InvalidError` unless the snapshot is whole and fits."""
+    def check(self, snapshot: WeightSnapshot) -> None:
+        """Raise `InvalidError` unless the snapshot is complete and fits the model."""
         names = {name for name, _ in snapshot.header.tied}
         for entry, _ in snapshot.tensors():
             shape = self._shapes.get(entry.name)
@@ -40,7 +40,7 @@ class Layout:
                 text = f"snapshot: tensor {entry.name!r} has shape {tuple(entry.shape)}"
                 raise InvalidError(f"{text}; allowed: {shape}")
             names.add(entry.name)
-        if missing := sorted(self._needed - names):
+        if missing := sorted(self._required - names):
             raise InvalidError(f"snapshot: tensor {missing[0]!r} is missing")
 
 

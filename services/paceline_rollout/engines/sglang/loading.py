@@ -1,4 +1,4 @@
-"""Three ways of a snapshot into a server: in the request, over disk, by broadcast."""
+"""Loads a snapshot into a server in one of three ways: request, disk, broadcast."""
 
 from __future__ import annotations
 
@@ -20,49 +20,51 @@ from typing import Any, Literal
 import torch
 
 from paceline.errors import InvalidError, NotFoundError, PacelineError, UnavailableError
-from paceline.logs import Log
-from paceline_rollout.engines.base import Entry, Snapshot
+from paceline.plugins import TensorSpec, WeightSnapshot
+from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
-from paceline_rollout.engines.sglang.broadcast import Broadcast
+from paceline_rollout.engines.sglang.broadcast import TensorBroadcast
 from paceline_rollout.engines.sglang.capabilities import Capabilities
 
 TMPFS = Path("/dev/shm")
 _ALIGN = 64
 _SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}
-Bucket = list[tuple[Entry, memoryview]]
+Bucket = list[tuple[TensorSpec, memoryview]]
 log = Log("sglang")
 
 
 @dataclass(frozen=True, slots=True)
-class Loading:
-    """How weights reach a server."""
+class LoadOptions:
+    """How weights are transferred to a server."""
 
-    way: Literal["tensor", "disk", "distributed"]
-    ranks: int  # that the server spreads them over by itself
-    shared_memory: bool  # whether the server sees this machine's memory
-    folder: Path | None  # that both see
+    method: Literal["tensor", "disk", "distributed"]
+    ranks: int  # over which the server shards them by itself
+    shared_memory: bool  # whether the server shares this machine's memory
+    folder: Path | None  # on a file system that both can access
     bucket_bytes: int
     backend: str  # of the process group
 
 
 class Loader:
-    """Loads whole snapshots; the server is paused, or idle, while it does."""
+    """Loads complete snapshots; the server must be paused or idle."""
 
     def __init__(
-        self, *, client: SglangClient, capabilities: Capabilities, loading: Loading
+        self, *, client: SglangClient, capabilities: Capabilities, options: LoadOptions
     ) -> None:
         self._client = client
         self._sessions = capabilities.sessions
-        self._how = loading
-        self._broadcast = Broadcast(client=client, ranks=loading.ranks, backend=loading.backend)
+        self._options = options
+        self._broadcast = TensorBroadcast(
+            client=client, ranks=options.ranks, backend=options.backend
+        )
 
-    async def load(self, snapshot: Snapshot, *, flush: bool) -> None:
-        """Put all tensors in place; after a failure the server's weights are undefined.
+    async def load(self, snapshot: WeightSnapshot, *, flush: bool) -> None:
+        """Load all tensors; after a failure the server's weights are undefined.
 
         Raises:
-            PacelineError: by none of the ways that this server allows.
+            PacelineError: all methods that this server supports failed.
         """
-        if self._how.way == "disk":
+        if self._options.method == "disk":
             await self._from_disk(snapshot, flush=flush)
             return
         try:
@@ -70,20 +72,20 @@ class Loader:
         except UnavailableError:
             raise
         except PacelineError as error:
-            if self._how.folder is None:
+            if self._options.folder is None:
                 raise
-            log.warning("loading over disk instead", way=self._how.way, error=error)
+            log.warning("loading from disk instead", method=self._options.method, error=error)
             await self._from_disk(snapshot, flush=flush)
 
-    def leave(self) -> None:
-        """Forget the process group; the server is gone, or will be."""
-        self._broadcast.forget()
+    def reset(self) -> None:
+        """Drop the process group without leaving it: the server has ended or is about to."""
+        self._broadcast.reset()
 
-    async def _in_session(self, snapshot: Snapshot, *, flush: bool) -> None:
-        send = self._send if self._how.way == "tensor" else self._broadcast.send
+    async def _in_session(self, snapshot: WeightSnapshot, *, flush: bool) -> None:
+        send = self._send if self._options.method == "tensor" else self._broadcast.send
         await self._begin()
         try:
-            buckets = list(buckets_of(snapshot, self._how.bucket_bytes))
+            buckets = list(buckets_of(snapshot, self._options.bucket_bytes))
             for number, bucket in enumerate(buckets, 1):
                 last = number == len(buckets)
                 await send(bucket, _labels(snapshot, last=last, flush=flush and last))
@@ -99,31 +101,31 @@ class Loader:
         except NotFoundError:
             self._sessions = False
         except InvalidError:
-            # Whoever opened the session before did not live to close it.
+            # An earlier worker died without closing its session.
             await self._client.end_update()
             await self._client.begin_update()
 
     async def _send(self, bucket: Bucket, labels: dict[str, Any]) -> None:
         try:
-            held, payload = await asyncio.to_thread(
-                pack, bucket, shared_memory=self._how.shared_memory
+            tensor, payload = await asyncio.to_thread(
+                pack, bucket, shared_memory=self._options.shared_memory
             )
         except RuntimeError as error:
-            # PyTorch keeps shared memory in a process of its own, which may be slow or gone.
+            # PyTorch manages shared memory in a separate process, which may be slow or dead.
             raise PacelineError(f"no shared memory: {str(error).partition(chr(10))[0]}") from error
         body = {
-            "serialized_named_tensors": [payload] * self._how.ranks,
+            "serialized_named_tensors": [payload] * self._options.ranks,
             "load_format": "flattened_bucket",
             **labels,
         }
         await self._client.update_from_tensor(body)
-        # Shared memory lives as long as the tensor that made it.
-        del held
+        # Shared memory is freed with the tensor that owns it.
+        del tensor
 
-    async def _from_disk(self, snapshot: Snapshot, *, flush: bool) -> None:
-        base = self._how.folder
+    async def _from_disk(self, snapshot: WeightSnapshot, *, flush: bool) -> None:
+        base = self._options.folder
         if base is None:
-            raise InvalidError("rollout.engine.folder: is needed for a server of someone else")
+            raise InvalidError("rollout.engine.folder: is required for an attached server")
         path = Path(await asyncio.to_thread(tempfile.mkdtemp, "", "paceline-weights-", base))
         try:
             await asyncio.to_thread(write_safetensors, path / "model.safetensors", snapshot)
@@ -135,19 +137,19 @@ class Loader:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
 
-def folder_for(given: Path | None, *, attached: bool) -> Path | None:
-    """Where weights go on their way over disk: memory, if the machine has such a folder."""
-    if given is not None or attached:
-        return given
+def folder_for(folder: Path | None, *, attached: bool) -> Path | None:
+    """The folder for loading from disk: tmpfs if the machine has it, unless one is configured."""
+    if folder is not None or attached:
+        return folder
     return TMPFS if TMPFS.is_dir() else Path(tempfile.gettempdir())
 
 
-def buckets_of(snapshot: Snapshot, most_bytes: int) -> Iterator[Bucket]:
-    """Tensors in order, in as few parts as the size allows."""
+def buckets_of(snapshot: WeightSnapshot, max_bytes: int) -> Iterator[Bucket]:
+    """Group tensors, in order, into buckets of at most `max_bytes`."""
     bucket: Bucket = []
     size = 0
     for entry, data in snapshot.tensors():
-        if bucket and size + len(data) > most_bytes:
+        if bucket and size + len(data) > max_bytes:
             yield bucket
             bucket, size = [], 0
         bucket.append((entry, data))
@@ -157,39 +159,43 @@ def buckets_of(snapshot: Snapshot, most_bytes: int) -> Iterator[Bucket]:
 
 
 def pack(bucket: Bucket, *, shared_memory: bool) -> tuple[torch.Tensor, str]:
-    """A flattened bucket as SGLang takes it, and the tensor that has to outlive the call."""
-    places, size = _places(bucket)
+    """A flattened bucket in SGLang's format, and the tensor that must outlive the call."""
+    offsets, size = _offsets(bucket)
     flat = torch.empty(size, dtype=torch.uint8)
     if shared_memory:
-        # SGLang's process cannot take file descriptors over, only names.
+        # SGLang's process can attach shared memory by name, but not by file descriptor.
         before = torch.multiprocessing.get_sharing_strategy()
         torch.multiprocessing.set_sharing_strategy("file_system")
         try:
             flat.share_memory_()
-            _fill(flat, bucket, places)
-            data = _by_name(_content(flat, bucket, places))
+            _fill(flat, bucket, offsets)
+            data = _pickle_by_name(_content(flat, bucket, offsets))
         finally:
             torch.multiprocessing.set_sharing_strategy(before)
     else:
-        _fill(flat, bucket, places)
-        data = pickle.dumps(_content(flat, bucket, places))
+        _fill(flat, bucket, offsets)
+        data = pickle.dumps(_content(flat, bucket, offsets))
     return flat, base64.b64encode(data).decode()
 
 
-def write_safetensors(path: Path, snapshot: Snapshot) -> None:
-    """The snapshot as one file in the usual format, without copying it first."""
+def write_safetensors(path: Path, snapshot: WeightSnapshot) -> None:
+    """Write a snapshot as one safetensors file, without copying it in memory."""
     header: dict[str, Any] = {}
     parts: list[memoryview] = []
-    at = 0
+    offset = 0
     for entry, data in snapshot.tensors():
         kind = _SAFETENSORS.get(entry.dtype)
         if kind is None:
             allowed = ", ".join(_SAFETENSORS)
             raise InvalidError(f"snapshot: {entry.name} is {entry.dtype}; allowed: {allowed}")
-        place = [at, at + len(data)]
-        header[entry.name] = {"dtype": kind, "shape": list(entry.shape), "data_offsets": place}
+        end = offset + len(data)
+        header[entry.name] = {
+            "dtype": kind,
+            "shape": list(entry.shape),
+            "data_offsets": [offset, end],
+        }
         parts.append(data)
-        at += len(data)
+        offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:
@@ -198,42 +204,42 @@ def write_safetensors(path: Path, snapshot: Snapshot) -> None:
             out.write(part)
 
 
-def _labels(snapshot: Snapshot, *, last: bool, flush: bool) -> dict[str, Any]:
+def _labels(snapshot: WeightSnapshot, *, last: bool, flush: bool) -> dict[str, Any]:
     version = {"weight_version": str(snapshot.header.version)} if last else {}
     return {"flush_cache": flush, "abort_all_requests": False, **version}
 
 
-def _places(bucket: Bucket) -> tuple[list[int], int]:
-    places: list[int] = []
-    at = 0
+def _offsets(bucket: Bucket) -> tuple[list[int], int]:
+    offsets: list[int] = []
+    offset = 0
     for _, data in bucket:
-        places.append(at)
-        at += -(-len(data) // _ALIGN) * _ALIGN
-    return places, at
+        offsets.append(offset)
+        offset += -(-len(data) // _ALIGN) * _ALIGN
+    return offsets, offset
 
 
-def _fill(flat: torch.Tensor, bucket: Bucket, places: Sequence[int]) -> None:
-    for place, (_, data) in zip(places, bucket, strict=True):
-        flat[place : place + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
+def _fill(flat: torch.Tensor, bucket: Bucket, offsets: Sequence[int]) -> None:
+    for offset, (_, data) in zip(offsets, bucket, strict=True):
+        flat[offset : offset + len(data)] = torch.frombuffer(data, dtype=torch.uint8)
 
 
-def _content(flat: torch.Tensor, bucket: Bucket, places: Sequence[int]) -> dict[str, Any]:
-    # SGLang reads attributes only, so its own class for this need not be imported.
+def _content(flat: torch.Tensor, bucket: Bucket, offsets: Sequence[int]) -> dict[str, Any]:
+    # SGLang only reads attributes, so its own class is not needed.
     metadata = [
         SimpleNamespace(
             name=entry.name,
             shape=torch.Size(entry.shape),
             dtype=getattr(torch, entry.dtype),
-            start_idx=place,
-            end_idx=place + len(data),
+            start_idx=offset,
+            end_idx=offset + len(data),
             numel=len(data),
         )
-        for place, (entry, data) in zip(places, bucket, strict=True)
+        for offset, (entry, data) in zip(offsets, bucket, strict=True)
     ]
     return {"flattened_tensor": flat, "metadata": metadata}
 
 
-def _by_name(content: Any) -> bytes:
+def _pickle_by_name(content: Any) -> bytes:
     out = io.BytesIO()
     ForkingPickler(out, pickle.HIGHEST_PROTOCOL).dump(content)
     return out.getvalue()

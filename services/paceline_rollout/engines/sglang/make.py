@@ -1,4 +1,4 @@
-"""The `sglang` engine of a job."""
+"""Builds the `sglang` engine of a job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from paceline.config.load import validate
 from paceline.errors import ConfigError
-from paceline_rollout.engines.sglang.connection import Connection
+from paceline_rollout.engines.sglang.connection import ServerConnection
 from paceline_rollout.engines.sglang.engine import SglangEngine
-from paceline_rollout.engines.sglang.loading import Loading, folder_for
+from paceline_rollout.engines.sglang.loading import LoadOptions, folder_for
 from paceline_rollout.engines.sglang.options import SglangOptions, SglangSettings
 from paceline_rollout.engines.sglang.server import AttachedServer, Launch, LaunchedServer, Server
 
@@ -27,7 +27,7 @@ def sglang(
     settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> SglangEngine:
-    """An engine whose server is launched, or attached to.
+    """An engine with a server that is launched or attached to.
 
     `options` are the job's `SglangOptions`, `settings` the pool's `SglangSettings`.
 
@@ -36,28 +36,33 @@ def sglang(
     """
     if model_dir is None:
         raise ConfigError("rollout.engine: sglang needs a model folder")
-    chosen, place = validate(SglangOptions, options), validate(SglangSettings, dict(settings or {}))
+    job_options, pool_settings = (
+        validate(SglangOptions, options),
+        validate(SglangSettings, dict(settings or {})),
+    )
     launch = Launch(
-        python=place.python,
+        python=pool_settings.python,
         model_dir=model_dir,
         log_path=model_dir / "sglang.log",
         dtype=dtype,
-        device=chosen.device,
+        device=job_options.device,
         max_context=max_context,
         max_concurrent=max_concurrent,
-        max_tokens=chosen.cache_tokens,
+        max_tokens=job_options.cache_tokens,
         threads=threads,
-        tp=chosen.tp,
-        dp=chosen.dp,
-        ep=chosen.ep,
-        deterministic=chosen.deterministic,
-        module=place.module,
-        args=(*_flags(chosen), *place.args),
-        environment=place.environment,
+        tp=job_options.tp,
+        dp=job_options.dp,
+        ep=job_options.ep,
+        deterministic=job_options.deterministic,
+        module=pool_settings.module,
+        args=(*_flags(job_options), *pool_settings.args),
+        environment=pool_settings.environment,
     )
     return SglangEngine(
-        connection=Connection(
-            server=_server(chosen, place, launch), loading=_loading(chosen, place), job_id=job_id
+        connection=ServerConnection(
+            server=_server(job_options, pool_settings, launch),
+            load_options=_load_options(job_options, pool_settings),
+            job_id=job_id,
         ),
         model_dir=model_dir,
         tokenizer_dir=tokenizer_dir,
@@ -65,34 +70,36 @@ def sglang(
         max_context=max_context,
         max_concurrent=max_concurrent,
         job_id=job_id,
-        deterministic=chosen.deterministic,
-        stall_s=chosen.stall_s,
+        deterministic=job_options.deterministic,
+        stall_s=job_options.stall_s,
     )
 
 
-def _flags(chosen: SglangOptions) -> list[str]:
-    flags = [] if chosen.kv_dtype == "auto" else [f"--kv-cache-dtype={chosen.kv_dtype}"]
-    if chosen.mem_fraction is not None:
-        flags.append(f"--mem-fraction-static={chosen.mem_fraction}")
-    if chosen.chunked_prefill is not None:
-        flags.append(f"--chunked-prefill-size={chosen.chunked_prefill}")
+def _flags(job_options: SglangOptions) -> list[str]:
+    flags = [] if job_options.kv_dtype == "auto" else [f"--kv-cache-dtype={job_options.kv_dtype}"]
+    if job_options.mem_fraction is not None:
+        flags.append(f"--mem-fraction-static={job_options.mem_fraction}")
+    if job_options.chunked_prefill is not None:
+        flags.append(f"--chunked-prefill-size={job_options.chunked_prefill}")
     return flags
 
 
-def _server(chosen: SglangOptions, place: SglangSettings, launch: Launch) -> Server:
-    key, timeout_s = place.api_key.get_secret_value(), chosen.startup_timeout_s
-    if place.url:
-        return AttachedServer(place.url, api_key=key, timeout_s=timeout_s)
+def _server(job_options: SglangOptions, pool_settings: SglangSettings, launch: Launch) -> Server:
+    key, timeout_s = pool_settings.api_key.get_secret_value(), job_options.startup_timeout_s
+    if pool_settings.url:
+        return AttachedServer(pool_settings.url, api_key=key, timeout_s=timeout_s)
     return LaunchedServer(launch, api_key=key, timeout_s=timeout_s)
 
 
-def _loading(chosen: SglangOptions, place: SglangSettings) -> Loading:
-    ours = not place.url
-    return Loading(
-        way=chosen.load,
-        ranks=chosen.tp,
-        shared_memory=ours if place.shared_memory is None else place.shared_memory,
-        folder=folder_for(place.folder, attached=not ours),
-        bucket_bytes=chosen.bucket_bytes,
-        backend=chosen.backend or ("gloo" if chosen.device == "cpu" else "nccl"),
+def _load_options(job_options: SglangOptions, pool_settings: SglangSettings) -> LoadOptions:
+    launched = not pool_settings.url
+    return LoadOptions(
+        method=job_options.load,
+        ranks=job_options.tp,
+        shared_memory=launched
+        if pool_settings.shared_memory is None
+        else pool_settings.shared_memory,
+        folder=folder_for(pool_settings.folder, attached=not launched),
+        bucket_bytes=job_options.bucket_bytes,
+        backend=job_options.backend or ("gloo" if job_options.device == "cpu" else "nccl"),
     )

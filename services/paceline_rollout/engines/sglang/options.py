@@ -1,4 +1,4 @@
-"""What a job file may say under `rollout.engine` with `kind: sglang`, and what only a pool may."""
+"""Options of `rollout.engine` with `kind: sglang` in a job file, and settings of a pool."""
 
 from __future__ import annotations
 
@@ -7,56 +7,56 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from paceline.config.base import Closed
+from paceline.plugins import StrictModel
 
 MODULE = "sglang.launch_server"
 Count = Field(default=1, ge=1, le=1024)
 
 
-class SglangOptions(Closed):
-    """How the server computes, and how weights reach it: what a job may choose."""
+class SglangOptions(StrictModel):
+    """What a job may choose: how the server computes, and how weights reach it."""
 
     tp: int = Count
     dp: int = Count
     ep: int = Count
     """Tensor, data and expert parallel sizes."""
     device: str = Field(default="", pattern="^[a-z]*$")
-    """Empty: whatever SGLang finds."""
+    """Empty: SGLang chooses."""
     cache_tokens: int = Field(default=0, ge=0)
-    """Size of its KV cache; 0: what fits."""
+    """Tokens in the KV cache; 0: as many as fit."""
     mem_fraction: float | None = Field(default=None, gt=0, lt=1)
     """Share of the device's memory for weights and KV cache; null: SGLang's own choice."""
     kv_dtype: Literal["auto", "bf16", "fp8_e4m3", "fp8_e5m2"] = "auto"
-    """Of the KV cache."""
+    """Type of the KV cache's elements."""
     chunked_prefill: int | None = Field(default=None, ge=-1)
-    """Tokens of a prompt that are computed at once; -1: all, null: SGLang's own choice."""
+    """Tokens of a prompt per chunk; -1: no chunks, null: SGLang's own choice."""
     deterministic: bool = False
-    """Batch-invariant kernels and seeded sampling; SGLang has them for GPUs only."""
+    """Batch-invariant kernels and seeded sampling; GPUs only."""
     startup_timeout_s: float = Field(default=600.0, gt=0)
     stall_s: float = Field(default=120.0, gt=0)
-    """A launched server that says nothing for so long, with requests to answer, is replaced."""
+    """A launched server with open requests that sends nothing for so long is restarted."""
     load: Literal["tensor", "disk", "distributed"] = "tensor"
-    """How weights travel: by the request, which points to memory shared with a server on this
-    machine; through a folder; or over a process group."""
+    """How weights are transferred: in the request, or in shared memory that it points to; through
+    a folder; or over a process group."""
     bucket_bytes: int = Field(default=256 << 20, ge=1)
     backend: Literal["", "nccl", "gloo"] = ""
-    """Of `load: distributed`; empty: gloo on a CPU, else nccl."""
+    """For `load: distributed`; empty: gloo on CPUs, nccl on GPUs."""
 
 
-class SglangSettings(Closed):
-    """What is run on the machines of a pool, by its `engines.sglang`: no job has a say in it."""
+class SglangSettings(StrictModel):
+    """`engines.sglang` of a pool: what runs on its machines, which no job may change."""
 
     python: Path = Path(".venv-sglang/bin/python")
-    """Interpreter of the environment that SGLang is installed in."""
+    """Interpreter of the virtual environment that SGLang is installed in."""
     module: str = MODULE
     args: tuple[str, ...] = ()
     """Further flags of the server, such as `--attention-backend=fa3`."""
     environment: dict[str, str] = Field(default={})
-    """Further variables of its process."""
+    """Further environment variables of the server."""
     url: str = ""
-    """A server that someone else runs; none is launched then."""
+    """URL of a server to attach to; none is launched then."""
     api_key: SecretStr = Field(default=SecretStr(""), repr=False)
     shared_memory: bool | None = None
-    """Whether the server sees this machine's memory; null: a launched one does."""
+    """Whether the server shares this machine's memory; null: if it is launched."""
     folder: Path | None = None
-    """Of `load: disk`; null: tmpfs, with a launched server."""
+    """For `load: disk`; null: tmpfs with a launched server, none with an attached one."""

@@ -1,4 +1,4 @@
-"""An SGLang server as a child: command line, start, death, end."""
+"""Launches an SGLang server as a child process, or attaches to a running one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Protocol
 
 from paceline.errors import ConfigError, DeadlineError, UnavailableError
 from paceline.files import tail
-from paceline.logs import Log
-from paceline.ports import is_free
+from paceline.local.ports import is_free
+from paceline.telemetry.logs import Log
 from paceline_rollout.engines.sglang.api import SglangClient
 from paceline_rollout.engines.sglang.capabilities import Capabilities, parse_version
 from paceline_rollout.engines.sglang.options import MODULE
@@ -30,7 +30,7 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # Room for the few tokens that SGLang keeps for itself beyond the longest context.
+    # SGLang reserves a few tokens beyond the longest context.
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
 }
 _VERSION_SCRIPT = "from importlib.metadata import version; print(version('sglang'))"
@@ -41,41 +41,41 @@ _CPU_ARGS = (
     "--mem-fraction-static=0.2",
 )
 CONTEXT_SLACK = 8
-_MOST_LOG_BYTES = 64 << 20
+_MAX_LOG_BYTES = 64 << 20
 log = Log("sglang")
 
 
 class Server(Protocol):
-    """Where SGLang answers, whoever started it."""
+    """An SGLang server, launched or attached to."""
 
     url: str
     api_key: str
 
     async def start(self) -> Capabilities:
-        """Make it answer; raises `UnavailableError` if it does not."""
+        """Start the server and wait until it is ready, or raise `UnavailableError`."""
         ...
 
     async def died(self) -> str:
-        """Wait until it is gone; why."""
+        """Wait until the server ends; returns why."""
         ...
 
     async def stop(self) -> None:
-        """Let it go."""
+        """Stop the server, if it was launched."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started."""
+    """How to launch a server."""
 
     python: Path
     model_dir: Path
     log_path: Path
     dtype: str
-    device: str  # empty: whatever SGLang finds
+    device: str  # empty: SGLang chooses
     max_context: int
     max_concurrent: int
-    max_tokens: int  # of its cache; 0: what fits
+    max_tokens: int  # of the KV cache; 0: as many as fit
     threads: int
     tp: int = 1
     dp: int = 1
@@ -88,9 +88,9 @@ class Launch:
     def command(
         self, *, port: int, capabilities: Capabilities | None, config: Path | None = None
     ) -> list[str]:
-        """The command line, for a server of these capabilities as far as they are known.
+        """The command line, for a server of these capabilities if they are known.
 
-        `config` is a file with further flags: everybody on a machine can read a command line.
+        `config` is a file with secret flags: all users of a machine can read a command line.
         """
         flags = [
             f"--model-path={self.model_dir}",
@@ -105,7 +105,7 @@ class Launch:
             f"--port={port}",
             "--sleep-on-idle",
             "--skip-tokenizer-init",
-            # It asks for more tokens than a small context has room for.
+            # The warm-up request does not fit a small context.
             "--skip-server-warmup",
         ]
         if self.ep > 1:
@@ -131,7 +131,7 @@ class Launch:
 
 
 class LaunchedServer:
-    """A server of our own, in a process group of its own, that dies with this process."""
+    """A child server in its own process group, which ends with this process."""
 
     def __init__(
         self,
@@ -150,38 +150,39 @@ class LaunchedServer:
 
     @property
     def pid(self) -> int:
-        """Of the guard, which is also the process group; 0 when none runs."""
+        """Id of the guard's process and process group; 0 while none runs."""
         return self._guard.pid if self._guard is not None else 0
 
     async def start(self) -> Capabilities:
-        """Start and wait until it is ready.
+        """Start the server and wait until it is ready.
 
         Raises:
-            ConfigError: there is no such interpreter.
-            UnavailableError: it ended or was not ready in time; carries its last words.
+            ConfigError: the interpreter does not exist.
+            UnavailableError: the server ended; has the last lines of its log.
+            DeadlineError: the server was not ready in time.
         """
         await self.stop()
-        known = await self._installed()
+        capabilities = await self._installed()
         for _ in range(PORT_TRIES - 1):
             port = self._choose_port()
             try:
-                return await self._start_at(port, known)
+                return await self._start_at(port, capabilities)
             except UnavailableError:
-                # Whoever else starts at this moment may have been given the same one.
+                # A process that starts at the same time may have got the same port.
                 if is_free(port):
                     raise
-                log.warning("the port was taken by another", port=port)
-        return await self._start_at(self._choose_port(), known)
+                log.warning("port taken by another process", port=port)
+        return await self._start_at(self._choose_port(), capabilities)
 
-    async def _start_at(self, port: int, known: Capabilities | None) -> Capabilities:
+    async def _start_at(self, port: int, capabilities: Capabilities | None) -> Capabilities:
         launch = self._launch
         self.url = f"http://127.0.0.1:{port}"
         config = self._write_key()
         self._guard = await self._spawn(
-            launch.command(port=port, capabilities=known, config=config)
+            launch.command(port=port, capabilities=capabilities, config=config)
         )
         log.info("starting", pid=self._guard.pid, url=self.url, log=launch.log_path)
-        began = time.monotonic()
+        started = time.monotonic()
         client = SglangClient(self.url, api_key=self.api_key)
         try:
             await self._until_ready(client)
@@ -194,11 +195,11 @@ class LaunchedServer:
             if config is not None:
                 config.unlink(missing_ok=True)
         found = str(info.get("version", ""))
-        log.info("ready", version=found, took_s=time.monotonic() - began, url=self.url)
+        log.info("ready", version=found, took_s=time.monotonic() - started, url=self.url)
         return parse_version(found)
 
     def _write_key(self) -> Path | None:
-        """A file with the key for the server to read at its start, for the owner alone."""
+        """A file with the API key, readable only by its owner, for the server to read at start."""
         if not self.api_key:
             return None
         path = self._launch.log_path.with_suffix(f".{os.getpid()}.yaml")
@@ -209,13 +210,13 @@ class LaunchedServer:
         return path
 
     async def died(self) -> str:
-        """Wait until it is gone; why."""
+        """Wait until the server ends; returns why."""
         assert self._guard is not None
         code = await self._guard.wait()
         return f"the SGLang server ended with {code}; its log is {self._launch.log_path}"
 
     async def stop(self) -> None:
-        """Kill the group; returns when the guard is gone."""
+        """Kill the process group; returns when the guard has ended."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
@@ -230,8 +231,8 @@ class LaunchedServer:
             async with asyncio.timeout(self._timeout_s):
                 while not await client.ready():
                     if guard.returncode is not None:
-                        words = tail(launch.log_path, num_bytes=2000)
-                        raise UnavailableError(f"the SGLang server did not start: {words}")
+                        log_tail = tail(launch.log_path, num_bytes=2000)
+                        raise UnavailableError(f"the SGLang server did not start: {log_tail}")
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             text = f"the SGLang server was not ready after {self._timeout_s:g} s; see its log"
@@ -240,7 +241,7 @@ class LaunchedServer:
     async def _spawn(self, command: Sequence[str]) -> asyncio.subprocess.Process:
         launch = self._launch
         launch.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if launch.log_path.exists() and launch.log_path.stat().st_size > _MOST_LOG_BYTES:
+        if launch.log_path.exists() and launch.log_path.stat().st_size > _MAX_LOG_BYTES:
             launch.log_path.replace(launch.log_path.with_suffix(".log.1"))
         with launch.log_path.open("ab") as out:
             return await asyncio.create_subprocess_exec(
@@ -256,10 +257,10 @@ class LaunchedServer:
             )
 
     async def _installed(self) -> Capabilities | None:
-        """Of the release in the interpreter's environment; None if that does not say."""
+        """Capabilities of the installed release; None if it cannot be determined."""
         python = self._launch.python
         try:
-            asking = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 str(python),
                 "-I",
                 "-c",
@@ -273,12 +274,12 @@ class LaunchedServer:
             raise ConfigError(
                 f"engines.sglang.python: {python}: {error.strerror}; {text}"
             ) from None
-        found, _ = await asking.communicate()
-        return parse_version(found.decode()) if asking.returncode == 0 else None
+        found, _ = await process.communicate()
+        return parse_version(found.decode()) if process.returncode == 0 else None
 
 
 class AttachedServer:
-    """A server that someone else runs; it counts as gone when it stops answering."""
+    """A server that Paceline does not manage; it counts as ended once it stops answering."""
 
     def __init__(self, url: str, *, api_key: str, timeout_s: float, probe_s: float = 1.0) -> None:
         self.url = url
@@ -287,10 +288,10 @@ class AttachedServer:
         self._probe_s = probe_s
 
     async def start(self) -> Capabilities:
-        """Wait until it answers.
+        """Wait until the server is ready.
 
         Raises:
-            DeadlineError: it does not.
+            DeadlineError: it was not ready in time.
         """
         client = SglangClient(self.url, api_key=self.api_key)
         try:
@@ -307,25 +308,25 @@ class AttachedServer:
     async def died(self) -> str:
         """Wait until two probes in a row fail."""
         client = SglangClient(self.url, api_key=self.api_key)
-        missed = 0
+        failures = 0
         try:
-            while missed < 2:
+            while failures < 2:
                 await asyncio.sleep(self._probe_s)
                 try:
                     await client.model_info()
-                    missed = 0
+                    failures = 0
                 except (UnavailableError, DeadlineError):
-                    missed += 1
+                    failures += 1
         finally:
             await client.close()
         return f"the SGLang server at {self.url} does not answer"
 
     async def stop(self) -> None:
-        """It is not ours to stop."""
+        """Nothing: the server is not managed by Paceline."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

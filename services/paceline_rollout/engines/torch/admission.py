@@ -1,4 +1,4 @@
-"""Who may join now: as many as there are rows and memory for, in order."""
+"""Admits requests to decoding: as many as rows and memory allow, in order."""
 
 from __future__ import annotations
 
@@ -7,34 +7,43 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
-    """What a request needs, in tokens."""
+class TokenDemand:
+    """The memory that a request needs, in tokens."""
 
     name: Hashable  # of the block that has its prefix, or will have it
-    prefix: int  # size of that block, whoever else reads it; 0: needs none
+    prefix: int  # size of that block, which others may share; 0: no block
     own: int  # columns of its row
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What is taken and cannot be given back."""
+class CacheMemory:
+    """Memory that running requests use and that cannot be freed."""
 
-    most: int  # tokens
+    max_tokens: int
     rows: int
-    columns: int  # the most that a running row needs
-    held: frozenset[Hashable]  # blocks that running rows read
-    blocks: int  # tokens of those
+    columns: int  # maximum over the running rows
+    blocks_in_use: frozenset[Hashable]  # names of the blocks that running rows read
+    block_tokens: int  # tokens of those
 
 
-def choose(wants: Iterable[Want], memory: Memory, *, most_rows: int) -> tuple[int, Memory]:
-    """How many may join, and what is taken then; at least one if nothing runs."""
-    rows, columns, blocks, held = memory.rows, memory.columns, memory.blocks, set(memory.held)
+def choose(
+    demands: Iterable[TokenDemand], memory: CacheMemory, *, max_rows: int
+) -> tuple[int, CacheMemory]:
+    """How many requests to admit, and the memory used then; at least one if none runs."""
+    rows, columns, block_tokens, blocks_in_use = (
+        memory.rows,
+        memory.columns,
+        memory.block_tokens,
+        set(memory.blocks_in_use),
+    )
     chosen = 0
-    for want in wants:
-        wider = max(columns, want.own)
-        more = blocks + (0 if want.name in held else want.prefix)
-        if rows >= most_rows or (rows and (rows + 1) * wider + more > memory.most):
+    for demand in demands:
+        new_columns = max(columns, demand.own)
+        new_blocks = block_tokens + (0 if demand.name in blocks_in_use else demand.prefix)
+        if rows >= max_rows or (rows and (rows + 1) * new_columns + new_blocks > memory.max_tokens):
             break
-        rows, columns, blocks, chosen = rows + 1, wider, more, chosen + 1
-        held.add(want.name)
-    return chosen, Memory(memory.most, rows, columns, frozenset(held), blocks)
+        rows, columns, block_tokens, chosen = rows + 1, new_columns, new_blocks, chosen + 1
+        blocks_in_use.add(demand.name)
+    return chosen, CacheMemory(
+        memory.max_tokens, rows, columns, frozenset(blocks_in_use), block_tokens
+    )

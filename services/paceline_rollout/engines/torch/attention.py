@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.errors import InvalidError
-from paceline_rollout.engines.torch.cache import Group, Layered
+from paceline_rollout.engines.torch.cache import Layered, PrefixGroup
 
-_UNKNOWN = ("s_aux", "position_bias")
-_SHORT = 256
+_UNSUPPORTED = ("s_aux", "position_bias")
+_MAX_SHORT_COLUMNS = 256
 
 
-class Here:
-    """What the attention of a model's layers must know of the pass that is under way."""
+class AttentionContext:
+    """The cache of the current forward pass, for the attention of all layers."""
 
     def __init__(self) -> None:
         self.cache = Layered()
@@ -38,20 +38,22 @@ def attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Torch's attention, or plain products where it lacks something or is slower.
+    """Torch's attention, or plain matrix products where it lacks a feature or is slower.
 
-    The fused kernel pays for each (row, head) pair; with hundreds of short rows that is most of
-    a decode step.
+    The fused kernel has a cost per (row, head) pair, which dominates a decode step of hundreds of
+    short rows.
 
     Raises:
-        InvalidError: the model's attention has a part that is unknown here.
+        InvalidError: the model's attention has a feature that this engine lacks.
     """
-    for name in _UNKNOWN:
+    for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise InvalidError(f"model: attention with {name!r}; the torch engine has none")
-    here: Any = module.here
-    cache: Layered = here.cache
-    short = query.shape[2] == 1 and key.shape[2] <= _SHORT and query.dtype == torch.float32
+    context: Any = module.paceline_context
+    cache: Layered = context.cache
+    short = (
+        query.shape[2] == 1 and key.shape[2] <= _MAX_SHORT_COLUMNS and query.dtype == torch.float32
+    )
     if attention_mask is None or not (cache.groups or softcap or short):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
     rows, heads, num, size = query.shape
@@ -64,36 +66,38 @@ def attention(
 
 
 class _Scores:
-    """Queries against prefixes, a product for each group of rows that share one."""
+    """Attention of queries to shared prefixes: one product per group of rows."""
 
     def __init__(self, queries_RHQD: Tensor, cache: Layered, softcap: float | None) -> None:
         self._queries = queries_RHQD
         self._softcap = softcap
         self._layer = cache.layer
-        self.groups: Sequence[Group] = cache.groups
+        self.groups: Sequence[PrefixGroup] = cache.groups
 
     def capped(self, scores: Tensor) -> Tensor:
-        """As some models bend them."""
+        """Apply the soft cap that some models have."""
         cap = self._softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
 
     def of_prefixes(self) -> Tensor:
-        """[R, H, Q, longest prefix]; minus infinity where a row has none."""
+        """Scores, [R, H, Q, longest prefix]; minus infinity where a row has no prefix."""
         rows, heads, num, _ = self._queries.shape
         longest = max(group.prefix.length for group in self.groups)
         found = self._queries.new_full((rows, heads, num, longest), -torch.inf)
         for group in self.groups:
             keys_HLD = group.prefix.pair(self._layer)[0].float()
-            scores = torch.bmm(_lined(self._queries[group.rows]), keys_HLD.transpose(1, 2))
-            found[group.rows, :, :, : group.prefix.length] = _rowed(self.capped(scores), num)
+            scores = torch.bmm(_fold_rows(self._queries[group.rows]), keys_HLD.transpose(1, 2))
+            found[group.rows, :, :, : group.prefix.length] = _unfold_rows(self.capped(scores), num)
         return found
 
     def mix_in(self, mixed_RHQD: Tensor, probs_RHQL: Tensor) -> None:
-        """Add the prefixes' values."""
+        """Add the values of the prefixes."""
         for group in self.groups:
             values_HLD = group.prefix.pair(self._layer)[1].float()
             probs = probs_RHQL[group.rows, :, :, : group.prefix.length]
-            mixed_RHQD[group.rows] += _rowed(torch.bmm(_lined(probs), values_HLD), probs.shape[2])
+            mixed_RHQD[group.rows] += _unfold_rows(
+                torch.bmm(_fold_rows(probs), values_HLD), probs.shape[2]
+            )
 
 
 def _mix(scores: _Scores, own_RHQL: Tensor, value: Tensor, mask: Tensor) -> Tensor:
@@ -110,13 +114,13 @@ def _mix(scores: _Scores, own_RHQL: Tensor, value: Tensor, mask: Tensor) -> Tens
     return mixed
 
 
-def _lined(some_RHQX: Tensor) -> Tensor:
+def _fold_rows(some_RHQX: Tensor) -> Tensor:
     """[H, R*Q, X]: all rows of a group against the same keys."""
     rows, heads, num, last = some_RHQX.shape
     return some_RHQX.transpose(0, 1).reshape(heads, rows * num, last)
 
 
-def _rowed(some_HNX: Tensor, num: int) -> Tensor:
-    """The inverse of `_lined`."""
+def _unfold_rows(some_HNX: Tensor, num: int) -> Tensor:
+    """The inverse of `_fold_rows`."""
     heads, lines, last = some_HNX.shape
     return some_HNX.view(heads, lines // num, num, last).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Key/value caches that any Hugging Face causal LM can write to.
+"""KV caches that any Hugging Face causal LM can write to.
 
 Legend of shapes: R rows, H heads, L columns (positions), D head size.
 """
@@ -17,7 +17,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """Where the keys and values of a context's first `length` tokens are."""
+    """The keys and values of a context's first `length` tokens, as a part of a block."""
 
     block: Block
     row: int
@@ -30,109 +30,108 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Rows of a `SlotCache` whose contexts begin with one prefix."""
+class PrefixGroup:
+    """Rows of a `SlotCache` whose contexts share a prefix."""
 
     rows: slice | Tensor
     prefix: Prefix
 
 
 class Layered(Cache):
-    """A cache that keeps a pair of tensors for each layer."""
+    """A cache with one pair of tensors per layer."""
 
-    groups: Sequence[Group] = ()
+    groups: Sequence[PrefixGroup] = ()
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.store: dict[int, Pair] = {}  # layer -> keys and values, [R, H, L, D] each
-        self.layer = 0  # whose `update` was the last: attention comes right after it
+        self.layer = 0  # of the latest `update`, which attention directly follows
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Callers give positions and mask, so nobody may derive them from this."""
+        """0: positions and mask are always passed explicitly, and not derived from the cache."""
         return 0
 
 
 class Block(Layered):
-    """Contexts of one prefill, padded on the right; filled in one go or piece by piece."""
+    """Contexts of one prefill, padded on the right; filled at once or in chunks."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
         self.rows = rows
         self.columns = columns
-        self.done = 0  # columns that all layers have
+        self.done = 0  # columns that are computed
 
     @property
     def size(self) -> int:
-        """Tokens for which it takes memory."""
+        """Tokens for which it has memory."""
         return self.rows * self.columns
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> Pair:
-        """Append columns; the keys and values of all so far."""
+        """Append columns; returns the keys and values of all columns so far."""
         self.layer = layer_idx
-        new = (key_states, value_states)
+        pair = (key_states, value_states)
         if key_states.shape[2] == self.columns:
-            # A view may be part of something larger, which it would keep alive.
+            # A view would keep the larger tensor that it belongs to alive.
             self.store[layer_idx] = (key_states.contiguous(), value_states.contiguous())
             return self.store[layer_idx]
         end = self.done + key_states.shape[2]
-        for kept, some in zip(self._room(layer_idx, new), new, strict=True):
-            kept[:, :, self.done : end] = some
+        for stored, new in zip(self._storage(layer_idx, pair), pair, strict=True):
+            stored[:, :, self.done : end] = new
         keys, values = self.store[layer_idx]
         return keys[:, :, :end], values[:, :, :end]
 
     def adopt(self, prefix: Prefix) -> None:
-        """Begin with a copy of another context's keys and values."""
+        """Start with a copy of another context's keys and values."""
         for layer in prefix.block.store:
             pair = prefix.pair(layer)
-            for kept, some in zip(self._room(layer, pair), pair, strict=True):
-                kept[0, :, : prefix.length] = some
+            for stored, new in zip(self._storage(layer, pair), pair, strict=True):
+                stored[0, :, : prefix.length] = new
         self.done = prefix.length
 
-    def _room(self, layer: int, like: Pair) -> Pair:
+    def _storage(self, layer: int, like: Pair) -> Pair:
         if layer not in self.store:
             keys, values = (
-                some.new_empty(self.rows, some.shape[-3], self.columns, some.shape[-1])
-                for some in like
+                one.new_empty(self.rows, one.shape[-3], self.columns, one.shape[-1]) for one in like
             )
             self.store[layer] = (keys, values)
         return self.store[layer]
 
 
 class SlotCache(Layered):
-    """A row for each running request, packed at the front.
+    """One row per running request, packed at the front.
 
-    It has all of the request's tokens, or those behind a prefix that it shares. What lies
-    beyond a row's tokens is left over from others: the mask must hide it.
+    A row has all of the request's tokens, or those after the prefix that it shares. Columns beyond
+    them hold stale data of other requests: the mask must hide it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = 0
         self.columns = 0
-        self._at = torch.empty(0, dtype=torch.int64)
+        self._columns_written = torch.empty(0, dtype=torch.int64)
         self._width = 0
-        self._targets: dict[int, Tensor] = {}  # heads -> flat places of the step's new tokens
+        self._targets: dict[int, Tensor] = {}  # heads -> flat indices of the step's new tokens
 
     def resize(self, rows: int, columns: int, *, used: int) -> None:
-        """Take another size; the first `used` rows stay."""
+        """Change the size; the first `used` rows are kept."""
         if (rows, columns) == (self.rows, self.columns):
             return
         self.rows, self.columns = rows, columns
         self._replace(lambda old: _resized(old, rows, columns, used))
 
     def insert(self, block: Block, sources: Sequence[int], first: int) -> None:
-        """Copy contexts of a block into the rows from `first` on; they may repeat."""
+        """Copy contexts of a block, which may repeat, into the rows from `first` on."""
         last, width = first + len(sources), min(block.columns, self.columns)
         for layer, pair in block.store.items():
-            for kept, new in zip(self._room(layer, pair), pair, strict=True):
+            for stored, new in zip(self._storage(layer, pair), pair, strict=True):
                 picked = torch.tensor(sources, device=new.device)
-                kept[first:last, :, :width] = new[:, :, :width].index_select(0, picked)
+                stored[first:last, :, :width] = new[:, :, :width].index_select(0, picked)
 
-    def aim(self, at: Tensor, width: int, groups: Sequence[Group]) -> None:
-        """The next `update`s write at these columns of the first rows and read `width` columns."""
-        self._at = at
+    def aim(self, columns: Tensor, width: int, groups: Sequence[PrefixGroup]) -> None:
+        """Let the next `update`s write these columns of the first rows and read `width` columns."""
+        self._columns_written = columns
         self._width = width
         self.groups = groups
         self._targets.clear()
@@ -140,48 +139,49 @@ class SlotCache(Layered):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **_: object
     ) -> Pair:
-        """Write one new token for each row; the keys and values of the first rows."""
+        """Write one new token per row; returns the keys and values of these rows."""
         self.layer = layer_idx
-        keys, values = self._room(layer_idx, (key_states, value_states))
+        keys, values = self._storage(layer_idx, (key_states, value_states))
         return self._put(keys, key_states), self._put(values, value_states)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy rows over others, as far as the last step has read."""
+        """Copy rows over others, up to the width of the last step."""
         for pair in self.store.values():
-            for kept in pair:
-                kept[targets, :, : self._width] = kept[sources, :, : self._width]
+            for stored in pair:
+                stored[targets, :, : self._width] = stored[sources, :, : self._width]
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Remove what is in rows: a NaN that the mask hides would still poison the sum."""
+        """Zero rows: a NaN would poison the attention sum even where the mask hides it."""
         for pair in self.store.values():
-            for kept in pair:
-                kept[list(rows)] = 0
+            for stored in pair:
+                stored[list(rows)] = 0
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.store.clear()
         self.groups = ()
         self.rows = self.columns = 0
 
-    def _put(self, kept: Tensor, new: Tensor) -> Tensor:
+    def _put(self, stored: Tensor, new: Tensor) -> Tensor:
         num, heads, _, size = new.shape
-        kept.view(-1, size).index_copy_(0, self._target(heads), new.reshape(num * heads, size))
-        return kept[:num, :, : self._width]
+        stored.view(-1, size).index_copy_(0, self._target(heads), new.reshape(num * heads, size))
+        return stored[:num, :, : self._width]
 
     def _target(self, heads: int) -> Tensor:
         found = self._targets.get(heads)
         if found is None:
-            lines = torch.arange(self._at.shape[0] * heads, device=self._at.device)
-            found = lines * self.columns + self._at.repeat_interleave(heads)
+            lines = torch.arange(
+                self._columns_written.shape[0] * heads, device=self._columns_written.device
+            )
+            found = lines * self.columns + self._columns_written.repeat_interleave(heads)
             self._targets[heads] = found
         return found
 
-    def _room(self, layer: int, like: Pair) -> Pair:
+    def _storage(self, layer: int, like: Pair) -> Pair:
         if layer not in self.store:
-            # Zeros, not garbage, which may be NaN.
+            # Zeros, as uninitialised memory may hold NaNs.
             keys, values = (
-                some.new_zeros(self.rows, some.shape[1], self.columns, some.shape[3])
-                for some in like
+                new.new_zeros(self.rows, new.shape[1], self.columns, new.shape[3]) for new in like
             )
             self.store[layer] = (keys, values)
         return self.store[layer]

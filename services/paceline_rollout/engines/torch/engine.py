@@ -1,4 +1,4 @@
-"""The engine's event-loop side, and the thread that computes."""
+"""The torch engine: its interface on the event loop, and the thread that computes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from paceline.errors import InvalidError, PacelineError, UnavailableError
-from paceline.interfaces import Emission, EngineStatus, Generation
-from paceline.logs import Log
+from paceline.plugins import EngineOutput, EngineRequest, EngineStatus
+from paceline.telemetry.logs import Log
 from paceline_rollout.activation import Swap, parse_activation
-from paceline_rollout.engines.base import Outbox, decoder
-from paceline_rollout.engines.torch.model import Policy
+from paceline_rollout.engines.base import OutputQueue, decoder
+from paceline_rollout.engines.torch.model import TorchModel
 from paceline_rollout.engines.torch.scheduler import Scheduler
 from paceline_rollout.engines.torch.weights import DTYPES, Weights
 
@@ -29,7 +29,7 @@ log = Log("engine")
 
 
 class TorchEngine:
-    """Any Hugging Face causal LM; all computing happens in one thread of its own."""
+    """Any Hugging Face causal LM; all computation runs in one separate thread."""
 
     def __init__(
         self,
@@ -48,19 +48,20 @@ class TorchEngine:
         least_shared: int = 128,
         packed: bool = True,
     ) -> None:
-        """Nothing is built before `start`.
+        """The model is only built by `start`.
 
-        `prefill_tokens` are computed at most between two decode steps. Prompts of `least_shared`
-        tokens or more are kept once for all who begin with them, shorter ones are copied; 0: each
-        request computes its own. `cache_bytes` bounds all keys and values, but for a single
-        request that needs more. `packed` keeps large layers a second time, as the CPU likes them.
+        At most `prefill_tokens` are computed between two decode steps. Prompts of `least_shared`
+        tokens or more are kept once and shared by all requests that begin with them, shorter ones
+        are copied; 0: each request computes its own. `cache_bytes` bounds all keys and values,
+        unless a single request needs more. `packed` keeps a second copy of large layers in the
+        layout that CPUs read fastest.
         """
-        for name, value, least in (
+        for name, value, minimum in (
             ("prefill_tokens", prefill_tokens, 1),
             ("least_shared", least_shared, 0),
         ):
-            if value < least:
-                raise InvalidError(f"rollout.{name}: {value}; allowed: {least} or more")
+            if value < minimum:
+                raise InvalidError(f"rollout.{name}: {value}; allowed: {minimum} or more")
         if model_dir is None:
             raise InvalidError("rollout.engine: torch needs a model folder")
         if dtype not in DTYPES:
@@ -82,13 +83,13 @@ class TorchEngine:
         self._wake = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
-        # One thread of torch: the others are for computing.
+        # Torch may use one thread for loading; the others compute.
         self._loader = ThreadPoolExecutor(1, "loader", torch.set_num_threads, (1,))
         self._scheduler: Scheduler | None = None
         self._seconds = {"busy": 0.0, "idle": 0.0, "swap": 0.0}
         self._idle_since = 0.0
-        self._flushed = 0.0
-        self._outbox = Outbox()
+        self._flushed_at = 0.0
+        self._output_queue = OutputQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -99,27 +100,27 @@ class TorchEngine:
         self._thread.start()
         await asyncio.wrap_future(ready)
 
-    def submit(self, batch: Sequence[Generation]) -> None:
+    def submit(self, batch: Sequence[EngineRequest]) -> None:
         """Queue requests."""
-        self._order(partial(self._made.add, list(batch)))
+        self._enqueue(partial(self._started_scheduler.add, list(batch)))
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown ids are ignored."""
-        self._order(partial(self._made.abort, list(request_ids)))
+        self._enqueue(partial(self._started_scheduler.abort, list(request_ids)))
 
-    def emissions(self) -> AsyncIterator[list[Emission]]:
-        """Everything that comes out, in batches."""
-        return self._outbox.batches()
+    def emissions(self) -> AsyncIterator[list[EngineOutput]]:
+        """All outputs, in batches."""
+        return self._output_queue.batches()
 
     async def load(self, snapshot: Any, activation: str) -> None:
-        """Swap weights when the activation allows it; returns when it is done.
+        """Swap weights as soon as the activation allows it; returns after the swap.
 
         Raises:
             StateError: a newer version displaced this one, or is active.
             InvalidError: the snapshot does not fit the model; the old version stays.
         """
         swap = Swap(snapshot, parse_activation(activation))
-        self._order(partial(self._made.expect, swap))
+        self._enqueue(partial(self._started_scheduler.expect, swap))
         self._loader.submit(self._prepare, swap)
         await asyncio.wrap_future(swap.done)
 
@@ -127,28 +128,30 @@ class TorchEngine:
         """Log-probs of tokens[1:] at temperature 1 under the active version."""
         done: Future[list[float]] = Future()
         done.set_running_or_notify_cancel()
-        self._order(partial(_settle, done, partial(self._made.score, tuple(tokens))))
+        self._enqueue(
+            partial(_set_result, done, partial(self._started_scheduler.score, tuple(tokens)))
+        )
         return await asyncio.wrap_future(done)
 
     def status(self) -> EngineStatus:
-        """Counters now."""
-        made, since = self._made, self._idle_since
+        """Current counters."""
+        scheduler, since = self._started_scheduler, self._idle_since
         idle_s = self._seconds["idle"] + (time.monotonic() - since if since else 0.0)
         return EngineStatus(
             engine="torch",
             precision=self._dtype,
-            version=made.gate.version,
-            running=made.num_running,
-            waiting=made.num_waiting,
-            tokens_generated=made.tokens_generated,
-            prompt_tokens=made.prompt_tokens,
+            version=scheduler.gate.version,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            tokens_generated=scheduler.tokens_generated,
+            prompt_tokens=scheduler.prompt_tokens,
             max_context=self._max_context,
-            vocab_size=made.limits.vocab_size,
+            vocab_size=scheduler.limits.vocab_size,
             busy_s=self._seconds["busy"],
             idle_s=idle_s,
             swap_s=self._seconds["swap"],
-            cached_tokens=made.adopted_tokens,
-            kv_ratio=made.kv_ratio,
+            cached_tokens=scheduler.adopted_tokens,
+            kv_ratio=scheduler.kv_ratio,
         )
 
     async def close(self) -> None:
@@ -161,12 +164,12 @@ class TorchEngine:
         await asyncio.to_thread(self._loader.shutdown)
 
     @property
-    def _made(self) -> Scheduler:
+    def _started_scheduler(self) -> Scheduler:
         if self._scheduler is None:
             raise UnavailableError("the engine has not started")
         return self._scheduler
 
-    def _order(self, command: Command) -> None:
+    def _enqueue(self, command: Command) -> None:
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
@@ -174,26 +177,26 @@ class TorchEngine:
     # in the thread that prepares ------------------------------------------------------------
 
     def _prepare(self, swap: Swap) -> None:
-        """Make new weights while the old ones serve; an error leaves these as they are."""
+        """Prepare new weights while the old ones serve; after an error these continue to."""
         if swap.done.done():
             return  # displaced
-        made = self._made
+        scheduler = self._started_scheduler
         try:
-            weights = made.prepare(swap.snapshot)
+            weights = scheduler.prepare(swap.snapshot)
         except PacelineError as error:
-            self._order(partial(made.give_up, swap, error))
+            self._enqueue(partial(scheduler.give_up, swap, error))
             return
-        except Exception:  # the boundary of one swap: whatever it was, the engine goes on
+        except Exception:  # the supervisor boundary of one swap: the engine keeps running
             log.exception("cannot prepare", job=self._job_id, version=swap.version)
             error = PacelineError("the engine failed; see the log of the rollout worker")
-            self._order(partial(made.give_up, swap, error))
+            self._enqueue(partial(scheduler.give_up, swap, error))
             return
-        self._order(partial(made.prepared, swap, weights))
+        self._enqueue(partial(scheduler.prepared, swap, weights))
         swap.done.add_done_callback(lambda _: self._release(weights))
 
     def _release(self, weights: Weights) -> None:
-        """Let go of what was replaced or displaced, which takes longer than the swap."""
-        with suppress(RuntimeError):  # closed: all of it goes
+        """Free replaced or displaced weights in the loader thread, as that takes time."""
+        with suppress(RuntimeError):  # the loader is shut down, and so is the engine
             self._loader.submit(weights.clear)
 
     # in the thread that computes ------------------------------------------------------------
@@ -204,22 +207,22 @@ class TorchEngine:
         torch.set_num_threads(self._threads)
         try:
             self._scheduler = scheduler = self._build()
-        except BaseException as error:  # the boundary of the thread: `start` raises it
+        except BaseException as error:  # the supervisor boundary of the thread: `start` raises it
             ready.set_exception(error)
             return
         ready.set_result(None)
         try:
-            while (commands := self._take(scheduler)) is not None:
+            while (commands := self._next_commands(scheduler)) is not None:
                 started, swapped_s = time.monotonic(), self._seconds["swap"]
                 self._round(scheduler, commands)
-                self._deliver(scheduler)
+                self._send_outputs(scheduler)
                 swap_s = self._seconds["swap"] - swapped_s
                 self._seconds["busy"] += time.monotonic() - started - swap_s
-            self._end(scheduler)
+            self._shut_down(scheduler)
         finally:
-            # Whatever ends the thread, the consumer of emissions learns of it.
+            # However the thread ends, the consumer of outputs must not wait forever.
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._outbox.close)
+                self._loop.call_soon_threadsafe(self._output_queue.close)
 
     def _round(self, scheduler: Scheduler, commands: list[Command]) -> None:
         try:
@@ -229,15 +232,15 @@ class TorchEngine:
             if scheduler.swap():
                 self._seconds["swap"] += time.monotonic() - started
             scheduler.tick()
-            if time.monotonic() - self._flushed >= self._flush_s:
-                self._flushed = time.monotonic()
+            if time.monotonic() - self._flushed_at >= self._flush_s:
+                self._flushed_at = time.monotonic()
                 scheduler.flush()
-        except Exception:  # the boundary of one round: whatever it was, the engine goes on
+        except Exception:  # the supervisor boundary of one round: the engine keeps running
             log.exception("round failed", job=self._job_id)
             scheduler.fail("the engine failed; see the log of the rollout worker")
 
-    def _take(self, scheduler: Scheduler) -> list[Command] | None:
-        """New commands; waits for some when there is nothing to compute. None: the end."""
+    def _next_commands(self, scheduler: Scheduler) -> list[Command] | None:
+        """New commands; waits for some if there is nothing to compute. None: shut down."""
         with self._wake:
             if not self._commands and not self._closing and not scheduler.busy:
                 self._idle_since = time.monotonic()
@@ -250,23 +253,23 @@ class TorchEngine:
             self._commands.clear()
         return taken
 
-    def _deliver(self, scheduler: Scheduler) -> None:
+    def _send_outputs(self, scheduler: Scheduler) -> None:
         if scheduler.out and self._loop is not None:
             batch, scheduler.out = scheduler.out, []
-            self._loop.call_soon_threadsafe(self._outbox.put, batch)
+            self._loop.call_soon_threadsafe(self._output_queue.put, batch)
 
-    def _end(self, scheduler: Scheduler) -> None:
+    def _shut_down(self, scheduler: Scheduler) -> None:
         with self._wake:
-            left = list(self._commands)
+            commands = list(self._commands)
             self._commands.clear()
-        for command in left:
+        for command in commands:
             command()
         scheduler.gate.close(UnavailableError("the engine is closing"))
         scheduler.abort_all()
-        self._deliver(scheduler)
+        self._send_outputs(scheduler)
 
     def _build(self) -> Scheduler:
-        policy = Policy(
+        policy = TorchModel(
             model_dir=self._model_dir,
             dtype=self._dtype,
             max_context=self._max_context,
@@ -284,8 +287,8 @@ class TorchEngine:
         )
 
 
-def _settle(done: Future[list[float]], compute: Callable[[], list[float]]) -> None:
+def _set_result(done: Future[list[float]], compute: Callable[[], list[float]]) -> None:
     try:
         done.set_result(compute())
-    except Exception as error:  # the boundary of one command: its awaiter raises it
+    except Exception as error:  # the supervisor boundary of one command: its awaiter raises it
         done.set_exception(error)

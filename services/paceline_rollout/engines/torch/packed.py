@@ -1,4 +1,4 @@
-"""Weights of large linear layers in the order in which a CPU reads them fastest."""
+"""Large linear layers in oneDNN's packed layout, which is the fastest on CPUs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LEAST = 1 << 17  # elements; below that the call costs more than it saves
+MIN_ELEMENTS = 1 << 17  # below that the call costs more than it saves
 
 
 class Packed:
-    """A second copy of a model's large linear layers, for oneDNN; made anew for each version.
+    """A second, packed copy of a model's large linear layers; made for each version.
 
-    Few rows times a large matrix, which is what decoding is, takes half to nine tenths of the
-    time that it takes with the weights as they are.
+    Few rows times a large matrix, as in decoding, takes half to nine tenths of the time that it
+    takes with the plain weights.
     """
 
-    def __init__(self, model: nn.Module, *, least: int = LEAST) -> None:
+    def __init__(self, model: nn.Module, *, min_elements: int = MIN_ELEMENTS) -> None:
         self._layers = [
             module
             for module in model.modules()
-            if type(module) is nn.Linear and module.weight.numel() >= least and _served(module)
+            if type(module) is nn.Linear
+            and module.weight.numel() >= min_elements
+            and _is_supported(module)
         ]
 
     def __len__(self) -> int:
@@ -32,7 +34,7 @@ class Packed:
     def pack(
         self, value_of: Callable[[Tensor], Tensor]
     ) -> list[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """Forwards for the layers, for weights that `value_of` gives instead of theirs."""
+        """Forward functions of the layers, for weights `value_of(parameter)`."""
         ops: Any = torch.ops.mkldnn
         return [
             (
@@ -50,8 +52,8 @@ def _linear(packed: Tensor, bias: Tensor | None, input: Tensor) -> Tensor:
     return ops._linear_pointwise(input, packed, bias, "none", [], "")
 
 
-def _served(module: nn.Linear) -> bool:
-    """Whether this build and machine have oneDNN for such weights."""
+def _is_supported(module: nn.Linear) -> bool:
+    """Whether this build of torch and this machine have oneDNN for such weights."""
     ops: Any = torch.ops.mkldnn
     if module.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False

@@ -1,4 +1,4 @@
-"""State of running requests: one tensor per field, a row each, packed at the front."""
+"""State of running requests: one tensor per field, one row per request, packed at the front."""
 
 from __future__ import annotations
 
@@ -8,83 +8,82 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.interfaces import Generation
-from paceline_rollout.engines.base import MAX_STOP_TOKENS
-from paceline_rollout.engines.torch.cache import Group, Prefix
-from paceline_rollout.engines.torch.sampling import OFF, Knobs, sample, uniforms
+from paceline.plugins import MAX_STOP_TOKENS, EngineRequest
+from paceline_rollout.engines.torch.cache import Prefix, PrefixGroup
+from paceline_rollout.engines.torch.sampling import OFF, SamplingBatch, sample, uniforms
 
-BUFFER = 64  # tokens a row can hold before it must be flushed
+BUFFER = 64  # tokens that a row can hold until it must be flushed
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A request and what the engine has emitted for it."""
+    """A request and the tokens that the engine has emitted for it."""
 
-    request: Generation
+    request: EngineRequest
     limit: int  # length at which its context is full or its max_tokens are used up
-    known: tuple[int, ...]  # what must be prefilled: all of its tokens but the last
-    prefix: Prefix | None = None  # what it reads of another's tokens
+    prompt: tuple[int, ...]  # tokens to prefill: all but the last
+    prefix: Prefix | None = None  # the shared prefix that it reads
     emitted: list[int] = field(default_factory=list[int])
     recent: list[int] = field(default_factory=list[int])  # newest sampled tokens, for stop strings
     restricted: bool = False
     greedy: bool = False
     tempered: bool = False
-    since: float = 0.0  # when it was submitted, when its prompt was begun, when it joined
-    begun: float = 0.0
-    joined: float = 0.0
+    submitted_at: float = 0.0  # in seconds of the clock, as the two below
+    prefill_at: float = 0.0
+    decode_at: float = 0.0
 
     @property
     def base(self) -> int:
-        """Tokens that are not in its own row."""
+        """Tokens that are in the shared prefix and not in its own row."""
         return 0 if self.prefix is None else self.prefix.length
 
     @property
     def request_id(self) -> str:
-        """Its name."""
+        """Id of the request."""
         return self.request.request_id
 
-    def again(self) -> None:
-        """All of it must be prefilled, what it has emitted as well."""
-        self.known = (*self.request.tokens, *self.emitted)[:-1]
+    def restart(self) -> None:
+        """Require a new prefill, including the tokens emitted so far."""
+        self.prompt = (*self.request.tokens, *self.emitted)[:-1]
         self.prefix = None
 
 
-def running(request: Generation, max_context: int, *, since: float = 0.0) -> Running:
-    """A request before its first token."""
+def running(request: EngineRequest, max_context: int, *, submitted_at: float = 0.0) -> Running:
+    """The state of a request before its first token."""
     s = request.sampling
     return Running(
         request=request,
         limit=min(len(request.tokens) + s.max_tokens, max_context),
         recent=list(request.tokens[len(request.tokens) - request.sampled :]),
-        known=request.tokens[:-1],
+        prompt=request.tokens[:-1],
         restricted=s.top_k > 0 or s.top_p < 1 or s.min_p > 0,
         greedy=s.temperature == 0,
         tempered=s.temperature not in (0, 1),
-        since=since,
+        submitted_at=submitted_at,
     )
 
 
 class Rows:
-    """The running requests; `owners[i]` is the one in row i."""
+    """The running requests; `owners[i]` has row i."""
 
-    def __init__(self, *, most: int, device: torch.device) -> None:
+    def __init__(self, *, max_rows: int, device: torch.device) -> None:
         self.owners: list[Running] = []
         self._device = device
         self._stop_width = 0
         self._counts = dict.fromkeys(("restricted", "greedy", "tempered", "strings"), 0)
-        self.token = self._long(most)
-        self.length = self._long(most)
-        self.base = self._long(most)  # tokens of its prefix, which are not in the row
-        self.limit = self._long(most)
-        self.fresh = self._long(most)  # tokens in the buffer
-        self._seed = self._long(most)
-        self._top_k = self._long(most)
-        self._temperature = self._real(most)
-        self._top_p = self._real(most)
-        self._min_p = self._real(most)
-        self._stops = self._long(most, MAX_STOP_TOKENS).fill_(-1)
-        self._tokens = self._long(most, BUFFER)
-        self._logprobs = self._real(most, BUFFER)
+        self.token = self._long(max_rows)
+        self.length = self._long(max_rows)
+        self.base = self._long(max_rows)  # tokens of the shared prefix, which are not in the row
+        self.limit = self._long(max_rows)
+        self.fresh = self._long(max_rows)  # tokens in the buffer
+        self._seed = self._long(max_rows)
+        self._top_k = self._long(max_rows)
+        self._temperature = self._real(max_rows)
+        self._top_p = self._real(max_rows)
+        self._min_p = self._real(max_rows)
+        self._stops = self._long(max_rows, MAX_STOP_TOKENS).fill_(-1)
+        self._tokens = self._long(max_rows, BUFFER)
+        self._logprobs = self._real(max_rows, BUFFER)
         self._fields = [value for value in vars(self).values() if isinstance(value, Tensor)]
 
     def __len__(self) -> int:
@@ -98,30 +97,30 @@ class Rows:
     def add(self, joining: Sequence[Running]) -> None:
         """Append requests."""
         first, last = len(self.owners), len(self.owners) + len(joining)
-        knobs = [one.request.sampling for one in joining]
-        self._fill(self.length, first, last, [len(one.known) + 1 for one in joining])
-        self._fill(self.base, first, last, [one.base for one in joining])
-        newest = [(one.emitted or one.request.tokens)[-1] for one in joining]
+        sampling = [owner.request.sampling for owner in joining]
+        self._fill(self.length, first, last, [len(owner.prompt) + 1 for owner in joining])
+        self._fill(self.base, first, last, [owner.base for owner in joining])
+        newest = [(owner.emitted or owner.request.tokens)[-1] for owner in joining]
         self._fill(self.token, first, last, newest)
-        self._fill(self.limit, first, last, [one.limit for one in joining])
-        self._fill(self._seed, first, last, [s.seed for s in knobs])
-        self._fill(self._top_k, first, last, [min(s.top_k, 1 << 40) or 1 << 40 for s in knobs])
-        self._fill(self._temperature, first, last, [s.temperature for s in knobs])
-        self._fill(self._top_p, first, last, [s.top_p if s.top_p < 1 else OFF for s in knobs])
-        self._fill(self._min_p, first, last, [s.min_p for s in knobs])
+        self._fill(self.limit, first, last, [owner.limit for owner in joining])
+        self._fill(self._seed, first, last, [s.seed for s in sampling])
+        self._fill(self._top_k, first, last, [min(s.top_k, 1 << 40) or 1 << 40 for s in sampling])
+        self._fill(self._temperature, first, last, [s.temperature for s in sampling])
+        self._fill(self._top_p, first, last, [s.top_p if s.top_p < 1 else OFF for s in sampling])
+        self._fill(self._min_p, first, last, [s.min_p for s in sampling])
         self.fresh[first:last] = 0
-        self._add_stops(first, [s.stop_tokens for s in knobs])
+        self._add_stops(first, [s.stop_tokens for s in sampling])
         self.owners.extend(joining)
         self._count(joining, 1)
 
     def advance(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a token for every row; which of them have stopped, and failed."""
+        """Sample a token for every row; returns which rows have stopped, and which have failed."""
         part = slice(0, len(self.owners))
         u = uniforms(self._seed[part], self.length[part])
-        tokens, logprobs = sample(logits, self._knobs(part), u)
-        places = torch.arange(len(self.owners), device=self._device) * BUFFER + self.fresh[part]
-        self._tokens.view(-1).index_copy_(0, places, tokens)
-        self._logprobs.view(-1).index_copy_(0, places, logprobs)
+        tokens, logprobs = sample(logits, self._sampling(part), u)
+        slots = torch.arange(len(self.owners), device=self._device) * BUFFER + self.fresh[part]
+        self._tokens.view(-1).index_copy_(0, slots, tokens)
+        self._logprobs.view(-1).index_copy_(0, slots, logprobs)
         self.token[part] = tokens
         self.length[part] += 1
         self.fresh[part] += 1
@@ -129,13 +128,13 @@ class Rows:
         return (tokens.unsqueeze(1) == stops).any(1), ~torch.isfinite(logprobs)
 
     def read(self, rows: Sequence[int] | slice) -> tuple[list[list[int]], list[list[float]]]:
-        """What these rows have in their buffers, which are empty from then on."""
-        picked = rows if isinstance(rows, slice) else torch.tensor(rows, device=self._device)
-        counts: list[int] = self.fresh[picked].tolist()
+        """Take tokens and log-probs from the buffers of rows."""
+        selected = rows if isinstance(rows, slice) else torch.tensor(rows, device=self._device)
+        counts: list[int] = self.fresh[selected].tolist()
         width = max(counts, default=0)
-        tokens: list[list[int]] = self._tokens[picked, :width].tolist()
-        logprobs: list[list[float]] = self._logprobs[picked, :width].tolist()
-        self.fresh[picked] = 0
+        tokens: list[list[int]] = self._tokens[selected, :width].tolist()
+        logprobs: list[list[float]] = self._logprobs[selected, :width].tolist()
+        self.fresh[selected] = 0
         if min(counts, default=0) == width:
             return tokens, logprobs
         return (
@@ -144,15 +143,15 @@ class Rows:
         )
 
     def remove(self, rows: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-        """Drop rows; what was moved to fill the holes: (from, to), if anything."""
-        gone = set(rows)
-        self._count([self.owners[row] for row in gone], -1)
-        left = len(self.owners) - len(gone)
-        holes = sorted(row for row in gone if row < left)
-        tails = [row for row in range(left, len(self.owners)) if row not in gone]
+        """Remove rows; returns which were moved to fill the holes, as (from, to), if any were."""
+        removed = set(rows)
+        self._count([self.owners[row] for row in removed], -1)
+        remaining = len(self.owners) - len(removed)
+        holes = sorted(row for row in removed if row < remaining)
+        tails = [row for row in range(remaining, len(self.owners)) if row not in removed]
         for hole, tail in zip(holes, tails, strict=True):
             self.owners[hole] = self.owners[tail]
-        del self.owners[left:]
+        del self.owners[remaining:]
         if not holes:
             return None
         sources = torch.tensor(tails, device=self._device)
@@ -161,22 +160,22 @@ class Rows:
             values[targets] = values[sources]
         return sources, targets
 
-    def groups(self) -> list[Group]:
-        """The rows of each prefix that rows share."""
+    def groups(self) -> list[PrefixGroup]:
+        """The shared prefixes, each with its rows."""
         found: dict[int, tuple[Prefix, list[int]]] = {}
-        for row, one in enumerate(self.owners):
-            if one.prefix is not None:
-                found.setdefault(id(one.prefix), (one.prefix, []))[1].append(row)
-        return [Group(self._picked(rows), prefix) for prefix, rows in found.values()]
+        for row, owner in enumerate(self.owners):
+            if owner.prefix is not None:
+                found.setdefault(id(owner.prefix), (owner.prefix, []))[1].append(row)
+        return [PrefixGroup(self._select(rows), prefix) for prefix, rows in found.values()]
 
     def clear(self) -> list[Running]:
-        """Drop all rows."""
+        """Remove and return all requests."""
         found, self.owners = self.owners, []
         self._count(found, -1)
         return found
 
-    def _picked(self, rows: list[int]) -> slice | Tensor:
-        """Rows without a gap are cheaper to take."""
+    def _select(self, rows: list[int]) -> slice | Tensor:
+        """An index of rows: a slice if they are contiguous, which is cheaper."""
         if rows[-1] - rows[0] == len(rows) - 1:
             return slice(rows[0], rows[-1] + 1)
         return torch.tensor(rows, device=self._device)
@@ -187,8 +186,8 @@ class Rows:
     def _real(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
-    def _knobs(self, part: slice) -> Knobs:
-        return Knobs(
+    def _sampling(self, part: slice) -> SamplingBatch:
+        return SamplingBatch(
             temperature=self._temperature[part],
             top_k=self._top_k[part],
             top_p=self._top_p[part],
@@ -200,10 +199,10 @@ class Rows:
 
     def _count(self, some: Sequence[Running], sign: int) -> None:
         counts = self._counts
-        counts["restricted"] += sign * sum(one.restricted for one in some)
-        counts["greedy"] += sign * sum(one.greedy for one in some)
-        counts["tempered"] += sign * sum(one.tempered for one in some)
-        counts["strings"] += sign * sum(bool(one.request.sampling.stop_strings) for one in some)
+        counts["restricted"] += sign * sum(owner.restricted for owner in some)
+        counts["greedy"] += sign * sum(owner.greedy for owner in some)
+        counts["tempered"] += sign * sum(owner.tempered for owner in some)
+        counts["strings"] += sign * sum(bool(owner.request.sampling.stop_strings) for owner in some)
 
     def _fill(self, values: Tensor, first: int, last: int, new: Sequence[float]) -> None:
         values[first:last] = torch.tensor(new, dtype=values.dtype, device=self._device)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.tasks.arithmetic import ArithmeticTasks
+from paceline.environments.arithmetic.tasks import ArithmeticTasks
+from paceline.plugins import EnvironmentPlugin
 
 DEEDS: dict[str, Callable[[], Any]] = {
     "": lambda: "",
@@ -27,8 +28,7 @@ def do(deed: str, path: str = "") -> Any:
     return DEEDS[deed]() if not path or Path(path).exists() else ""
 
 
-class World:
-    """Nobody plays in it."""
+ENVIRONMENT = EnvironmentPlugin(tasks="hostile_worlds:tasks", world="nobody.plays.in:it")
 
 
 def tasks(*, seed: int, deed: str = "", path: str = "", first: str = "") -> Any:

@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from paceline.weights.countdown import Countdown, at_most
+from paceline.weights.transfer.countdown import Countdown, running_timeout
 
 
 async def test_a_limit_that_is_reached() -> None:
     with pytest.raises(TimeoutError):
-        async with at_most(0.2):
+        async with running_timeout(0.2):
             await asyncio.Event().wait()
 
 
 async def test_a_freeze_is_one_tick() -> None:
-    async with at_most(0.5):
+    async with running_timeout(0.5):
         time.sleep(1.0)
         await asyncio.sleep(0.05)
 

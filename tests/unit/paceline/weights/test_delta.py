@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import IntegrityError, InvalidError
-from paceline.weights.delta import decode_into, encode, item_sizes
-from paceline.weights.manifest import ITEM_BYTES, Header, plan
+from paceline.weights.snapshot.delta import decode_into, encode, item_sizes
+from paceline.weights.snapshot.manifest import ITEM_BYTES, SnapshotHeader, plan
 
 SIZES = (1, 2, 4, 8)
 # Quiet and signalling NaN with payloads, infinities, zeros of both signs, smallest and largest.
@@ -125,7 +125,7 @@ def test_chunks_of_several_dtypes_are_exact() -> None:
     tensors = [("a", "bfloat16", (70_001,)), ("b", "float32", (1_003,)), ("c", "int8", (99,))]
     tensors += [("d", "float64", (40_000,)), ("e", "float8_e5m2", (300_001,)), ("f", "bool", (0,))]
     entries, num_bytes = plan(tensors)
-    header = Header("job", 2, 2, 1, -1, 1, num_bytes, 100_000, entries)
+    header = SnapshotHeader("job", 2, 2, 1, -1, 1, num_bytes, 100_000, entries)
     rng = np.random.default_rng(3)
     base = bytearray(rng.integers(0, 90, num_bytes, dtype=np.uint8).tobytes())
     new = bytearray(base)
@@ -143,7 +143,7 @@ def test_chunks_of_several_dtypes_are_exact() -> None:
 
 
 def test_chunks_without_any_tensor_have_bytes() -> None:
-    assert item_sizes(Header("job", 1, 1, 0, -1, 1, 500, 256, ())) == (1, 1)
+    assert item_sizes(SnapshotHeader("job", 1, 1, 0, -1, 1, 500, 256, ())) == (1, 1)
 
 
 @pytest.mark.parametrize("item_bytes", [0, 3, 16, -2])

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.weights import Header, Staging, plan
-from paceline.weights.delta import decode_into, encode, item_sizes
+from paceline.weights import SnapshotHeader, Staging, plan
+from paceline.weights.snapshot.delta import decode_into, encode, item_sizes
 
 ROOT = Path(__file__).parents[4]
 VERSIONS, BATCH = 1000, 8
@@ -64,7 +64,9 @@ def staged(
     """A snapshot in that precision, as a trainer publishes it."""
     kept = {name: value for name, value in weights.items() if name not in dict(tied)}
     entries, size = plan([(name, dtype, tuple(value.shape)) for name, value in kept.items()])
-    header = Header("job", version, version, version - 1, -1, 1, size, CHUNK_BYTES, entries, tied)
+    header = SnapshotHeader(
+        "job", version, version, version - 1, -1, 1, size, CHUNK_BYTES, entries, tied
+    )
     staging = Staging(header, key=bytes(range(32)))
     for entry in entries:
         value = kept[entry.name].to(getattr(torch, dtype)).contiguous()
@@ -83,7 +85,7 @@ def follow(source: Staging, base: Staging, sizes: tuple[int, ...]) -> tuple[Stag
             target.slot(index)[:] = payload
         else:
             decode_into(payload, base.slot(index), target.slot(index))
-        target.put(index, source.seals.digest(source.slot(index), index))
+        target.put(index, source.authenticator.digest(source.slot(index), index))
         sent += len(payload)
     return target, sent
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from paceline.weights import Header, Staging, plan
-from paceline.weights.encoder import Encoder
+from paceline.weights import SnapshotHeader, Staging, plan
+from paceline.weights.stream.delta_encoder import Encoder
 
 CHUNK = 4096
 NUM_CHUNKS = 40
@@ -13,7 +13,9 @@ NUM_CHUNKS = 40
 
 def made(version: int, data: bytes) -> Staging:
     entries, total = plan([("a", "bfloat16", (len(data) // 2,))])
-    staging = Staging(Header("job", version, version, version - 1, -1, 1, total, CHUNK, entries))
+    staging = Staging(
+        SnapshotHeader("job", version, version, version - 1, -1, 1, total, CHUNK, entries)
+    )
     staging.fill(0, data)
     staging.finish()
     return staging

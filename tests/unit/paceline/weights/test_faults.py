@@ -21,9 +21,11 @@ from hypothesis import strategies as st
 
 from paceline.errors import IntegrityError, StateError
 from paceline.types import PolicyVersion
-from paceline.weights import Header, Staging, Transfer, WeightServer, delta, frames, plan, pull
-from paceline.weights.frames import ChunkFrame, TrailerFrame
-from paceline.weights.route import Event, Route, Source, TransferReport
+from paceline.weights import SnapshotHeader, Staging, Transfer, WeightServer, plan, pull
+from paceline.weights.route import ChunkSource, Route, TransferEvent, TransferReport
+from paceline.weights.snapshot import delta
+from paceline.weights.stream import frames
+from paceline.weights.stream.frames import ChunkFrame, TrailerFrame
 
 CHUNK = 2048
 NUM_CHUNKS = 12
@@ -33,8 +35,8 @@ ENTRIES, TOTAL = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
 Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-def make_header(version: int = 1) -> Header:
-    return Header("job", version, version, version - 1, -1, 1, TOTAL, CHUNK, ENTRIES)
+def make_header(version: int = 1) -> SnapshotHeader:
+    return SnapshotHeader("job", version, version, version - 1, -1, 1, TOTAL, CHUNK, ENTRIES)
 
 
 def content(version: int = 1) -> bytes:
@@ -117,22 +119,22 @@ class Pulled:
     """A transfer, and what it told."""
 
     def __init__(
-        self, *endpoints: str, sources: tuple[Source, ...] = (), rate: float = 0.0
+        self, *endpoints: str, sources: tuple[ChunkSource, ...] = (), rate: float = 0.0
     ) -> None:
         self.made: list[Staging] = []
         self.reports: list[TransferReport] = []
         self.route = Route(
             PolicyVersion(version=1, step=1),
-            sources or (Source(endpoints[0]),),
+            sources or (ChunkSource(endpoints[0]),),
             fallbacks=endpoints if sources else endpoints[1:],
             bytes_per_s=rate,
             key=KEY,
         )
         self.transfer = Transfer(
-            self.route, job_id="job", into=self._into, report=self.reports.append
+            self.route, job_id="job", stage=self._into, report=self.reports.append
         )
 
-    def _into(self, header: Header) -> Staging:
+    def _into(self, header: SnapshotHeader) -> Staging:
         self.made.append(Staging(header, key=KEY))
         return self.made[-1]
 
@@ -143,13 +145,17 @@ class Pulled:
         assert len(self.made) == 1
         return staging
 
-    def events(self, endpoint: str) -> set[Event]:
+    def events(self, endpoint: str) -> set[TransferEvent]:
         return {report.event for report in self.reports if report.endpoint == endpoint}
 
     def blames(self, endpoint: str) -> list[TransferReport]:
         """Without those that only tell how far it is: they come every second."""
         told = (report for report in self.reports if report.endpoint == endpoint)
-        return [report for report in told if report.event not in ("moved", "done")]
+        return [
+            report
+            for report in told
+            if report.event not in (TransferEvent.MOVED, TransferEvent.DONE)
+        ]
 
     def num_bytes(self, endpoint: str) -> int:
         return sum(report.num_bytes for report in self.reports if report.endpoint == endpoint)
@@ -161,7 +167,7 @@ async def test_a_frozen_peer_is_left_with_what_it_gave() -> None:
     async with acting(then_silent(sent + chunk(source, 5)[:99])) as frozen, serving(source) as good:
         pulled = Pulled(frozen, good)
         await pulled.run()
-    assert pulled.events(frozen) - {"moved"} == {"stalled"}
+    assert pulled.events(frozen) - {TransferEvent.MOVED} == {TransferEvent.STALLED}
     assert pulled.num_bytes(frozen) == 5 * CHUNK
     assert pulled.num_bytes(good) == TOTAL - 5 * CHUNK
 
@@ -173,7 +179,7 @@ async def test_a_peer_that_never_answers_is_left() -> None:
             endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
             pulled = Pulled(endpoint, good)
             await pulled.run()
-    assert pulled.events(endpoint) == {"stalled"}
+    assert pulled.events(endpoint) == {TransferEvent.STALLED}
 
 
 @asynccontextmanager
@@ -227,10 +233,10 @@ async def test_a_slow_peer_is_reported_and_left_by_a_new_route() -> None:
         pulled = Pulled(slow, rate=1e6)
         running = asyncio.create_task(pulled.run())
         async with asyncio.timeout(WAIT_S):
-            while "slow" not in pulled.events(slow):
+            while TransferEvent.SLOW not in pulled.events(slow):
                 await asyncio.sleep(0.02)
         assert not running.done()
-        route = Route(PolicyVersion(version=1, step=1), (Source(good),), key=KEY)
+        route = Route(PolicyVersion(version=1, step=1), (ChunkSource(good),), key=KEY)
         pulled.transfer.reroute(route)
         await running
     assert pulled.num_bytes(slow) == CHUNK
@@ -259,7 +265,7 @@ async def test_a_peer_with_damaged_bytes_is_asked_once() -> None:
         await running
     assert num_asked == 1
     (report,) = pulled.blames(bad)
-    assert report.event == "damaged"
+    assert report.event == TransferEvent.DAMAGED
     assert "chunk 4 of version 1 differs from its digest" in report.detail
     assert pulled.num_bytes(dying) == 4 * CHUNK
 
@@ -268,14 +274,18 @@ async def test_a_peer_that_does_not_hold_it_is_left() -> None:
     async with serving() as empty, serving(whole(2)) as beyond, serving(whole()) as good:
         pulled = Pulled(empty, beyond, good)
         await pulled.run()
-    assert pulled.events(empty) == {"failed"}
-    assert pulled.events(beyond) == {"moved"}
+    assert pulled.events(empty) == {TransferEvent.FAILED}
+    assert pulled.events(beyond) == {TransferEvent.MOVED}
 
 
 async def test_seeds_of_parts_give_at_once_and_a_whole_one_stands_in() -> None:
     seeds = [whole(part=part, parts=3) for part in range(3)]
     async with serving(seeds[0]) as a, serving(seeds[1]) as b, serving(whole()) as all_of_it:
-        sources = (Source(a, 0, 3), Source(b, 1, 3), Source("http://127.0.0.1:9", 2, 3))
+        sources = (
+            ChunkSource(a, 0, 3),
+            ChunkSource(b, 1, 3),
+            ChunkSource("http://127.0.0.1:9", 2, 3),
+        )
         pulled = Pulled(all_of_it, sources=sources)
         staging = await pulled.run()
     assert staging.root == whole().root
@@ -297,20 +307,20 @@ async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -
         rank0 = WeightServer(host="127.0.0.1")
         rank0.offer(first)
         source = await rank0.start()
-        pulled = Pulled(half, sources=(Source(source, 0, 2), Source(half, 1, 2)))
-        pulled.transfer.patience_s = 10
+        pulled = Pulled(half, sources=(ChunkSource(source, 0, 2), ChunkSource(half, 1, 2)))
+        pulled.transfer.stall_timeout_s = 10
         running = asyncio.create_task(pulled.run())
         async with asyncio.timeout(WAIT_S):
             while pulled.transfer.num_ready < 8:
                 await asyncio.sleep(0.01)
         await rank0.close()
         async with asyncio.timeout(WAIT_S):
-            while "failed" not in pulled.events(source):
+            while TransferEvent.FAILED not in pulled.events(source):
                 await asyncio.sleep(0.01)
         pulled.transfer.reroute(
             Route(
                 PolicyVersion(version=1, step=1),
-                (Source(never, 0, 2), Source(half, 1, 2)),
+                (ChunkSource(never, 0, 2), ChunkSource(half, 1, 2)),
                 key=KEY,
             )
         )
@@ -318,12 +328,12 @@ async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -
             pulled.transfer.reroute(
                 Route(
                     PolicyVersion(version=1, step=1),
-                    (Source(good, 0, 2), Source(half, 1, 2)),
+                    (ChunkSource(good, 0, 2), ChunkSource(half, 1, 2)),
                     key=KEY,
                 )
             )
             await running
-    assert pulled.events(half) == {"moved"}
+    assert pulled.events(half) == {TransferEvent.MOVED}
 
 
 @pytest.mark.parametrize("kind", ["cut off", "damaged", "frozen", "not held", "early end"])
@@ -333,7 +343,7 @@ async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
     damaged[damaged.index(chunk(source, 4)) + 200] ^= 1
     sends = {
         "cut off": saying(body(source)[:9000]),
-        "damaged": saying(bytes(damaged)),
+        TransferEvent.DAMAGED: saying(bytes(damaged)),
         "frozen": then_silent(body(source)[:9000]),
         "not held": saying(b""),
         "early end": saying(source.header_frame() + source.trailer_frame()),
@@ -344,11 +354,11 @@ async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
         async with acting(sends[kind]) as bad, serving() as empty, serving(source) as good:
             route = Route(
                 PolicyVersion(version=1, step=1),
-                (Source(empty if kind == "not held" else bad),),
+                (ChunkSource(empty if kind == "not held" else bad),),
                 (good,),
                 key=KEY,
             )
-            transfer = Transfer(route, job_id="job", into=lambda h: Staging(h, key=KEY))
+            transfer = Transfer(route, job_id="job", stage=lambda h: Staging(h, key=KEY))
             async with asyncio.timeout(WAIT_S):
                 staging = weakref.ref(await transfer.run())
             del transfer
@@ -361,7 +371,7 @@ async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
 
 async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
     entries, total = plan([("a", "uint8", (4 << 20,))])
-    source = Staging(Header("job", 1, 1, 0, -1, 1, total, 2 << 20, entries), key=KEY)
+    source = Staging(SnapshotHeader("job", 1, 1, 0, -1, 1, total, 2 << 20, entries), key=KEY)
     source.fill(0, bytes(total))
     source.finish()
     late, free, failing = asyncio.Event(), threading.Event(), list[str]()
@@ -377,14 +387,18 @@ async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
         asyncio.get_running_loop().set_default_executor(threads)
         threads.submit(free.wait, WAIT_S)  # so that what is being verified takes a while to end
         async with acting(end) as first, serving(source) as second, serving() as third:
-            version, kept = PolicyVersion(version=1, step=1), Source(first, 0, 2)
-            route = Route(version, (kept, Source(second, 1, 2)), base_version=0, key=KEY)
+            version, kept = PolicyVersion(version=1, step=1), ChunkSource(first, 0, 2)
+            route = Route(version, (kept, ChunkSource(second, 1, 2)), base_version=0, key=KEY)
             transfer = Transfer(
-                route, job_id="job", into=lambda h: Staging(h, key=KEY), base=base, patience_s=60
+                route,
+                job_id="job",
+                stage=lambda h: Staging(h, key=KEY),
+                base=base,
+                stall_timeout_s=60,
             )
             running = asyncio.create_task(transfer.run())
             await asyncio.sleep(0.4)
-            transfer.reroute(replace(route, sources=(kept, Source(third, 1, 2))))
+            transfer.reroute(replace(route, sources=(kept, ChunkSource(third, 1, 2))))
             await asyncio.sleep(0.1)
             failing.append("no base")
             late.set()
@@ -404,7 +418,7 @@ async def test_a_peer_that_is_slow_to_answer_is_given_more_time() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1")
     pulled = Pulled(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    pulled.transfer.patience_s = 20
+    pulled.transfer.stall_timeout_s = 20
     await pulled.run()
     server.close()
 
@@ -413,13 +427,13 @@ async def test_a_late_joiner_is_served_by_a_peer_under_way() -> None:
     source, relay = Staging(make_header(), key=KEY), WeightServer(host="127.0.0.1")
     source.fill(0, content()[: 6 * CHUNK])
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         return relay.stage(header, key=KEY)
 
     async with serving(source) as trainer:
         endpoint = await relay.start()
         first = asyncio.create_task(
-            pull([trainer], job_id="job", version=1, into=into, timeout_s=WAIT_S, key=KEY)
+            pull([trainer], job_id="job", version=1, stage=into, timeout_s=WAIT_S, key=KEY)
         )
         async with asyncio.timeout(WAIT_S):
             while not (found := relay.held("job", 1)) or found.num_ready < 6:
@@ -440,7 +454,9 @@ async def test_a_child_that_does_not_read_holds_up_nobody_and_keeps_no_memory() 
     entries, total = plan([("a", "uint8", (32 << 20,))])
     server = WeightServer(host="127.0.0.1")
     endpoint = await server.start()
-    headers = [Header("job", v, v, v - 1, -1, 1, total, 1 << 20, entries) for v in (1, 2, 3)]
+    headers = [
+        SnapshotHeader("job", v, v, v - 1, -1, 1, total, 1 << 20, entries) for v in (1, 2, 3)
+    ]
     staging = server.stage(headers[0])
     request = b"POST /weights/job/1 HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rpartition(":")[2]))
@@ -448,7 +464,7 @@ async def test_a_child_that_does_not_read_holds_up_nobody_and_keeps_no_memory() 
     await reader.readuntil(b"\r\n\r\n")
     staging.fill(0, bytes(total))
     staging.finish()
-    pulled = await pull([endpoint], job_id="job", version=1, into=Staging, timeout_s=WAIT_S)
+    pulled = await pull([endpoint], job_id="job", version=1, stage=Staging, timeout_s=WAIT_S)
     assert pulled.complete
     first, memory = staging.fd, weakref.ref(staging.buffer().obj)
     for header in headers[1:]:
@@ -469,7 +485,7 @@ def resized(
     source: Staging, index: int, num_bytes: int, *, base_version: int | None = None
 ) -> bytes:
     start, _ = source.header.chunk_range(index)
-    digest = source.seals.digest(source.slot(index), index)
+    digest = source.authenticator.digest(source.slot(index), index)
     data = bytes(source.buffer()[start : start + num_bytes])
     frame = ChunkFrame(index, num_bytes, digest, base_version)
     return source.header_frame() + frames.chunk_frame(frame) + data
@@ -502,7 +518,7 @@ def broken_differences() -> dict[str, bytes]:
 
 
 def lies() -> dict[str, tuple[bytes, str]]:
-    """What a peer says that it must not, and how it is refused."""
+    """Invalid streams of a peer, and the error of each."""
     source, other = whole(), whole(2)
     start, first = source.header_frame(), chunk(source, 0)
     trailer = TrailerFrame(bytes(32), bytes(32))
@@ -516,28 +532,28 @@ def lies() -> dict[str, tuple[bytes, str]]:
             start + frames.chunk_frame(ChunkFrame(1, CHUNK, _digest(source, 0))) + first[-CHUNK:],
             "chunk 1 of version 1 differs",
         ),
-        "twice": (start + first + first, "came twice"),
+        "twice": (start + first + first, "was sent twice"),
         "beyond": (start + frames.chunk_frame(ChunkFrame(99, CHUNK, bytes(32))), "chunk 99 of 12"),
-        "short": (resized(source, 0, CHUNK - 1), "comes in 2047"),
-        "long": (resized(source, 0, CHUNK + 1), "comes in 2049"),
-        "unasked base": (resized(source, 0, 100, base_version=0), "asked for was None"),
+        "short": (resized(source, 0, CHUNK - 1), "is sent in 2047"),
+        "long": (resized(source, 0, CHUNK + 1), "is sent in 2049"),
+        "unasked base": (resized(source, 0, 100, base_version=0), "requested was None"),
         "long frame": (start + struct.pack("<I", 1 << 31), "a frame of 2147483648 bytes"),
         "long header": (struct.pack("<I", 1 << 27), "a frame of 134217728 bytes"),
-        "many signs": (start + frames.waiting_frame(1) * 500, "frames without a chunk"),
+        "many keepalives": (start + frames.waiting_frame(1) * 500, "frames without a chunk"),
         "wrong root": (
             body(source)[: -len(source.trailer_frame())] + frames.trailer_frame(trailer),
-            "root was not sealed",
+            "root was not authenticated",
         ),
-        "early end": (start + first + source.trailer_frame(), "does not hold all chunks"),
+        "early end": (start + first + source.trailer_frame(), "does not hold all requested chunks"),
         "foreign key": (
             frames.header_frame(make_header(), bytes(32)),
-            "not sealed with this job's key",
+            "not authenticated with this job's key",
         ),
     }
 
 
 def _digest(source: Staging, index: int) -> bytes:
-    return source.seals.digest(source.slot(index), index)
+    return source.authenticator.digest(source.slot(index), index)
 
 
 @pytest.mark.parametrize("lie", lies())
@@ -548,7 +564,9 @@ async def test_a_lie_is_named_and_the_rest_comes_from_elsewhere(lie: str) -> Non
         await pulled.run()
     (report,) = pulled.blames(bad)
     assert why in report.detail
-    assert report.event == ("failed" if lie in ("cut off", "early end") else "damaged")
+    assert report.event == (
+        TransferEvent.FAILED if lie in ("cut off", "early end") else TransferEvent.DAMAGED
+    )
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
@@ -588,12 +606,12 @@ async def test_a_broken_difference_is_refused_and_the_chunk_comes_from_elsewhere
     async with acting(sent) as bad, serving(source) as good:
         reports: list[TransferReport] = []
         route = Route(
-            PolicyVersion(version=1, step=1), (Source(bad),), (good,), base_version=0, key=KEY
+            PolicyVersion(version=1, step=1), (ChunkSource(bad),), (good,), base_version=0, key=KEY
         )
         transfer = Transfer(
             route,
             job_id="job",
-            into=lambda header: Staging(header, key=KEY),
+            stage=lambda header: Staging(header, key=KEY),
             base=lambda version: base if version == 0 else None,
             report=reports.append,
         )
@@ -601,7 +619,7 @@ async def test_a_broken_difference_is_refused_and_the_chunk_comes_from_elsewhere
             staging = await transfer.run()
     assert bytes(staging.buffer()) == content()
     told = [report.event for report in reports if report.endpoint == bad]
-    assert [event for event in told if event != "moved"] == ["damaged"]
+    assert [event for event in told if event != TransferEvent.MOVED] == [TransferEvent.DAMAGED]
 
 
 async def test_nobody_else_to_ask_is_an_error_that_names_the_damage() -> None:

@@ -8,12 +8,19 @@ from hypothesis import strategies as st
 
 from paceline.errors import IntegrityError
 from paceline.v1 import weights_pb2 as pb
-from paceline.weights import Header, frames, plan
-from paceline.weights.frames import ChunkFrame, Frame, HeaderFrame, Request, TrailerFrame
-from paceline.weights.manifest import header_to
+from paceline.weights import SnapshotHeader, plan
+from paceline.weights.snapshot.manifest import header_to_proto
+from paceline.weights.stream import frames
+from paceline.weights.stream.frames import (
+    ChunkFrame,
+    ChunkRequest,
+    Frame,
+    HeaderFrame,
+    TrailerFrame,
+)
 
 ENTRIES, TOTAL = plan([("a", "float32", (40, 8)), ("b", "int8", (3,))])
-HEADER = Header("job", 7, 7, 6, -1, 1, TOTAL, 256, ENTRIES)
+HEADER = SnapshotHeader("job", 7, 7, 6, -1, 1, TOTAL, 256, ENTRIES)
 GOOD = [
     frames.header_frame(HEADER, bytes(32)),
     frames.chunk_frame(ChunkFrame(2, 256, bytes(32))),
@@ -91,7 +98,7 @@ def test_requests_say_which_chunks(
 ) -> None:
     part = data.draw(st.integers(0, parts - 1))
     wanted = frames.bitmap(sorted(chunks), 100) if chunks else b""
-    request = frames.parse_request(frames.request_body(Request(wanted, part, parts, base)))
+    request = frames.parse_request(frames.request_body(ChunkRequest(wanted, part, parts, base)))
     assert request.base_version == base
     expected = [i for i in range(100) if i % parts == part and (i in chunks or not chunks)]
     assert request.indices(100) == expected
@@ -108,15 +115,15 @@ def test_long_frames_are_refused_before_they_are_read(first: bool, allowed: int)
     ("change", "why"),
     [
         ({"chunk_bytes": 0}, "in chunks of 0"),
-        ({"chunk_bytes": 9 << 20}, "allowed are"),
+        ({"chunk_bytes": 9 << 20}, "the limit is"),
         ({"num_bytes": -1}, "header says -1 bytes"),
-        ({"num_bytes": 1 << 62}, "allowed are 1048576 chunks"),
+        ({"num_bytes": 1 << 62}, "the limit is 1048576 chunks"),
         ({"num_bytes": TOTAL - 1, "num_chunks": 6}, "tensor 'b'"),
         ({"num_chunks": 5}, "says 5 chunks"),
     ],
 )
 def test_a_header_that_lies_about_sizes_is_refused(change: dict[str, int], why: str) -> None:
-    message = header_to(HEADER)
+    message = header_to_proto(HEADER)
     for name, value in change.items():
         setattr(message, name, value)
     with pytest.raises(IntegrityError, match=why):

@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import IntegrityError, InvalidError, StateError
-from paceline.weights import Header, Staging, choose_chunk_bytes, frames, plan
-from paceline.weights.frames import ChunkFrame, HeaderFrame, TrailerFrame
-from paceline.weights.manifest import ITEM_BYTES
-from paceline.weights.memory import Pool
-from paceline.weights.routes.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from paceline.weights import SnapshotHeader, Staging, choose_chunk_bytes, plan
+from paceline.weights.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES
+from paceline.weights.snapshot.manifest import ITEM_BYTES
+from paceline.weights.snapshot.memory import SharedMemoryPool
+from paceline.weights.stream import frames
+from paceline.weights.stream.frames import ChunkFrame, HeaderFrame, TrailerFrame
 
 Spec = tuple[str, str, tuple[int, ...]]
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -28,9 +29,11 @@ SPECS = st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), SHAPES), max_siz
 )
 
 
-def make_header(tensors: Sequence[Spec], *, chunk_bytes: int = 64, version: int = 3) -> Header:
+def make_header(
+    tensors: Sequence[Spec], *, chunk_bytes: int = 64, version: int = 3
+) -> SnapshotHeader:
     entries, total = plan(tensors)
-    return Header(
+    return SnapshotHeader(
         job_id="job",
         version=version,
         step=version,
@@ -46,14 +49,14 @@ def make_header(tensors: Sequence[Spec], *, chunk_bytes: int = 64, version: int 
     )
 
 
-def content(header: Header) -> dict[str, bytes]:
+def content(header: SnapshotHeader) -> dict[str, bytes]:
     return {
         t.name: bytes((i * 31 + k) % 251 for k in range(t.num_bytes))
         for i, t in enumerate(header.tensors)
     }
 
 
-def produce(header: Header, *, key: bytes = b"") -> Staging:
+def produce(header: SnapshotHeader, *, key: bytes = b"") -> Staging:
     staging, data = Staging(header, key=key), content(header)
     for entry in header.tensors:
         staging.fill(entry.offset, data[entry.name])
@@ -77,7 +80,7 @@ def receive(source: Staging, order: Sequence[int], *, key: bytes = b"") -> Stagi
     frame = frames.parse(source.header_frame()[4:])
     assert isinstance(frame, HeaderFrame)
     target = Staging(frame.header, key=key)
-    target.seals.check_header(frame.authentication)
+    target.authenticator.check_header(frame.authentication)
     for index in order:
         head = chunk_head(source, index)
         frames.check_chunk(head, target.header, base_version=None)
@@ -85,7 +88,7 @@ def receive(source: Staging, order: Sequence[int], *, key: bytes = b"") -> Stagi
         target.put(index, head.digest)
     if not order:
         target.finish()
-    target.confirm(trailer(source))
+    target.verify_trailer(trailer(source))
     return target
 
 
@@ -170,7 +173,7 @@ def test_damage_is_refused_and_not_shown() -> None:
     assert target.num_ready == 0
     target.slot(0)[:] = source.slot(0)
     target.put(0, chunk_head(source, 0).digest)
-    with pytest.raises(StateError, match="chunk 0 is here already"):
+    with pytest.raises(StateError, match="chunk 0 is ready already"):
         target.put(0, chunk_head(source, 0).digest)
 
 
@@ -182,9 +185,9 @@ def test_nothing_of_another_snapshot_is_accepted(key: bytes) -> None:
     with pytest.raises(IntegrityError, match="chunk 0"):
         second.put(0, chunk_head(first, 0).digest)
     with pytest.raises(IntegrityError, match="root"):
-        second.confirm(trailer(first))
+        second.verify_trailer(trailer(first))
     with pytest.raises(IntegrityError, match="header"):
-        second.seals.check_header(first.seals.header_auth)
+        second.authenticator.check_header(first.authenticator.header_auth)
 
 
 def test_a_chunk_is_refused_in_the_place_of_an_equal_one() -> None:
@@ -220,7 +223,7 @@ def test_memory_is_shared_with_whoever_has_the_file() -> None:
 
 
 def test_memory_is_used_again_when_no_reader_is_left() -> None:
-    pool = Pool()
+    pool = SharedMemoryPool()
     first, second = pool.take(1000), pool.take(1000)
     taken = {first.fd, second.fd}
     reader = first.view[10:20]
@@ -245,7 +248,7 @@ def num_pieces() -> int:
 
 def test_no_more_memory_is_kept_than_two_snapshots_take() -> None:
     before = num_pieces()
-    pool = Pool()
+    pool = SharedMemoryPool()
     pieces = [pool.take(1000) for _ in range(5)]
     assert num_pieces() == before + 5
     del pieces

@@ -10,8 +10,8 @@ import pytest
 import uvloop
 
 from paceline.errors import DeadlineError, IntegrityError, StateError, UnavailableError
-from paceline.weights import Header, Staging, WeightServer, plan, pull
-from paceline.weights.frames import Request, bitmap, parse_request, request_body
+from paceline.weights import SnapshotHeader, Staging, WeightServer, plan, pull
+from paceline.weights.stream.frames import ChunkRequest, bitmap, parse_request, request_body
 
 CHUNK = 4096
 NUM_CHUNKS = 20
@@ -19,9 +19,9 @@ WAIT_S = 60.0  # only so that nothing hangs
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def make_header(version: int = 1) -> Header:
+def make_header(version: int = 1) -> SnapshotHeader:
     entries, total = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
-    return Header("job", version, version, version - 1, -1, 1, total, CHUNK, entries)
+    return SnapshotHeader("job", version, version, version - 1, -1, 1, total, CHUNK, entries)
 
 
 def chunk(index: int) -> bytes:
@@ -74,7 +74,7 @@ async def tampering(staging: Staging, edit: Callable[[bytearray], None]) -> Asyn
 
 
 async def fetch(*endpoints: str, version: int = 1, timeout_s: float = WAIT_S) -> Staging:
-    return await pull(endpoints, job_id="job", version=version, into=Staging, timeout_s=timeout_s)
+    return await pull(endpoints, job_id="job", version=version, stage=Staging, timeout_s=timeout_s)
 
 
 async def reached(staging: Callable[[], Staging | None], count: int) -> Staging:
@@ -101,7 +101,7 @@ def test_pull_works_on_uvloop() -> None:
 
 async def test_a_snapshot_without_bytes_travels() -> None:
     entries, total = plan([("empty", "float32", (0, 4))])
-    source = Staging(Header("job", 1, 1, 0, -1, 1, total, CHUNK, entries))
+    source = Staging(SnapshotHeader("job", 1, 1, 0, -1, 1, total, CHUNK, entries))
     source.finish()
     async with serving(source) as (_, endpoint):
         target = await fetch(endpoint)
@@ -110,7 +110,7 @@ async def test_a_snapshot_without_bytes_travels() -> None:
 
 async def test_any_http_client_can_read_it() -> None:
     source = whole()
-    body = request_body(Request(wanted=bitmap([3, 19], NUM_CHUNKS)))
+    body = request_body(ChunkRequest(wanted=bitmap([3, 19], NUM_CHUNKS)))
     async with serving(source) as (_, endpoint), aiohttp.ClientSession() as http:
         async with http.post(f"{endpoint}/weights/job/1", data=body) as response:
             got = await response.read()
@@ -123,7 +123,7 @@ async def test_any_http_client_can_read_it() -> None:
             ("job/0", body, 410),
             ("other/1", body, 404),
             ("job/1", b"\xff\xff", 400),
-            ("job/1", request_body(Request(part=3, parts=2)), 400),
+            ("job/1", request_body(ChunkRequest(part=3, parts=2)), 400),
         ):
             async with http.post(f"{endpoint}/weights/{path}", data=data) as response:
                 assert response.status == status
@@ -134,8 +134,8 @@ async def test_three_peers_cut_through() -> None:
     made: list[Staging] = []
     async with serving(source) as (_, first), serving() as (b, second), serving() as (c, third):
 
-        def relay(server: WeightServer) -> Callable[[Header], Staging]:
-            def into(header: Header) -> Staging:
+        def relay(server: WeightServer) -> Callable[[SnapshotHeader], Staging]:
+            def into(header: SnapshotHeader) -> Staging:
                 made.append(Staging(header))
                 server.offer(made[-1])
                 return made[-1]
@@ -150,7 +150,7 @@ async def test_three_peers_cut_through() -> None:
                 while b.versions() == [] and endpoint == second:
                     await asyncio.sleep(0.005)
                 tasks.create_task(
-                    pull([endpoint], job_id="job", version=1, into=into, timeout_s=WAIT_S)
+                    pull([endpoint], job_id="job", version=1, stage=into, timeout_s=WAIT_S)
                 )
             await asyncio.wait_for(made[-1].wait(0), WAIT_S)
             last = await reached(lambda: made[-1] if len(made) == 2 else None, 1)
@@ -164,7 +164,7 @@ async def test_three_peers_cut_through() -> None:
 async def test_a_corrupt_byte_is_never_relayed() -> None:
     made: list[Staging] = []
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         made.append(Staging(header))
         return made[-1]
 
@@ -173,7 +173,7 @@ async def test_a_corrupt_byte_is_never_relayed() -> None:
 
     async with tampering(whole(), edit) as endpoint:
         with pytest.raises(IntegrityError, match="chunk 3"):
-            await pull([endpoint], job_id="job", version=1, into=into, timeout_s=WAIT_S)
+            await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=WAIT_S)
     assert list(made[0].ready_since(0)) == [0, 1, 2]
     assert not made[0].complete
 
@@ -188,10 +188,10 @@ async def test_after_a_corrupt_byte_another_peer_goes_on() -> None:
 
 
 async def test_when_the_parent_dies_another_is_asked_for_what_is_missing() -> None:
-    half, made, asked = Staging(make_header()), list[Staging](), list[Request]()
+    half, made, asked = Staging(make_header()), list[Staging](), list[ChunkRequest]()
     fill(half, 0, 12)
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         made.append(Staging(header))
         return made[-1]
 
@@ -210,7 +210,7 @@ async def test_when_the_parent_dies_another_is_asked_for_what_is_missing() -> No
         server = await asyncio.start_server(proxy, "127.0.0.1")
         spare = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         pulling = asyncio.create_task(
-            pull([first, spare], job_id="job", version=1, into=into, timeout_s=WAIT_S)
+            pull([first, spare], job_id="job", version=1, stage=into, timeout_s=WAIT_S)
         )
         await reached(lambda: made[0] if made else None, 12)
         await dying.close()
@@ -236,21 +236,21 @@ async def test_an_abandoned_parent_cuts_its_children() -> None:
     [
         (b"a", b"b", UnavailableError, "does not give"),
         (b"", b"b", UnavailableError, "does not give"),
-        (b"a", b"", IntegrityError, "not sealed with this job's key"),
+        (b"a", b"", IntegrityError, "not authenticated with this job's key"),
     ],
 )
 async def test_a_wrong_key_is_refused(
     ours: bytes, theirs: bytes, error: type[Exception], why: str
 ) -> None:
-    made: list[Header] = []
+    made: list[SnapshotHeader] = []
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         made.append(header)
         return Staging(header, key=ours)
 
     async with serving(whole(key=theirs)) as (_, endpoint):
         with pytest.raises(error, match=why):
-            await pull([endpoint], job_id="job", version=1, into=into, timeout_s=WAIT_S, key=ours)
+            await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=WAIT_S, key=ours)
     assert made == []
 
 
@@ -260,7 +260,7 @@ async def test_the_right_key_is_accepted() -> None:
             [endpoint],
             job_id="job",
             version=1,
-            into=lambda header: Staging(header, key=b"a"),
+            stage=lambda header: Staging(header, key=b"a"),
             timeout_s=WAIT_S,
             key=b"a",
         )
@@ -280,13 +280,13 @@ async def test_the_deadline_holds_and_what_was_staged_is_abandoned() -> None:
     half, made = Staging(make_header()), list[Staging]()
     fill(half, 0, 5)
 
-    def into(header: Header) -> Staging:
+    def into(header: SnapshotHeader) -> Staging:
         made.append(Staging(header))
         return made[-1]
 
     async with serving(half) as (_, endpoint):
         with pytest.raises(DeadlineError) as caught:
-            await pull([endpoint], job_id="job", version=1, into=into, timeout_s=1.0)
+            await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=1.0)
     # On a machine that is busy enough not all five are here in a second, nor even the header.
     num_ready = made[0].num_ready if made else 0
     assert num_ready <= 5

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from paceline.callers import WEIGHTS
 from paceline.config.service import TlsSettings
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
-from paceline.testing.certificates import Authority
-from paceline.types import WorkerKind
-from paceline.weights import Header, Staging, WeightServer, plan, pull
+from paceline.transport.rpc_authorization import WEIGHT_PEERS
+from paceline.weights import SnapshotHeader, Staging, WeightServer, plan, pull
+from paceline_harness.certificates import Authority
 
 CHUNK = 1 << 20
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -35,7 +35,7 @@ def theirs(tmp_path: Path) -> Authority:
 
 def snapshot(num_bytes: int = 5 * CHUNK + 77) -> Staging:
     entries, total = plan([("a", "uint8", (num_bytes,))])
-    staging = Staging(Header("job", 1, 1, 0, -1, 1, total, CHUNK, entries))
+    staging = Staging(SnapshotHeader("job", 1, 1, 0, -1, 1, total, CHUNK, entries))
     staging.fill(0, os.urandom(total))
     staging.finish()
     return staging
@@ -53,9 +53,9 @@ async def serving(staging: Staging, tls: TlsSettings | None) -> AsyncGenerator[s
 
 
 async def fetch(
-    endpoint: str, tls: TlsSettings | None, into: Callable[[Header], Staging] = Staging
+    endpoint: str, tls: TlsSettings | None, into: Callable[[SnapshotHeader], Staging] = Staging
 ) -> Staging:
-    return await pull([endpoint], job_id="job", version=1, into=into, timeout_s=60, tls=tls)
+    return await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=60, tls=tls)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -67,7 +67,7 @@ def test_a_chain_of_peers_gets_the_same_bytes(
     async def chain() -> Staging:
         relay = WeightServer(host="127.0.0.1", tls=ours.issue("relay"))
 
-        def into(header: Header) -> Staging:
+        def into(header: SnapshotHeader) -> Staging:
             staging = Staging(header)
             relay.offer(staging)
             return staging
@@ -157,11 +157,11 @@ def test_only_trainers_and_rollout_workers_give_and_get(
             async with serving(snapshot(), server) as endpoint:
                 assert (await fetch(endpoint, client)).complete
         async with serving(snapshot(), trainer) as endpoint:
-            for kind in set(WorkerKind) - WEIGHTS:
+            for kind in set(WorkerKind) - WEIGHT_PEERS:
                 with pytest.raises(UnavailableError, match="does not give"):
                     await fetch(endpoint, of(kind))
         async with serving(snapshot(), of(WorkerKind.REWARD)) as endpoint:
-            with pytest.raises(UnavailableError, match="neither a trainer's nor a rollout's"):
+            with pytest.raises(UnavailableError, match="not that of a trainer or rollout"):
                 await fetch(endpoint, rollout)
 
     with asyncio.Runner(loop_factory=loop) as runner:

@@ -21,8 +21,8 @@ from paceline.errors import (
     UnavailableError,
 )
 from paceline_controller.runtimes.kubernetes.connection import (
-    Connection,
     HistoryGoneError,
+    KubernetesClient,
     configuration,
 )
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, JOBS, LEASES, PODS
@@ -56,7 +56,7 @@ class Api:
 
         self.handler = reply
 
-    async def connect(self, port: int, *, timeout_s: float = 60.0, **more: Any) -> Connection:
+    async def connect(self, port: int, *, timeout_s: float = 60.0, **more: Any) -> KubernetesClient:
         path = self.folder / "kubeconfig"
         config = {
             "current-context": "c",
@@ -66,7 +66,7 @@ class Api:
         }
         path.write_text(yaml.safe_dump(config))
         settings = await configuration(path)
-        return Connection(settings, namespace="ns", timeout_s=timeout_s, **more)
+        return KubernetesClient(settings, namespace="ns", timeout_s=timeout_s, **more)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-async def connection(api: Any) -> AsyncIterator[Connection]:
+async def connection(api: Any) -> AsyncIterator[KubernetesClient]:
     made = await api.connect(api.port)
     yield made
     await made.close()
@@ -118,7 +118,7 @@ async def test_statuses_become_our_errors(
 
 
 async def test_an_invalid_object_is_explained_field_by_field(
-    api: Any, connection: Connection
+    api: Any, connection: KubernetesClient
 ) -> None:
     causes = [{"field": "spec.replicas", "message": "must be at least 0", "reason": "Invalid"}]
     api.answers((422, {"message": "Deployment is invalid", "details": {"causes": causes}}))
@@ -135,7 +135,7 @@ async def test_an_invalid_object_is_explained_field_by_field(
     ],
 )
 async def test_a_body_that_does_not_fit_its_schema_is_not_tried_again(
-    api: Any, connection: Connection, text: str
+    api: Any, connection: KubernetesClient, text: str
 ) -> None:
     """The server answers 500 without a reason, as it does when its store is away."""
     body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
@@ -149,7 +149,7 @@ async def test_a_body_that_does_not_fit_its_schema_is_not_tried_again(
 
 
 async def test_an_answer_that_is_no_status_is_an_error_too(
-    api: Any, connection: Connection
+    api: Any, connection: KubernetesClient
 ) -> None:
     async def page(_: web.Request) -> web.StreamResponse:
         return web.Response(status=403, text="<html>proxy says no</html>")
@@ -159,7 +159,9 @@ async def test_an_answer_that_is_no_status_is_an_error_too(
         await connection.get(PODS, "p")
 
 
-async def test_what_is_harmless_to_repeat_is_repeated(api: Any, connection: Connection) -> None:
+async def test_what_is_harmless_to_repeat_is_repeated(
+    api: Any, connection: KubernetesClient
+) -> None:
     good = {"metadata": {"name": "x"}}
     api.answers((503, {}), (429, {}), (200, good))
     assert await connection.get(JOBS, "x") == good
@@ -168,7 +170,7 @@ async def test_what_is_harmless_to_repeat_is_repeated(api: Any, connection: Conn
     assert len(api.requests) == 5
 
 
-async def test_what_may_act_twice_is_sent_once(api: Any, connection: Connection) -> None:
+async def test_what_may_act_twice_is_sent_once(api: Any, connection: KubernetesClient) -> None:
     api.answers((503, {}), (200, {}))
     with pytest.raises(UnavailableError):
         await connection.create(LEASES, {"metadata": {"name": "x"}})
@@ -211,7 +213,7 @@ async def test_nobody_listens(api: Any) -> None:
     await connection.close()
 
 
-async def test_requests_say_who_and_where(api: Any, connection: Connection) -> None:
+async def test_requests_say_who_and_where(api: Any, connection: KubernetesClient) -> None:
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     api.answers((200, body))
     await connection.apply(body)
@@ -222,7 +224,7 @@ async def test_requests_say_who_and_where(api: Any, connection: Connection) -> N
     assert request.content_type == "application/apply-patch+yaml"
 
 
-async def test_long_lists_come_page_by_page(api: Any, connection: Connection) -> None:
+async def test_long_lists_come_page_by_page(api: Any, connection: KubernetesClient) -> None:
     def page(name: str, more: str) -> dict[str, Any]:
         items = [{"metadata": {"name": name}}]
         return {"items": items, "metadata": {"resourceVersion": "7", "continue": more}}
@@ -235,13 +237,13 @@ async def test_long_lists_come_page_by_page(api: Any, connection: Connection) ->
     assert [request.query.get("continue") for request in api.requests] == [None, "next"]
 
 
-async def test_deleting_what_is_gone_is_fine(api: Any, connection: Connection) -> None:
+async def test_deleting_what_is_gone_is_fine(api: Any, connection: KubernetesClient) -> None:
     for code in (404, 409):
         api.answers((code, {}))
         await connection.delete(PODS, "p", uid="u")
 
 
-async def events(connection: Connection) -> list[tuple[str, Any]]:
+async def events(connection: KubernetesClient) -> list[tuple[str, Any]]:
     found = connection.watch(PODS, version="5", watch_s=1)
     return [(change, body["metadata"]) async for change, body in found]
 
@@ -260,7 +262,7 @@ def streams(*lines: dict[str, Any], then_s: float = 0.0) -> Handler:
     return stream
 
 
-async def test_a_watch_tells_changes_of_any_length(api: Any, connection: Connection) -> None:
+async def test_a_watch_tells_changes_of_any_length(api: Any, connection: KubernetesClient) -> None:
     large = {"name": "a", "annotations": {"x": "y" * 300_000}}
     api.handler = streams(
         {"type": "ADDED", "object": {"metadata": large}},
@@ -271,7 +273,7 @@ async def test_a_watch_tells_changes_of_any_length(api: Any, connection: Connect
     assert api.requests[0].query["resourceVersion"] == "5"
 
 
-async def test_a_watch_says_when_history_is_gone(api: Any, connection: Connection) -> None:
+async def test_a_watch_says_when_history_is_gone(api: Any, connection: KubernetesClient) -> None:
     status = {"kind": "Status", "code": 410, "message": "too old resource version"}
     api.handler = streams({"type": "ERROR", "object": status})
     with pytest.raises(HistoryGoneError, match="too old"):

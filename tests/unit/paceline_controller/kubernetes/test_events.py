@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 
 from paceline.errors import NotFoundError, UnavailableError
-from paceline_controller.runtimes.kubernetes.events import MOST_NOTE_BYTES, Events, Happening
+from paceline_controller.runtimes.kubernetes.events import MAX_NOTE_BYTES, ClusterEvent, Events
 from paceline_controller.runtimes.kubernetes.resources import Kind
 
 ABOUT = {
@@ -63,7 +63,7 @@ def events(sink: Sink, now: Day) -> Events:
 async def test_a_repeated_event_becomes_a_series() -> None:
     sink, now = Sink(), Day()
     writer = events(sink, now)
-    happening = Happening("j", "Restarted", "why", warning=True)
+    happening = ClusterEvent("j", "Restarted", "why", warning=True)
     for _ in range(3):
         await writer.write(happening)
         now.at += timedelta(minutes=1)
@@ -80,7 +80,7 @@ async def test_a_repeated_event_becomes_a_series() -> None:
 async def test_an_event_that_is_gone_is_written_anew() -> None:
     sink, now = Sink(), Day()
     writer = events(sink, now)
-    happening = Happening("j", "Scaled", "from 1 to 2")
+    happening = ClusterEvent("j", "Scaled", "from 1 to 2")
     await writer.write(happening)
     sink.gone = True
     await writer.write(happening)
@@ -89,15 +89,15 @@ async def test_an_event_that_is_gone_is_written_anew() -> None:
 
 async def test_long_notes_keep_their_end() -> None:
     sink, now = Sink(), Day()
-    await events(sink, now).write(Happening("j", "Failed", "ä" * 2000 + "the end"))
+    await events(sink, now).write(ClusterEvent("j", "Failed", "ä" * 2000 + "the end"))
     note = sink.made[0]["note"]
-    assert len(note.encode()) <= MOST_NOTE_BYTES
+    assert len(note.encode()) <= MAX_NOTE_BYTES
     assert note.endswith("the end")
 
 
 async def test_what_cannot_be_told_of_anything_is_left_out() -> None:
     sink, now = Sink(), Day()
-    await events(sink, now).write(Happening("", "Scaled", "x"))
+    await events(sink, now).write(ClusterEvent("", "Scaled", "x"))
     assert not sink.made
 
 
@@ -106,6 +106,6 @@ async def test_telling_never_waits_or_raises() -> None:
     writer = events(sink, now)
     sink.away = True
     for _ in range(5000):
-        writer.tell("j", "Scaled", "x")
+        writer.record("j", "Scaled", "x")
     with pytest.raises(UnavailableError):
-        await writer.write(Happening("j", "Scaled", "x"))
+        await writer.write(ClusterEvent("j", "Scaled", "x"))

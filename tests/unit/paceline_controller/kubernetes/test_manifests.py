@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted, rollout_name
+from paceline_controller.jobs.plan import Wanted, rollout_name
 from paceline_controller.runtimes.kubernetes import names
 from paceline_controller.runtimes.kubernetes.manifests import (
-    Surroundings,
+    ManifestContext,
     build,
     digest,
     nodes_of,
@@ -52,8 +52,8 @@ def rollout(job_id: str = "math-0a1b2c", pool: str = "default", replicas: int = 
     return Wanted(name, WorkerKind.ROLLOUT, job_id=job_id, pool=pool, replicas=replicas)
 
 
-def around(*, jobset: bool = False, ranks_per_pod: int = 8) -> Surroundings:
-    return Surroundings("rel", owner=OWNER, ranks_per_pod=ranks_per_pod, jobset=jobset)
+def context(*, jobset: bool = False, ranks_per_pod: int = 8) -> ManifestContext:
+    return ManifestContext("rel", owner=OWNER, ranks_per_pod=ranks_per_pod, jobset=jobset)
 
 
 def valid(body: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_objects_are_valid_for_all_names(
     job_id: str, pool: str, replicas: int, world_size: int, incarnation: int
 ) -> None:
     for wanted in (rollout(job_id, pool[:30].rstrip("-"), replicas), trainer(job_id, world_size)):
-        for body in build(wanted, TEMPLATE, incarnation=incarnation, around=around()):
+        for body in build(wanted, TEMPLATE, incarnation=incarnation, context=context()):
             kubernetes_validate.validate(body, "1.37", strict=True)
             carried = body["metadata"]["labels"].values()
             assert all(len(value) <= 63 for value in carried)
@@ -84,7 +84,7 @@ def test_objects_are_valid_for_all_names(
 @given(jobs, st.integers(1, 512), st.integers(1, 9999999))
 def test_names_of_pods_in_a_jobset_are_valid(job_id: str, world: int, incarnation: int) -> None:
     wanted = trainer(job_id, world)
-    (body,) = build(wanted, TEMPLATE, incarnation=incarnation, around=around(jobset=True))
+    (body,) = build(wanted, TEMPLATE, incarnation=incarnation, context=context(jobset=True))
     assert is_dns_label(f"{body['metadata']['name']}-n-0-{world - 1}")
 
 
@@ -95,7 +95,7 @@ def test_shortened_names_stay_apart(ids: list[str]) -> None:
 
 
 def test_a_rollout_pool_is_a_deployment() -> None:
-    (body,) = build(rollout(pool="spot"), TEMPLATE, incarnation=0, around=around())
+    (body,) = build(rollout(pool="spot"), TEMPLATE, incarnation=0, context=context())
     valid(body)
     assert body["metadata"]["name"] == "rollout-math-0a1b2c-spot"
     assert body["metadata"]["ownerReferences"] == [OWNER]
@@ -111,7 +111,7 @@ def test_a_rollout_pool_is_a_deployment() -> None:
 
 
 def test_a_trainer_is_an_indexed_job_with_names_for_its_pods() -> None:
-    service, job = build(trainer(world_size=16), TEMPLATE, incarnation=3, around=around())
+    service, job = build(trainer(world_size=16), TEMPLATE, incarnation=3, context=context())
     valid(service)
     valid(job)
     assert service["metadata"]["name"] == "trainer-math-0a1b2c"
@@ -130,7 +130,7 @@ def test_a_trainer_is_an_indexed_job_with_names_for_its_pods() -> None:
 
 
 def test_a_trainer_can_be_a_jobset() -> None:
-    (body,) = build(trainer(world_size=4), TEMPLATE, incarnation=1, around=around(jobset=True))
+    (body,) = build(trainer(world_size=4), TEMPLATE, incarnation=1, context=context(jobset=True))
     assert body["kind"] == "JobSet"
     job = body["spec"]["replicatedJobs"][0]["template"]
     # There is no schema of a JobSet here, but what it makes is a Job.
@@ -151,7 +151,7 @@ def test_ranks_are_shared_out_evenly(world_size: int, ranks_per_pod: int) -> Non
 
 def test_the_template_itself_is_left_alone() -> None:
     before = digest(TEMPLATE)
-    build(trainer(), TEMPLATE, incarnation=1, around=around())
+    build(trainer(), TEMPLATE, incarnation=1, context=context())
     assert digest(TEMPLATE) == before
     assert digest({**TEMPLATE, "spec": {}}) != before
 
@@ -159,4 +159,4 @@ def test_the_template_itself_is_left_alone() -> None:
 def test_a_template_without_our_container_is_refused() -> None:
     template = {"spec": {"containers": [{"name": "other"}]}}
     with pytest.raises(ConfigError, match=r"named 'paceline'; has \['other'\]"):
-        build(rollout(), template, incarnation=0, around=around())
+        build(rollout(), template, incarnation=0, context=context())

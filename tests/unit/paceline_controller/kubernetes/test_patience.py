@@ -1,12 +1,12 @@
 """Patience is over many lives, and ends."""
 
-from paceline.testing.runtime import FakeClock
-from paceline_controller.runtimes.kubernetes.patience import TOLD_AFTER_S, Patience
+from paceline_controller.runtimes.kubernetes.readiness import TOLD_AFTER_S, ReadinessDeadline
+from paceline_harness.runtime import FakeClock
 
 
 def test_patience_ends_over_many_lives() -> None:
     clock = FakeClock()
-    patience = Patience(3600.0, clock=clock)
+    patience = ReadinessDeadline(3600.0, clock=clock)
     patience.waits("a", "Unschedulable")
     clock.pass_s(3000)
     patience.waits("a", "")  # a new pod that has not said anything yet
@@ -21,7 +21,7 @@ def test_patience_ends_over_many_lives() -> None:
 
 def test_patience_is_new_for_who_was_ready() -> None:
     clock = FakeClock()
-    patience = Patience(10.0, clock=clock)
+    patience = ReadinessDeadline(10.0, clock=clock)
     patience.waits("a", "Unschedulable")
     clock.pass_s(11)
     patience.forget("a")
@@ -32,7 +32,7 @@ def test_patience_is_new_for_who_was_ready() -> None:
 
 def test_a_reason_is_news_once_when_it_has_lasted() -> None:
     clock = FakeClock()
-    patience = Patience(3600.0, clock=clock)
+    patience = ReadinessDeadline(3600.0, clock=clock)
     patience.waits("a", "no pods are made")
     assert not patience.news("a")
     patience.waits("a", "Unschedulable")

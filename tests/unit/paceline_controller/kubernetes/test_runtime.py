@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from paceline.config.service import KubernetesOptions
+from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
-from paceline.types import WorkerKind
-from paceline_controller.plan import Wanted
+from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.inventory import Inventory
-from paceline_controller.runtimes.kubernetes.manifests import CONTAINER, Surroundings, build
+from paceline_controller.runtimes.kubernetes.manifests import CONTAINER, ManifestContext, build
 from paceline_controller.runtimes.kubernetes.names import labels
 from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, PODS, Kind, Object
 from paceline_controller.runtimes.kubernetes.runtime import LOG_S, KubernetesRuntime
@@ -75,8 +75,8 @@ class Server:
         return "the end"
 
     def add_rollout(self, wanted: Wanted) -> None:
-        around = Surroundings("rel", owner=None, ranks_per_pod=8, jobset=False)
-        (body,) = build(wanted, TEMPLATE, incarnation=0, around=around)
+        context = ManifestContext("rel", owner=None, ranks_per_pod=8, jobset=False)
+        (body,) = build(wanted, TEMPLATE, incarnation=0, context=context)
         body["metadata"] |= {"uid": f"uid-{wanted.name}", "resourceVersion": "7"}
         self.objects.setdefault(DEPLOYMENTS, []).append(body)
 
@@ -139,7 +139,7 @@ async def test_a_template_that_is_not_taken_stops_the_roll_out_of_no_other(
     else:
         (templates / "rollout-spot.yaml").unlink()
     runtime = await runtime_of(server, templates)
-    await runtime.tend_once()
+    await runtime.maintain_once()
     assert server.applied == ["rollout-b-1", "rollout-c-1"]
 
 

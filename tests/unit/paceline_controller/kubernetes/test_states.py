@@ -60,7 +60,7 @@ def crashing(restarts: int) -> dict[str, Any]:
 
 def test_a_crash_loop_is_a_death_once_it_lasts() -> None:
     assert states.of_deployment(deployment(), [crashing(1)]).alive
-    assert not states.of_deployment(deployment(), [crashing(states.MOST_RESTARTS)]).alive
+    assert not states.of_deployment(deployment(), [crashing(states.MAX_RESTARTS)]).alive
     one_is_well = [crashing(99), pod(conditions=[READY])]
     assert states.of_deployment(deployment(2), one_is_well).alive
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from paceline.config import parse_job
+from paceline.enums import JobState
 from paceline.errors import FencedError
-from paceline.testing.runtime import MemoryLedger
-from paceline.types import JobState
-from paceline_controller.cluster import LedgerOfTerm
-from paceline_controller.plan import LiveJob
+from paceline_controller.cluster.cluster import LedgerOfTerm
+from paceline_controller.jobs.plan import LiveJob
 from paceline_controller.runtimes.kubernetes.events import Events
+from paceline_harness.runtime import MemoryLedger
 
 SPEC = parse_job(
     {

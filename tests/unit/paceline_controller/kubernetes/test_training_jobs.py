@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+from paceline_controller.cluster.training_job_status import FINALIZER
+from paceline_controller.cluster.training_jobs import TrainingJobs
 from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.resources import (
     TRAINING_JOBS,
@@ -13,8 +15,6 @@ from paceline_controller.runtimes.kubernetes.resources import (
     name_of,
 )
 from paceline_controller.runtimes.kubernetes.watches import Cache
-from paceline_controller.training_job_status import FINALIZER
-from paceline_controller.training_jobs import TrainingJobs
 
 
 def made(name: str, **fields: Any) -> Object:
@@ -60,13 +60,13 @@ async def test_an_object_that_nobody_foresaw_stops_no_other() -> None:
     server = Server(strange, made("usual", spec={}))
     cache = Cache(server, TRAINING_JOBS, on_change=lambda: None)
     await cache.follow()
-    door = TrainingJobs(
+    controller = TrainingJobs(
         api=server,
         cache=cache,
         gateway=cast(Any, None),
         workers=cast(Any, None),
         events=Events(server, identity="c-0", regarding=lambda _: None),
     )
-    await door.once()
+    await controller.once()
     assert server.changes["usual"]["metadata"]["finalizers"] == [FINALIZER]
     assert list(server.changes) == ["usual"]

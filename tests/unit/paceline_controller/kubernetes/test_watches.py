@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import UnavailableError
-from paceline.testing.runtime import FakeClock
 from paceline_controller.runtimes.kubernetes.connection import WATCH_S, HistoryGoneError
 from paceline_controller.runtimes.kubernetes.resources import PODS, Kind
 from paceline_controller.runtimes.kubernetes.watches import Cache
+from paceline_harness.runtime import FakeClock
 
 
 def thing(name: str, version: int, uid: str = "") -> dict[str, Any]:

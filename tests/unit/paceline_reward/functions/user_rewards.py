@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.interfaces import RewardInput
-from paceline.types import Score, VerifierStatus
+from paceline.enums import ScoreStatus
+from paceline.plugins import RewardInput
+from paceline.types import Score
 
 
 def by_response(item: RewardInput) -> Any:
@@ -56,7 +57,7 @@ async def later(item: RewardInput, *, bonus: float = 0.0) -> Score:
     return Score(
         reward=float(item.response) + bonus,
         parts={"bonus": bonus},
-        status=VerifierStatus.PARSE_ERROR,
+        status=ScoreStatus.PARSE_ERROR,
         raw_answer=item.response,
     )
 

@@ -7,8 +7,14 @@ import pytest
 
 from paceline.errors import NotFoundError
 from paceline.types import PolicyVersion
-from paceline.weights.route import Event, Route, Source, TransferProgress, TransferReport
-from paceline.weights.routes.broadcast import Broadcast, Node
+from paceline.weights.route import (
+    ChunkSource,
+    Route,
+    TransferEvent,
+    TransferProgress,
+    TransferReport,
+)
+from paceline_experience.fleet.routing.broadcast import Broadcast, Node
 
 SEED = "http://trainer:1"
 MIB = 1 << 20
@@ -28,7 +34,9 @@ class Job:
         for name in names:
             self.broadcast.join(Node(name, f"http://{name}:1", site))
 
-    def announce(self, version: int, *, seeds: Sequence[Source] = (Source(SEED),)) -> None:
+    def announce(
+        self, version: int, *, seeds: Sequence[ChunkSource] = (ChunkSource(SEED),)
+    ) -> None:
         noun = PolicyVersion(version, step=version, num_bytes=64 * MIB)
         self.broadcast.announce(noun, seeds=seeds, site="a")
 
@@ -47,7 +55,7 @@ class Job:
     def got(self, name: str, ready: int, *, version: int = 1, of: int = 100) -> None:
         self.broadcast.progress(name, [TransferProgress(version, ready, of)])
 
-    def say(self, name: str, event: Event, sender: str, *, version: int = 1) -> bool:
+    def say(self, name: str, event: TransferEvent, sender: str, *, version: int = 1) -> bool:
         endpoint = SEED if sender == "trainer" else f"http://{sender}:1"
         return self.broadcast.report(TransferReport(name, version, endpoint, event))
 
@@ -75,7 +83,7 @@ def test_nothing_to_pull_before_something_is_announced(job: Job) -> None:
 def test_routes_are_the_same_object_until_something_happens(chain: Job) -> None:
     before = [chain.route(f"w{i}") for i in range(1, 6)]
     chain.got("w1", 50)
-    chain.say("w2", "moved", "w1")
+    chain.say("w2", TransferEvent.MOVED, "w1")
     assert all(chain.route(f"w{i + 1}") is before[i] for i in range(5))
 
 
@@ -106,23 +114,25 @@ def test_who_leaves_is_cut_out(chain: Job) -> None:
     assert chain.parents("w3", "w4", "w5") == "trainer w3 w4"
 
 
-@pytest.mark.parametrize("event", ["stalled", "failed", "damaged"])
-def test_a_lost_parent_becomes_the_last(chain: Job, event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [TransferEvent.STALLED, TransferEvent.FAILED, TransferEvent.DAMAGED]
+)
+def test_a_lost_parent_becomes_the_last(chain: Job, event: TransferEvent) -> None:
     chain.say("w3", event, "w2")
     assert chain.parents("w1", "w2", "w3", "w4", "w5") == "trainer w5 w1 w3 w4"
 
 
 def test_only_what_is_broken_moves(chain: Job) -> None:
     before = {name: chain.route(name) for name in ("w1", "w4", "w5")}
-    chain.say("w3", "stalled", "w2")
-    chain.say("w3", "stalled", "w2")
+    chain.say("w3", TransferEvent.STALLED, "w2")
+    chain.say("w3", TransferEvent.STALLED, "w2")
     assert chain.route("w1") is before["w1"]
     for name in ("w4", "w5"):
         assert chain.route(name).sources == before[name].sources
 
 
 def test_a_suspect_is_no_source_until_it_gets_on(chain: Job) -> None:
-    chain.say("w5", "stalled", "w4")
+    chain.say("w5", TransferEvent.STALLED, "w4")
     chain.join("w6")
     assert chain.parent("w6") == "w5"
     chain.broadcast.leave("w6")
@@ -133,27 +143,27 @@ def test_a_suspect_is_no_source_until_it_gets_on(chain: Job) -> None:
 
 
 def test_slow_worker_becomes_a_leaf(chain: Job) -> None:
-    chain.say("w3", "slow", "w2")
+    chain.say("w3", TransferEvent.SLOW, "w2")
     assert chain.parents("w1", "w2", "w3", "w4", "w5") == "trainer w1 w5 w2 w4"
 
 
 def test_two_complaints_of_slowness_blame_the_sender(chain: Job) -> None:
-    chain.say("w3", "slow", "w2")
-    chain.say("w4", "slow", "w2")
+    chain.say("w3", TransferEvent.SLOW, "w2")
+    chain.say("w4", TransferEvent.SLOW, "w2")
     assert chain.parents("w1", "w4", "w5", "w3") == "trainer w1 w4 w5"
     assert chain.parent("w2") == "w3"
     trouble = {h.worker_id: h.trouble for h in chain.broadcast.view().holders}
-    assert (trouble["w2"], trouble["w3"]) == ("slow", "")
+    assert (trouble["w2"], trouble["w3"]) == (TransferEvent.SLOW, "")
 
 
 def test_damaged_bytes_keep_a_peer_out_for_minutes(chain: Job) -> None:
-    chain.say("w3", "damaged", "w2")
+    chain.say("w3", TransferEvent.DAMAGED, "w2")
     assert all("http://w2:1" not in chain.route(f"w{i}").fallbacks for i in (1, 3, 4, 5))
     chain.now += 120
     chain.announce(2)
     assert all(chain.parent(f"w{i}") != "w2" for i in (1, 3, 4, 5))
     trouble = {h.worker_id: h.trouble for h in chain.broadcast.view().holders}
-    assert trouble["w2"] == "damaged"
+    assert trouble["w2"] == TransferEvent.DAMAGED
     chain.now += 300
     chain.announce(3)
     assert "w2" in chain.parents("w1", "w3", "w4", "w5")
@@ -161,13 +171,13 @@ def test_damaged_bytes_keep_a_peer_out_for_minutes(chain: Job) -> None:
 
 def test_who_accuses_everybody_is_not_believed(chain: Job) -> None:
     for sender in ("w1", "w2", "w3"):
-        chain.say("w5", "damaged", sender)
+        chain.say("w5", TransferEvent.DAMAGED, sender)
     trouble = {h.worker_id: h.trouble for h in chain.broadcast.view().holders}
     assert not any(trouble[name] for name in ("w1", "w2", "w3"))
 
 
 def test_trainer_out_of_reach_for_one(chain: Job) -> None:
-    chain.say("w1", "failed", "trainer")
+    chain.say("w1", TransferEvent.FAILED, "trainer")
     assert chain.parents("w1", "w2", "w3", "w4", "w5") == "w5 trainer w2 w3 w4"
 
 
@@ -186,29 +196,33 @@ def test_seeds_of_parts_are_pulled_at_once(job: Job) -> None:
     job.join("w1", "w2")
     job.announce(1)
     second = job.route("w2")
-    assert job.route("w1").sources == (Source(SEED),)
-    job.broadcast.seed(1, Source("http://rank1:1", 1, 3))
-    expected = (Source(SEED, 0, 3), Source("http://rank1:1", 1, 3), Source(SEED, 2, 3))
+    assert job.route("w1").sources == (ChunkSource(SEED),)
+    job.broadcast.seed(1, ChunkSource("http://rank1:1", 1, 3))
+    expected = (
+        ChunkSource(SEED, 0, 3),
+        ChunkSource("http://rank1:1", 1, 3),
+        ChunkSource(SEED, 2, 3),
+    )
     assert job.route("w1").sources == expected
     assert job.route("w2") is second
-    job.say("w1", "failed", "rank1")
+    job.say("w1", TransferEvent.FAILED, "rank1")
     assert job.parents("w1", "w2") == "w2 trainer"
     assert job.route("w2").sources == expected, "one has said so"
-    job.say("w2", "failed", "rank1")
+    job.say("w2", TransferEvent.FAILED, "rank1")
     assert job.parents("w1", "w2") == "w2 trainer"
-    assert job.route("w2").sources == (Source(SEED),)
+    assert job.route("w2").sources == (ChunkSource(SEED),)
     with pytest.raises(NotFoundError):
-        job.broadcast.seed(9, Source(SEED))
+        job.broadcast.seed(9, ChunkSource(SEED))
 
 
 def test_who_cannot_reach_a_seed_of_a_part_asks_the_full_one(job: Job) -> None:
     job.join("w1")
     job.announce(1)
-    job.broadcast.seed(1, Source("http://rank1:1", 1, 2))
-    both = (Source(SEED, 0, 2), Source("http://rank1:1", 1, 2))
+    job.broadcast.seed(1, ChunkSource("http://rank1:1", 1, 2))
+    both = (ChunkSource(SEED, 0, 2), ChunkSource("http://rank1:1", 1, 2))
     assert job.route("w1").sources == both
-    job.say("w1", "failed", "rank1")
-    assert job.route("w1").sources == (Source(SEED),)
+    job.say("w1", TransferEvent.FAILED, "rank1")
+    assert job.route("w1").sources == (ChunkSource(SEED),)
     job.now += 40
     assert job.route("w1").sources == both
 
@@ -256,7 +270,14 @@ def test_differences_go_over_slow_links_only(job: Job) -> None:
         rate = slow if name[0] != parent[0] and parent != "trainer" else fast
         endpoint = SEED if parent == "trainer" else f"http://{parent}:1"
         report = TransferReport(
-            name, 1, endpoint, "done", wire_bytes=rate, busy_s=1.0, num_ready=100, num_chunks=100
+            name,
+            1,
+            endpoint,
+            TransferEvent.DONE,
+            wire_bytes=rate,
+            busy_s=1.0,
+            num_ready=100,
+            num_chunks=100,
         )
         job.broadcast.report(report)
     job.announce(2)
@@ -289,7 +310,7 @@ def test_who_is_behind_is_no_rescuer(job: Job) -> None:
     job.join("c1", site="c")
     assert job.parent("c1") == "b1"
     job.got("b3", 100)
-    job.say("b2", "stalled", "b1")
+    job.say("b2", TransferEvent.STALLED, "b1")
     assert job.parents("b2", "b3") == "a1 b2"
 
 
@@ -312,7 +333,7 @@ def test_who_lags_is_told_of_and_accuses_nobody_before_it_has_moved(job: Job) ->
     assert changed == ["b"]
     assert job.parents("a", "c") == "trainer a"
     trouble = {h.worker_id: h.trouble for h in job.broadcast.view().holders}
-    assert (trouble["a"], trouble["b"]) == ("", "slow")
+    assert (trouble["a"], trouble["b"]) == ("", TransferEvent.SLOW)
 
 
 def test_who_lags_after_it_has_moved_accuses_its_new_sender(job: Job) -> None:
@@ -331,15 +352,17 @@ def test_complaints_of_another_version_than_the_target_are_not_heard(chain: Job)
     chain.announce(2)
     after = [chain.route(f"w{i}") for i in range(1, 6)]
     assert all(a is not b for a, b in zip(after, before, strict=True))
-    for event in ("failed", "stalled", "slow"):
+    for event in (TransferEvent.FAILED, TransferEvent.STALLED, TransferEvent.SLOW):
         assert not chain.say("w3", event, "w2", version=1)
     assert [chain.route(f"w{i}") for i in range(1, 6)] == after
     assert not any(h.trouble for h in chain.broadcast.view().holders)
-    assert chain.say("w3", "damaged", "w2", version=1)
-    assert {h.worker_id: h.trouble for h in chain.broadcast.view().holders}["w2"] == "damaged"
+    assert chain.say("w3", TransferEvent.DAMAGED, "w2", version=1)
+    assert {h.worker_id: h.trouble for h in chain.broadcast.view().holders}[
+        "w2"
+    ] == TransferEvent.DAMAGED
 
 
 def test_strangers_change_nothing(chain: Job) -> None:
-    assert not chain.say("stranger", "damaged", "w2")
+    assert not chain.say("stranger", TransferEvent.DAMAGED, "w2")
     assert not chain.broadcast.progress("stranger", [TransferProgress(1, 1, 100)])
     assert not any(h.trouble for h in chain.broadcast.view().holders)

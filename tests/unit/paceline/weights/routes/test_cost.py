@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidError
-from paceline.weights.routes import cost
-from paceline.weights.routes.cost import Codec, Hop
+from paceline.weights import cost
+from paceline.weights.cost import Codec, Hop
 
 LAN = {"num_bytes": 16e9, "bytes_per_s": 1.25e9, "start_s": 0.01}
 WAN = {"num_bytes": 16e9, "bytes_per_s": 0.125e9, "start_s": 0.05}

@@ -13,8 +13,14 @@ from hypothesis.stateful import (
 )
 
 from paceline.types import PolicyVersion
-from paceline.weights.route import Route, Source, TransferProgress, TransferReport
-from paceline.weights.routes.broadcast import Broadcast, Node
+from paceline.weights.route import (
+    ChunkSource,
+    Route,
+    TransferEvent,
+    TransferProgress,
+    TransferReport,
+)
+from paceline_experience.fleet.routing.broadcast import Broadcast, Node
 
 SEED = "http://trainer"
 WORKERS = [f"w{i}" for i in range(12)]
@@ -83,12 +89,12 @@ class Repairs(RuleBasedStateMachine):
     def announce(self) -> None:
         self.version += 1
         version = PolicyVersion(self.version, step=self.version, num_bytes=NUM_CHUNKS << 20)
-        self.broadcast.announce(version, seeds=[Source(SEED)], site="a", chunk_bytes=1 << 20)
+        self.broadcast.announce(version, seeds=[ChunkSource(SEED)], site="a", chunk_bytes=1 << 20)
 
     @rule(part=st.integers(0, 2))
     def seed(self, part: int) -> None:
         if self.version:
-            self.broadcast.seed(self.version, Source(f"{SEED}{part}", part, 3))
+            self.broadcast.seed(self.version, ChunkSource(f"{SEED}{part}", part, 3))
 
     @rule(name=workers, ready=st.integers(0, NUM_CHUNKS), back=st.integers(0, 1))
     def progress(self, name: str, ready: int, back: int) -> None:
@@ -108,7 +114,7 @@ class Repairs(RuleBasedStateMachine):
         if route is None:
             return
         sender = f"http://{other}" if fallback else route.sources[0].endpoint
-        report = TransferReport(name, route.version.version, sender, event)  # type: ignore[arg-type]
+        report = TransferReport(name, route.version.version, sender, TransferEvent(event))
         self.broadcast.report(report)
         if event not in ("moved", "slow"):
             accused = self.world.accused.setdefault(name, set())

@@ -7,10 +7,10 @@ from types import FrameType
 import pytest
 
 from paceline.types import PolicyVersion
-from paceline.weights.route import Event, Source, TransferProgress, TransferReport
-from paceline.weights.routes.broadcast import Broadcast, Node
-from paceline.weights.routes.links import Links
-from paceline.weights.routes.members import Members
+from paceline.weights.route import ChunkSource, TransferEvent, TransferProgress, TransferReport
+from paceline_experience.fleet.routing.broadcast import Broadcast, Node
+from paceline_experience.fleet.routing.links import Links
+from paceline_experience.fleet.routing.members import Members
 
 NUM_WORKERS = 1000
 SEED = "http://trainer:1"
@@ -39,7 +39,7 @@ def node(i: int, num_sites: int = 1) -> Node:
 
 def announce(broadcast: Broadcast, version: int) -> None:
     noun = PolicyVersion(version, step=version, num_bytes=1 << 30)
-    broadcast.announce(noun, seeds=[Source(SEED)], site="s0")
+    broadcast.announce(noun, seeds=[ChunkSource(SEED)], site="s0")
 
 
 @pytest.fixture(params=[1, 20], ids=["one site", "twenty sites"])
@@ -51,8 +51,8 @@ def crowd(request: pytest.FixtureRequest) -> Broadcast:
     return broadcast
 
 
-@pytest.mark.parametrize("event", ["failed", "slow"])
-def test_a_complaint_does_not_look_at_everybody(crowd: Broadcast, event: Event) -> None:
+@pytest.mark.parametrize("event", [TransferEvent.FAILED, TransferEvent.SLOW])
+def test_a_complaint_does_not_look_at_everybody(crowd: Broadcast, event: TransferEvent) -> None:
     worst = 0
     for i in range(5, 405, 10):
         route = crowd.route(f"w{i}")
@@ -103,7 +103,9 @@ def test_only_the_last_senders_of_a_receiver_are_remembered() -> None:
 
 
 def test_reports_on_strangers_are_not_kept(crowd: Broadcast) -> None:
-    held = TransferReport("w1", 1, "http://gone:1", "moved", wire_bytes=10**6, busy_s=1.0)
+    held = TransferReport(
+        "w1", 1, "http://gone:1", TransferEvent.MOVED, wire_bytes=10**6, busy_s=1.0
+    )
     before = crowd.view()
     assert not crowd.report(held)
     assert crowd.view() == before
@@ -111,7 +113,9 @@ def test_reports_on_strangers_are_not_kept(crowd: Broadcast) -> None:
     fresh.join(node(0))
     announce(fresh, 1)
     cut = fresh.chunk_bytes(1 << 30)
-    fresh.report(TransferReport("w0", 1, "http://gone:1", "moved", wire_bytes=10**9, busy_s=0.1))
+    fresh.report(
+        TransferReport("w0", 1, "http://gone:1", TransferEvent.MOVED, wire_bytes=10**9, busy_s=0.1)
+    )
     assert fresh.chunk_bytes(1 << 30) == cut
 
 
@@ -119,9 +123,9 @@ def test_marks_that_have_faded_are_dropped() -> None:
     now = 0.0
     members = Members(clock=lambda: now)
     for i in range(100):
-        members.say(f"http://gone{i}:1", "suspect", by="w1")
+        members.complain(f"http://gone{i}:1", "suspect", by="w1")
     assert members.num_marked() == 100
     now = 1000.0
-    members.say("http://w2:1", "slow", by="w1")
+    members.complain("http://w2:1", "slow", by="w1")
     assert members.num_marked() == 1
-    assert members.marks("http://w2:1") == ["slow"]
+    assert members.marks("http://w2:1") == [TransferEvent.SLOW]

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline.testing.broadcast.fabric import TRAINER, Fabric, Host, Wire, sites, star
-from paceline.testing.broadcast.flows import Flows
-from paceline.testing.broadcast.rows import measure, scenarios
-from paceline.testing.broadcast.simulation import Simulation, endpoint
-from paceline.weights.routes import cost
-from paceline.weights.routes.links import Links, Node
-from paceline.weights.routes.plan import Load, Root, candidates, choose, predict
-from paceline.weights.routes.tree import ROOT
+from paceline.weights import cost
+from paceline_experience.fleet.routing.links import Links, Node
+from paceline_experience.fleet.routing.plan import BroadcastLoad, Root, candidates, choose, predict
+from paceline_experience.fleet.routing.tree import ROOT
+from paceline_harness.broadcast.fabric import TRAINER, Fabric, Host, Wire, sites, star
+from paceline_harness.broadcast.flows import Flows
+from paceline_harness.broadcast.rows import measure, scenarios
+from paceline_harness.broadcast.simulation import Simulation, endpoint
 
 MIB = 1 << 20
 SIZE = 256 * MIB
@@ -200,7 +200,7 @@ def only_workers_of_their_sites() -> Fabric:
 @example(fabric=only_workers_of_their_sites())
 @given(fabric=fabrics())
 def test_plans_take_the_predicted_time_and_the_best_is_chosen(fabric: Fabric) -> None:
-    links, load = links_of(fabric), Load(64 * MIB, 128)
+    links, load = links_of(fabric), BroadcastLoad(64 * MIB, 128)
     nodes = {h.name: Node(h.name, endpoint(h.name), h.site) for h in fabric.hosts.values()}
     root = Root(nodes.pop(TRAINER), links.up(Node("", endpoint(TRAINER), "site00")))
     order = sorted(nodes.values(), key=lambda n: -links.relay(n))

@@ -1,0 +1,70 @@
+"""Writes everything that is generated and checked in; `--check` compares and writes nothing.
+
+Each generator is a script with `files()`: what is to be in the repository, by path.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATORS = (
+    "dev/protos.py",
+    "dev/operations.py",
+    "dev/metrics_table.py",
+    "deploy/helm/crd.py",
+    "deploy/helm/readme.py",
+    "deploy/helm/schema.py",
+    "deploy/monitoring/write.py",
+    "benchmarks/chaos/page.py",
+)
+# What the scripts import beyond packages.
+FOLDERS = ("benchmarks", "deploy/monitoring")
+# Nothing else is in these places, so a file that nobody writes any more goes.
+OWNED = (
+    "shared/paceline/v1/*_pb2*.py*",
+    "deploy/helm/paceline/files/monitoring/dashboards/*.json",
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files, or with `--check` name those that are not current (exit code 1)."""
+    checks = arguments == ["--check"]
+    sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
+    wanted: dict[Path, str] = {}
+    stale: list[Path] = []
+    for script in GENERATORS:
+        made = runpy.run_path(str(ROOT / script))["files"]()
+        stale += (found := _different(made))
+        if not checks:  # at once: later scripts import what earlier ones have written
+            _write(found, made)
+        wanted |= made
+    left_over = _left_over(wanted)
+    if not checks:
+        for path in left_over:
+            path.unlink()
+    for path in (*stale, *left_over):
+        print(f"{path.relative_to(ROOT)}: {'not current: make generate' if checks else 'renewed'}")
+    return 1 if checks and (stale or left_over) else 0
+
+
+def _different(wanted: Mapping[Path, str]) -> list[Path]:
+    return [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+
+
+def _left_over(wanted: Mapping[Path, str]) -> list[Path]:
+    there = [path for pattern in OWNED for path in ROOT.glob(pattern)]
+    return [path for path in there if path not in wanted]
+
+
+def _write(paths: Iterable[Path], content: Mapping[Path, str]) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content[path])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

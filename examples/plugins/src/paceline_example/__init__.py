@@ -1,0 +1,1 @@
+"""One plug-in of each kind for Paceline, to be copied."""

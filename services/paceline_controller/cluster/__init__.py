@@ -1,0 +1,1 @@
+"""The controller in Kubernetes: leader election and `TrainingJob` objects."""

@@ -1,0 +1,266 @@
+"""Submits `TrainingJob` objects as jobs to the gateway, mirrors their status and cancels them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline import wire
+from paceline.enums import JobState
+from paceline.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    PacelineError,
+    QuotaError,
+    StateError,
+    UnavailableError,
+)
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import backoff_s, call
+from paceline.v1 import jobs_pb2, types_pb2
+from paceline_controller.cluster.training_job_status import (
+    FINALIZER,
+    NextStep,
+    held,
+    mirrored,
+    next_step,
+    rejected,
+    released,
+)
+from paceline_controller.runtimes.kubernetes.events import Events, reference
+from paceline_controller.runtimes.kubernetes.resources import (
+    TRAINING_JOBS,
+    Kind,
+    Object,
+    deleting,
+    name_of,
+    uid_of,
+)
+from paceline_controller.runtimes.kubernetes.watches import Cache
+
+if TYPE_CHECKING:
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+
+PERIOD_S = 2.0
+MAX_PAUSE_S = 30.0
+TIMEOUT_S = 30.0
+AT_ONCE = 16
+log = Log("training_jobs")
+
+
+class TrainingJobApi(Protocol):
+    """What is needed of the Kubernetes API."""
+
+    async def patch(
+        self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
+    ) -> Object:
+        """Merge changes into an object; a `resourceVersion` in them must be current."""
+        ...
+
+
+class JobPods(Protocol):
+    """The pods of jobs."""
+
+    def waits_for(self, job_id: str) -> str:
+        """What keeps the pods of a job from starting; empty: nothing."""
+        ...
+
+    def rollouts_of(self, job_id: str) -> int:
+        """Number of ready rollout workers."""
+        ...
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """When an object is processed next."""
+
+    due_s: float = 0.0
+    attempt: int = 0
+
+
+class TrainingJobs:
+    """Advances every object one step at a time; all state is in the objects and the ledger.
+
+    The `uid` of an object is the request id of its job, so that repeating a submission whose answer
+    was lost finds the same job.
+    """
+
+    def __init__(
+        self,
+        *,
+        api: TrainingJobApi,
+        cache: Cache,
+        gateway: JobsAsyncStub,
+        workers: JobPods,
+        events: Events,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._gateway = gateway
+        self._workers = workers
+        self._events = events
+        self._clock = clock
+        self._now = now
+        self._backoffs: dict[str, _Backoff] = {}
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Objects have changed: process them now."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Process objects until cancelled; backs off while the kind is not installed."""
+        attempt = 0
+        while True:
+            try:
+                await self.once()
+            except UnavailableError as error:
+                log.info("TrainingJobs are not known", error=error)
+                await asyncio.sleep(backoff_s(attempt, max_s=MAX_PAUSE_S))
+                attempt += 1
+                continue
+            attempt = 0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S / 4):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    async def once(self) -> None:
+        """Advance every object that is due by one step.
+
+        Raises:
+            UnavailableError: the cache is stale.
+        """
+        found = {uid_of(body): body for body in self._cache.objects()}
+        self._backoffs = {uid: self._backoffs.get(uid) or _Backoff() for uid in found}
+        limit = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(
+            *(self._process(body, self._backoffs[uid], limit) for uid, body in found.items())
+        )
+
+    async def _process(self, body: Object, backoff: _Backoff, limit: asyncio.Semaphore) -> None:
+        if self._clock() < backoff.due_s:
+            return
+        async with limit:
+            try:
+                step = next_step(body)
+                await self._take(step, body)
+            except ConflictError:
+                backoff.due_s = self._clock() + PERIOD_S / 4  # by then the cache has the newer one
+            except PacelineError as error:
+                self._defer(backoff)
+                log.warning("cannot advance", object=name_of(body), error=error)
+            except Exception:  # the supervisor boundary of one object
+                self._defer(backoff)
+                log.exception("cannot advance", object=name_of(body))
+            else:
+                backoff.attempt = 0
+                backoff.due_s = self._clock() + (PERIOD_S if step is NextStep.MIRROR else 0.0)
+
+    def _defer(self, backoff: _Backoff) -> None:
+        pause_s = backoff_s(backoff.attempt, base_s=PERIOD_S, max_s=MAX_PAUSE_S)
+        backoff.attempt, backoff.due_s = backoff.attempt + 1, self._clock() + pause_s
+
+    async def _take(self, step: NextStep, body: Object) -> None:
+        if step is NextStep.HOLD:
+            await self._patch(body, held(body))
+        elif step is NextStep.SUBMIT:
+            await self._submit(body)
+        elif step is NextStep.MIRROR:
+            await self._mirror(body)
+        elif step is NextStep.CANCEL:
+            await self._cancel(body)
+        elif step is NextStep.RELEASE:
+            await self._patch(body, released(body))
+
+    async def _submit(self, body: Object) -> None:
+        spec = {"name": name_of(body), **body["spec"]}
+        request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uid_of(body))
+        try:
+            job = await self._call(self._gateway.SubmitJob, request)
+        except (InvalidError, ConflictError) as error:
+            log.info("rejected", object=name_of(body), error=error)
+            self._record(body, "Rejected", error.message, warning=True)
+            await self._write(body, rejected(body, error.message, now=self._now()))
+            return
+        except QuotaError as error:  # retried, with an event to say why it takes long
+            self._record(body, "QuotaUsed", error.message, warning=True)
+            raise
+        log.info("submitted", object=name_of(body), job=job.status.job_id)
+        self._record(body, "Submitted", f"job {job.status.job_id}")
+        await self._write(body, self._seen(body, job))
+
+    async def _mirror(self, body: Object) -> None:
+        request = jobs_pb2.GetJobRequest(job_id=body["status"]["jobId"])
+        try:
+            job = await self._call(self._gateway.GetJob, request)
+        except NotFoundError:
+            if deleting(body):
+                await self._patch(body, released(body))
+                return
+            self._record(body, "Lost", f"job {request.job_id} is unknown", warning=True)
+            raise
+        status = self._seen(body, job)
+        state = wire.member_of(JobState, job.status.state, "state")
+        if state.terminal:
+            text = job.status.reason or "the job is over"
+            failed = state is JobState.FAILED
+            self._record(body, state.capitalize(), text, warning=failed)
+        await self._write(body, status)
+
+    async def _cancel(self, body: Object) -> None:
+        """Cancel the job; its end is mirrored later."""
+        job_id = body["status"]["jobId"]
+        request = jobs_pb2.CancelJobRequest(job_id=job_id, reason="its TrainingJob was deleted")
+        try:
+            job = await self._call(self._gateway.CancelJob, request)
+        except NotFoundError:
+            await self._patch(body, released(body))
+        except StateError:  # already over
+            await self._mirror(body)
+        else:
+            await self._write(body, self._seen(body, job))
+
+    def _seen(self, body: Object, job: types_pb2.Job) -> Object:
+        job_id = job.status.job_id
+        before = body.get("status") or {}
+        try:
+            rollouts, waits = self._workers.rollouts_of(job_id), self._workers.waits_for(job_id)
+        except PacelineError:  # unknown at present
+            rollouts, waits = before.get("rolloutReplicas", 0), before.get("reason", "")
+        return mirrored(body, job, rollouts=rollouts, waits_for=waits, now=self._now())
+
+    async def _write(self, body: Object, status: Object) -> None:
+        if status != (body.get("status") or {}):
+            await self._patch(body, {"status": status}, subresource="status")
+
+    async def _patch(self, body: Object, changes: Object, *, subresource: str = "") -> None:
+        """Patch an object, if it has not changed since it was read."""
+        metadata = {
+            **changes.get("metadata", {}),
+            "resourceVersion": body["metadata"]["resourceVersion"],
+        }
+        changed = await self._api.patch(
+            TRAINING_JOBS, name_of(body), {**changes, "metadata": metadata}, subresource=subresource
+        )
+        if changed["metadata"].get("deletionTimestamp") and FINALIZER not in (
+            changed["metadata"].get("finalizers") or ()
+        ):
+            self._cache.forget(changed)
+        else:
+            self._cache.learn(changed)
+
+    def _record(self, body: Object, reason: str, note: str, *, warning: bool = False) -> None:
+        self._events.record("", reason, note, warning=warning, about=reference(body))
+
+    async def _call(self, method: Any, request: Any) -> types_pb2.Job:
+        return await call(method, request, timeout_s=TIMEOUT_S)

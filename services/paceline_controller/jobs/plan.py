@@ -1,0 +1,128 @@
+"""Computes the wanted workloads from jobs and options. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from paceline.config.job import JobSpec
+from paceline.config.service import ControllerOptions, PoolOptions
+from paceline.enums import JobState, WorkerKind
+
+DEFAULT_POOL = "default"
+# Queued and paused jobs hold no accelerators; cancelling ones are being taken down.
+SERVED = frozenset({JobState.STARTING, JobState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """What the controller needs of a job that is not over."""
+
+    job_id: str
+    state: JobState
+    step: int
+    spec: JobSpec
+    age_s: float = 0.0  # since it was submitted
+    reason: str = ""  # why it is in its state
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A workload that should run: a shared pool, a job's trainer, its rollout workers in a pool."""
+
+    name: str
+    kind: WorkerKind
+    job_id: str = ""  # empty: shared by all jobs
+    pool: str = ""
+    world_size: int = 1
+    replicas: int = 1
+
+
+def plan(
+    jobs: Iterable[LiveJob],
+    options: ControllerOptions,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    tracking: bool = False,
+) -> dict[str, Wanted]:
+    """Everything that should run, by name.
+
+    `sizes` are replicas by workload; others get the number of their job or the options. The shared
+    pools always run, so that the first job finds them warm; the tracking process if `tracking`.
+    """
+    sizes = sizes or {}
+    wanted = [
+        Wanted("environment", WorkerKind.ENVIRONMENT, replicas=options.environment_replicas),
+        Wanted("reward", WorkerKind.REWARD, replicas=options.reward_replicas),
+    ]
+    if tracking:
+        wanted.append(Wanted("tracking", WorkerKind.TRACKING))
+    for job in jobs:
+        if job.state in SERVED:
+            wanted += [_trainer(job), *_rollouts(job, options)]
+    sized = (replace(each, replicas=sizes.get(each.name, each.replicas)) for each in wanted)
+    return {each.name: each for each in sized if each.replicas or not each.job_id}
+
+
+def replicas_of(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Each replica as a workload of its own, `<name>-<i>`; a trainer stays one workload."""
+    return [
+        each if each.kind is WorkerKind.TRAINER else _replica(each, index)
+        for each in wanted
+        for index in range(each.replicas)
+    ]
+
+
+def problem(job: LiveJob, options: ControllerOptions) -> str:
+    """Why the job cannot run in this installation; empty if it can."""
+    unknown = sorted(set(job.spec.rollout.pools) - set(options.pools))
+    if unknown:
+        allowed = ", ".join(sorted(options.pools))
+        return (
+            f"rollout.pools: {unknown[0]!r} is not a pool of this installation; allowed: {allowed}"
+        )
+    return ""
+
+
+def pools_of(spec: JobSpec, options: ControllerOptions) -> list[str]:
+    """Pools that a job may use, cheapest per token first; spot machines before equal ones."""
+    allowed = {name: options.pools[name] for name in spec.rollout.pools or options.pools}
+    return sorted(
+        allowed, key=lambda name: (_cost_per_token(allowed[name]), not allowed[name].spot, name)
+    )
+
+
+def rollout_name(job_id: str, pool: str) -> str:
+    """Name of a job's rollout workload in a pool."""
+    return f"rollout-{job_id}" if pool == DEFAULT_POOL else f"rollout-{job_id}-{pool}"
+
+
+def _trainer(job: LiveJob) -> Wanted:
+    return Wanted(
+        f"trainer-{job.job_id}",
+        WorkerKind.TRAINER,
+        job_id=job.job_id,
+        world_size=job.spec.trainer.world_size,
+    )
+
+
+def _rollouts(job: LiveJob, options: ControllerOptions) -> list[Wanted]:
+    """One workload per pool: the cheapest with all replicas, the others with none."""
+    return [
+        Wanted(
+            rollout_name(job.job_id, pool),
+            WorkerKind.ROLLOUT,
+            job_id=job.job_id,
+            pool=pool,
+            replicas=0 if index else job.spec.rollout.replicas,
+        )
+        for index, pool in enumerate(pools_of(job.spec, options))
+    ]
+
+
+def _replica(wanted: Wanted, index: int) -> Wanted:
+    return replace(wanted, name=f"{wanted.name}-{index}", replicas=1)
+
+
+def _cost_per_token(pool: PoolOptions) -> float:
+    return pool.cost / pool.speed

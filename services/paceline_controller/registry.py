@@ -1,0 +1,125 @@
+"""The controller's client of the experience service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.api.tenants import Tenant, tenant_from
+from paceline.config import JobSpec, parse_job
+from paceline.enums import JobState
+from paceline.errors import InvalidError, NotFoundError
+from paceline.transport.rpc import call
+from paceline.types import Job
+from paceline.v1 import experience_pb2, jobs_pb2, tenants_pb2
+from paceline_controller.jobs.plan import LiveJob
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
+    from paceline.v1.tenants_pb2_grpc import TenantsAsyncStub
+
+LIVE = [state for state in JobState if not state.terminal]
+TIMEOUT_S = 5.0
+
+
+class GrpcJobRegistry:
+    """Jobs and incarnations over gRPC."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobsAsyncStub,
+        experience: ExperienceAsyncStub,
+        tenants: TenantsAsyncStub,
+    ) -> None:
+        self._jobs = jobs
+        self._tenants = tenants
+        self._experience = experience
+        self._specs: dict[str, JobSpec] = {}  # immutable once accepted
+
+    async def live_jobs(self) -> list[LiveJob]:
+        """All jobs that are not over."""
+        listed = [await self._live(job) for job in await self._list(LIVE)]
+        found = [live for live in listed if live is not None]
+        self._specs = {job.job_id: job.spec for job in found}
+        return found
+
+    async def untracked(self) -> bool:
+        """Whether the trackers of some job are unfinished."""
+        return any(_is_untracked(job) for job in await self._list([]))
+
+    async def tenants(self) -> dict[str, Tenant]:
+        """Quota and usage by tenant; tenants without jobs and quota are missing."""
+        request = tenants_pb2.ListTenantsRequest()
+        reply = await call(self._tenants.ListTenants, request, timeout_s=TIMEOUT_S)
+        return {each.name: tenant_from(each) for each in reply.tenants}
+
+    async def grant_incarnation(self, job_id: str) -> int:
+        """Number the next start of a trainer."""
+        request = experience_pb2.GrantIncarnationRequest(job_id=job_id)
+        reply = await call(self._experience.GrantIncarnation, request, timeout_s=TIMEOUT_S)
+        return reply.incarnation
+
+    async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
+        """The newest incarnation has failed; returns the number of failures, and the reason."""
+        request = experience_pb2.ReportFailureRequest(job_id=job_id, reason=reason)
+        reply = await call(self._experience.ReportFailure, request, timeout_s=TIMEOUT_S)
+        return reply.failures, reply.reason
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
+        """Move a job to another state."""
+        request = experience_pb2.SetJobStateRequest(
+            job_id=job_id, state=wire.number_of(state), reason=reason
+        )
+        await call(self._experience.SetJobState, request, timeout_s=TIMEOUT_S)
+
+    async def _spec(self, job_id: str) -> JobSpec | None:
+        """The spec, which lists do not contain; None: this version cannot parse it, or it is gone.
+
+        Cached at once, so that a later error does not fetch all specs again.
+        """
+        if job_id in self._specs:
+            return self._specs[job_id]
+        request = jobs_pb2.GetJobRequest(job_id=job_id)
+        try:
+            job = await call(self._jobs.GetJob, request, timeout_s=TIMEOUT_S, idempotent=True)
+        except NotFoundError:
+            return None
+        try:
+            self._specs[job_id] = parse_job(json.loads(job.spec_json))
+        except (ValueError, InvalidError):
+            return None
+        return self._specs[job_id]
+
+    async def _list(self, states: Sequence[JobState]) -> list[Job]:
+        found: list[Job] = []
+        token, wanted = "", [wire.number_of(state) for state in states]
+        while True:
+            request = jobs_pb2.ListJobsRequest(state=wanted, page_size=1000, page_token=token)
+            reply = await call(self._jobs.ListJobs, request, timeout_s=TIMEOUT_S)
+            found += [wire.from_proto(each, Job) for each in reply.jobs]
+            token = reply.next_page_token
+            if not token:
+                return found
+
+    async def _live(self, job: Job) -> LiveJob | None:
+        """None: its spec cannot be read; the experience service ends the job."""
+        status = job.status
+        spec = await self._spec(status.job_id)
+        if spec is None:
+            return None
+        return LiveJob(
+            status.job_id,
+            status.state,
+            status.step,
+            spec,
+            age_s=status.age_s,
+            reason=status.reason,
+        )
+
+
+def _is_untracked(job: Job) -> bool:
+    return any(tracker.state not in {"done", "failed"} for tracker in job.status.tracking)

@@ -1,0 +1,36 @@
+"""Workers and demand over gRPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.transport.rpc import call
+from paceline.types import Worker
+from paceline.v1 import experience_pb2, roster_pb2
+
+if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+TIMEOUT_S = 2.0
+
+
+class GrpcDemandSource:
+    """What the experience service knows."""
+
+    def __init__(self, *, roster: RosterAsyncStub, experience: ExperienceAsyncStub) -> None:
+        self._roster = roster
+        self._experience = experience
+
+    async def workers(self) -> list[Worker]:
+        """Everybody in the roster, with their load."""
+        request = roster_pb2.ListWorkersRequest()
+        reply = await call(self._roster.ListWorkers, request, timeout_s=TIMEOUT_S)
+        return [wire.from_proto(worker, Worker) for worker in reply.workers]
+
+    async def demand(self) -> dict[str, experience_pb2.JobDemand]:
+        """What each live job waits for."""
+        request = experience_pb2.DemandRequest()
+        reply = await call(self._experience.Demand, request, timeout_s=TIMEOUT_S)
+        return {job.job_id: job for job in reply.jobs}

@@ -1,0 +1,64 @@
+"""When a size follows its target: a dead band, quick increases, slow decreases, bounded steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from paceline.config.service import ScalingOptions
+
+_CLEAR = 2.0  # standard errors: in one of twenty cases later figures take a change back
+
+
+@dataclass(frozen=True, slots=True)
+class SizeHistory:
+    """What one size did, and since when less would have been enough."""
+
+    changed_s: float = -math.inf
+    low_since_s: float = math.inf
+    low_max: float = 0.0  # that was wanted since then
+
+    def changed(self, now_s: float) -> SizeHistory:
+        """The size is another one from now on."""
+        return SizeHistory(changed_s=now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeDecision:
+    """Where to, and how things stand afterwards."""
+
+    goal: float
+    pace: SizeHistory
+
+
+def follow(
+    pace: SizeHistory,
+    *,
+    size: float,
+    target: float,
+    doubt: float,
+    may_grow: bool,
+    may_shrink: bool,
+    options: ScalingOptions,
+    now_s: float,
+) -> SizeDecision:
+    """The next size on the way to a target; the same size if it is close, or too early.
+
+    `doubt` is the standard error of the target, relative to it: a smaller change waits until
+    figures are clearer.
+
+    It shrinks to the largest target of the last `scale_down_stabilization_s`, all of which
+    were that much lower.
+    """
+    if target > size * (1 + max(options.scale_up_tolerance, _CLEAR * doubt)):
+        pace = replace(pace, low_since_s=math.inf, low_max=0.0)
+        if may_grow and now_s - pace.changed_s >= options.scale_up_cooldown_s:
+            return SizeDecision(min(target, max(size * options.max_scale_up, 1.0)), pace)
+        return SizeDecision(size, pace)
+    if target >= size * (1 - max(options.scale_down_tolerance, _CLEAR * doubt)) or not may_shrink:
+        return SizeDecision(size, replace(pace, low_since_s=math.inf, low_max=0.0))
+    highest, since_s = max(pace.low_max, target), min(pace.low_since_s, now_s)
+    pace = replace(pace, low_since_s=since_s, low_max=highest)
+    if now_s - since_s >= options.scale_down_stabilization_s:
+        return SizeDecision(max(highest, size * options.max_scale_down), pace)
+    return SizeDecision(size, pace)

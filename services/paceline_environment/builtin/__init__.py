@@ -1,1 +1,0 @@
-"""Environments that Paceline brings."""

@@ -1,0 +1,1 @@
+"""One episode from reset to score: topology, turns of the policy, reward."""

@@ -1,0 +1,366 @@
+"""One episode: reset, [render, generate, step]*, score. A topology decides who speaks when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from paceline.digest import number
+from paceline.enums import FinishReason, ScoreStatus
+from paceline.errors import DeadlineError, LimitError, PacelineError
+from paceline.plugins import Environment, Observation, StepResult
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer
+from paceline.tokens.chat import Dialogue
+from paceline.tokens.transcript import TranscriptBuilder
+from paceline.types import (
+    EpisodeProgress,
+    Provenance,
+    SamplingParams,
+    Score,
+    Timing,
+    Trajectory,
+    Transcript,
+    episode_id,
+)
+from paceline.v1 import reward_pb2
+from paceline_environment.episodes.resume import has_begun, resume_plan
+from paceline_environment.episodes.scoring import Scoring
+from paceline_environment.episodes.stages import Stages
+from paceline_environment.episodes.turn import Turn
+from paceline_environment.jobs import GroupContext
+from paceline_environment.rollouts.failover import PolicyClient
+
+Result = TypeVar("Result")
+log = Log("episode")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePeers:
+    """Clients and instruments that all episodes of a worker share."""
+
+    worker_id: str
+    policy: PolicyClient
+    scoring: Scoring
+    stages: Stages
+    metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
+    tracer: Tracer = OFF
+
+
+class ScoringFailedError(PacelineError):
+    """The reward service failed to score an episode; the episode itself may be fine."""
+
+
+class Episode:
+    """One attempt at a task. `over` once the policy has no further turn."""
+
+    def __init__(
+        self,
+        *,
+        group: GroupContext,
+        index: int,
+        attempt: int,
+        peers: EpisodePeers,
+        progress: EpisodeProgress | None,
+        span: Span = NOTHING,
+    ) -> None:
+        assignment = group.assignment
+        self.over = False
+        self.environment_reward = 0.0
+        self._group, self._job, self._peers = group, group.job, peers
+        self._index, self._attempt = index, attempt
+        self._progress = progress
+        self._span = span
+        self._environment = self._job.make_environment(assignment.purpose)
+        self._builder = TranscriptBuilder()
+        self._sampling = sampling_of(group, index)
+        self._turn: Turn | None = None
+        self._actions: list[str] = []
+        self._turn_ends: list[int] = []  # last token of each turn; -1 for an empty one
+        self._observations: list[Observation] = []
+        self._dialogue: Dialogue | None = None
+        self._truncated = False
+        self._text = ""
+        self._workers: list[str] = []
+        self._worker = ""  # of the previous turn
+        self._generate_s = self._environment_s = self._reward_s = 0.0
+
+    @property
+    def environment(self) -> Environment:
+        """The environment that the episode runs in."""
+        return self._environment
+
+    @property
+    def num_sampled(self) -> int:
+        """Policy tokens so far, including those of an unfinished turn."""
+        return self._builder.num_policy_tokens + (len(self._turn.tokens) if self._turn else 0)
+
+    async def run(self) -> Trajectory:
+        """Run from the start, or from the progress of an earlier attempt, and score the result.
+
+        Raises:
+            PacelineError: the attempt failed and its lease has to be given back.
+        """
+        started = self._peers.clock()
+        try:
+            transcripts = await self._job.topology(self)
+        finally:
+            await self._timed(self._environment.close(), "close")
+        score = await self._score()
+        if score.status is ScoreStatus.INFRA_ERROR:
+            raise ScoringFailedError(score.detail or "reward: infra_error")
+        return self._trajectory(transcripts, score, self._peers.clock() - started)
+
+    async def reset(self) -> None:
+        """Reset the environment and render its first observation, or resume from progress."""
+        assignment = self._group.assignment
+        observation = await self._timed(
+            self._environment.reset(assignment.task, assignment.seed), "reset"
+        )
+        self._observations.append(observation)
+        if self._progress is not None and await self._resume(self._progress):
+            return
+        with self._span.child("render"):
+            self._builder = self._group.first(observation)
+
+    async def act(self) -> str:
+        """Generate the next turn; returns its text."""
+        turn = self._begin_turn()
+        started = self._peers.clock()
+        with self._peers.stages.wait("generate"), self._generating(turn):
+            reason = await self._peers.policy.generate(turn)
+        self._generate_s += self._peers.clock() - started
+        self._builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
+        self._turn = None
+        self._workers.extend(name for name in turn.workers if name not in self._workers)
+        self._worker = turn.last
+        self._truncated = reason is FinishReason.LENGTH
+        self._turn_ends.append(turn.tokens[-1] if turn.tokens else -1)
+        self._text = self._job.tokenizer.decode(turn.tokens)
+        return self._text
+
+    async def step(self, action: str) -> None:
+        """Apply an action and render the next observation, unless the episode is over."""
+        self._actions.append(action)
+        if self._truncated and self._job.spec.sampling.on_truncation == "zero":
+            self.over = True
+            return
+        result = await self._timed(self._environment.step(action), "step")
+        self._record(result)
+        if not self.over:
+            self._show(result.observation)
+
+    def transcript(self) -> Transcript:
+        """The transcript so far, including an unfinished turn."""
+        builder, turn = self._builder, self._turn
+        if turn is not None and turn.tokens:
+            builder = TranscriptBuilder.resume(builder.build())
+            builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
+        return builder.build(steps=len(self._actions) > 1 or not self.over)
+
+    def progress(self) -> EpisodeProgress:
+        """What another worker needs to resume this episode."""
+        return EpisodeProgress(
+            group_id=self._group.assignment.group_id,
+            index=self._index,
+            attempt=self._attempt,
+            transcripts=(self.transcript(),),
+            actions=tuple(self._actions),
+        )
+
+    @contextmanager
+    def _generating(self, turn: Turn) -> Generator[None]:
+        """Trace a turn with the attributes of OpenTelemetry's conventions for generative AI."""
+        with self._span.child("generate", turn=len(self._actions)) as span:
+            turn.span = span
+            yield
+            if span:
+                span.set(
+                    versions=[run.version for run in turn.versions],
+                    **{
+                        "gen_ai.operation.name": "text_completion",
+                        "gen_ai.request.max_tokens": turn.sampling.max_tokens,
+                        "gen_ai.request.temperature": turn.sampling.temperature,
+                        "gen_ai.usage.input_tokens": len(turn.prefix),
+                        "gen_ai.usage.output_tokens": len(turn.tokens),
+                        "gen_ai.response.finish_reasons": [turn.finished() or FinishReason.STOP],
+                    },
+                )
+
+    def _begin_turn(self) -> Turn:
+        assignment, spec = self._group.assignment, self._job.spec
+        turn = self._turn
+        if turn is None:
+            turn = self._turn = self._make_turn(self._builder.tokens.copy())
+        name = episode_id(assignment.group_id, self._index)
+        turn.request_id = f"{name}#{self._attempt}.{len(self._actions)}"
+        turn.previous = self._worker
+        turns = self._builder.turns
+        turn.shared = turns[0].start if turns else len(turn.prefix)
+        remaining = spec.sampling.max_context - len(turn.prefix)
+        if remaining < self._sampling.max_tokens:
+            turn.sampling = replace(self._sampling, max_tokens=remaining)
+        return turn
+
+    def _make_turn(self, prefix: list[int]) -> Turn:
+        return Turn(
+            request_id="",
+            job_id=self._job.job_id,
+            prefix=prefix,
+            sampling=self._sampling,
+            pinned_version=self._group.assignment.pinned_version,
+            min_version=self._group.assignment.min_version,
+            timeout_s=self._job.spec.tasks.episode_timeout_s,
+            holders=self._group.holders,
+            resumed=self._attempt > 1 and not self._workers,
+        )
+
+    async def _resume(self, progress: EpisodeProgress) -> bool:
+        """Rebuild the environment from the actions; False if the episode has to restart."""
+        plan = resume_plan(progress, replayable=self._environment.replayable)
+        stages, metrics = self._peers.stages, self._peers.metrics
+        if plan is None:
+            if has_begun(progress):
+                lost = progress.transcripts[0].num_policy_tokens
+                stages.restarted += 1
+                stages.tokens_lost += lost
+                metrics.add("lost_tokens", lost)
+                log.warning("episode restarts", group=progress.group_id, index=self._index)
+            return False
+        self._builder = plan.builder
+        for action, end in plan.steps:
+            await self._replay(action, end)
+        if plan.cut_off:
+            tokens, logprobs, versions = plan.builder.pop_turn()
+            turn = self._turn = self._make_turn(plan.builder.tokens.copy())
+            turn.tokens, turn.logprobs, turn.versions = tokens, logprobs, versions
+        stages.tokens_resumed += plan.num_policy_tokens
+        metrics.add("resumed_tokens", plan.num_policy_tokens, failed_service="environment")
+        return True
+
+    async def _replay(self, action: str, end: int) -> None:
+        """Repeat a step; the transcript already has its observation unless it was the last one."""
+        self._actions.append(action)
+        self._turn_ends.append(end)
+        self._text = action
+        result = await self._timed(self._environment.step(action), "step")
+        last = len(self._actions) == len(self._builder.turns) and not self._builder.awaits_policy
+        self._record(result, replayed=not last)
+        if self.over:
+            return
+        if last:
+            self._show(result.observation)
+        else:
+            self._observations.append(result.observation)
+
+    def _record(self, result: StepResult, *, replayed: bool = False) -> None:
+        self.environment_reward += result.reward
+        turns = self._builder.turns
+        if not replayed and turns:
+            self._builder.mark_step(turns[-1].start, reward=result.reward)
+        if result.truncated:
+            self._truncated = True
+        self.over = result.done or self._truncated
+
+    def _show(self, observation: Observation) -> None:
+        """Append an observation; if it does not fit, the episode ends as truncated."""
+        if self._dialogue is None:
+            self._dialogue = self._job.dialogue()
+            for earlier, end in zip(self._observations, self._turn_ends, strict=True):
+                self._dialogue.show(earlier)
+                self._dialogue.turn(end)
+        else:
+            self._dialogue.turn(self._turn_ends[-1])
+        self._observations.append(observation)
+        try:
+            with self._span.child("render"):
+                rendered = self._dialogue.show(observation)
+        except LimitError:
+            self.over = self._truncated = True
+            return
+        if len(self._builder) + len(rendered.tokens) >= self._job.spec.sampling.max_context:
+            self.over = self._truncated = True
+            return
+        self._builder.add_spans(rendered.tokens, rendered.spans)
+
+    async def _timed(self, work: Awaitable[Result], name: str) -> Result:
+        """Await a call of the environment, within the job's `step_timeout_s`."""
+        limit_s = self._job.spec.tasks.step_timeout_s
+        started = self._peers.clock()
+        try:
+            with self._peers.stages.wait("step"), self._span.child(f"environment.{name}"):
+                async with asyncio.timeout(limit_s):
+                    return await work
+        except TimeoutError:
+            raise DeadlineError(f"environment: {name} took more than {limit_s:g} s") from None
+        finally:
+            duration_s = self._peers.clock() - started
+            self._environment_s += duration_s
+            self._peers.metrics.add("calls", call=name)
+            self._peers.metrics.add("call_seconds", duration_s, call=name)
+
+    async def _score(self) -> Score:
+        if self._truncated and self._job.spec.sampling.on_truncation == "zero":
+            return Score(reward=0.0, parts={}, detail="truncated")
+        started = self._peers.clock()
+        item = reward_pb2.ScoreItem(
+            episode_id=episode_id(self._group.assignment.group_id, self._index),
+            task=self._group.task,
+            response_text=self._text,
+            environment_reward=self.environment_reward,
+            truncated=self._truncated,
+        )
+        scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
+        waiting = stages.waits_on(scoring.awaited(job.job_id))
+        with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
+            item.trace = span.sent
+            score = await scoring.score(
+                job_id=job.job_id,
+                rewards=job.rewards,
+                item=item,
+                tenant=job.spec.tenant,
+                part_s=job.part_s,
+            )
+        self._reward_s = self._peers.clock() - started
+        return score
+
+    def _trajectory(
+        self, transcripts: tuple[Transcript, ...], score: Score, total_s: float
+    ) -> Trajectory:
+        assignment = self._group.assignment
+        engine, precision = self._peers.policy.engine(self._workers[-1] if self._workers else "")
+        return Trajectory(
+            group_id=assignment.group_id,
+            index=self._index,
+            attempt=self._attempt,
+            task_id=assignment.task.task_id,
+            purpose=assignment.purpose,
+            transcripts=transcripts,
+            score=score,
+            sampling=self._sampling,
+            truncated=self._truncated,
+            topology=self._job.spec.sampling.topology.kind,
+            environment_reward=self.environment_reward,
+            response_text=self._text,
+            timing=Timing(self._generate_s, self._environment_s, self._reward_s, total_s),
+            provenance=Provenance(
+                environment_worker=self._peers.worker_id,
+                rollout_workers=tuple(self._workers),
+                engine=engine,
+                precision=precision,
+                trace=self._span.traceparent,
+            ),
+        )
+
+
+def sampling_of(group: GroupContext, index: int) -> SamplingParams:
+    """Sampling parameters of an episode; the seed depends on group and index, not on attempt."""
+    assignment = group.assignment
+    seed = number(assignment.seed, index) >> 1
+    return replace(group.job.samplings[assignment.purpose], seed=seed)

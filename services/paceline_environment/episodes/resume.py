@@ -1,0 +1,47 @@
+"""Resumes an episode of a dead worker from the progress that was saved with its lease.
+
+The environment is rebuilt by replaying the actions so far. All sampled tokens are kept, including
+those of a turn that was cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.tokens.transcript import TranscriptBuilder
+from paceline.types import EpisodeProgress
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """What an episode resumes from."""
+
+    builder: TranscriptBuilder
+    steps: tuple[tuple[str, int], ...]
+    """Actions to replay, each with the last token of its turn."""
+    cut_off: bool
+    """Whether the last turn is unfinished, so that it has no action yet."""
+    num_policy_tokens: int
+
+
+def has_begun(progress: EpisodeProgress) -> bool:
+    """Whether there is anything to resume, or to lose."""
+    return bool(progress.transcripts and progress.transcripts[0].tokens)
+
+
+def resume_plan(progress: EpisodeProgress, *, replayable: bool) -> ResumePlan | None:
+    """How to resume; None: the episode has to restart.
+
+    An environment that is not `replayable` cannot be rebuilt, and neither can an episode whose
+    turns and actions do not match.
+    """
+    if not has_begun(progress) or not replayable:
+        return None
+    transcript = progress.transcripts[0]
+    builder = TranscriptBuilder.resume(transcript)
+    cut_off = len(builder.turns) == len(progress.actions) + 1
+    if not cut_off and len(builder.turns) != len(progress.actions):
+        return None
+    ends = [builder.tokens[span.end - 1] for span in builder.turns]
+    steps = tuple(zip(progress.actions, ends, strict=False))
+    return ResumePlan(builder, steps, cut_off, transcript.num_policy_tokens)

@@ -1,0 +1,1 @@
+"""Chooses a rollout worker for each turn, streams its tokens, and fails over when one is lost."""

@@ -1,1 +1,0 @@
-"""Ways to drive the episodes of an assignment."""

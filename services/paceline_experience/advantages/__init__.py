@@ -1,1 +1,0 @@
-"""Advantage estimators, in numpy, over a whole batch."""

@@ -1,0 +1,1 @@
+"""gRPC servicers: convert between messages and the types of the rest of the service."""

@@ -1,0 +1,159 @@
+"""The job API over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from paceline import wire
+from paceline.enums import JobState, Purpose
+from paceline.transport.operations import bounded
+from paceline.transport.principal import Role, caller
+from paceline.v1 import jobs_pb2 as pb
+from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
+from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.history import JobMetricRow
+from paceline_experience.jobs.jobs import JobStore, unknown_job
+from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.jobs.service import JobService, read_spec
+from paceline_experience.tenancy.audit_log import AuditLog
+
+
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
+    """Called by users through the gateway. Jobs of other tenants are reported as unknown."""
+
+    def __init__(
+        self,
+        *,
+        job_service: JobService,
+        jobs: JobStore,
+        ledgers: Ledgers,
+        tracker: RoutePlanner,
+        audit: AuditLog,
+    ) -> None:
+        self._job_service = job_service
+        self._jobs = jobs
+        self._ledgers = ledgers
+        self._tracker = tracker
+        self._audit = audit
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
+        """Submit a job; idempotent on (tenant, request_id)."""
+        who = caller(context)
+        async with self._audit.change(who, "job.submit", tenant=who.tenant) as change:
+            who.check_role(Role.SUBMIT)
+            spec = read_spec(request.spec_json)
+            who.check_tenant(spec.tenant)
+            change.tenant = spec.tenant
+            job = await self._job_service.submit(
+                spec, request_id=request.request_id, files=dict(request.files)
+            )
+            change.target = job.status.job_id
+        return wire.to_proto(job, types_pb2.Job)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
+        """One job."""
+        await self._check(request.job_id, context)
+        return wire.to_proto(await self._jobs.get(request.job_id), types_pb2.Job)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsReply:
+        """A page of jobs, newest first."""
+        tenant = caller(context).narrowed(request.tenant)
+        if tenant is None:
+            return pb.ListJobsReply()
+        page = await self._jobs.list_page(
+            tenant=tenant,
+            states=[wire.member_of(JobState, each, "state") for each in request.state],
+            page_size=bounded(request, "page_size"),
+            page_token=request.page_token,
+        )
+        listed = [
+            types_pb2.Job(status=wire.to_proto(job.status, types_pb2.JobStatus))
+            for job in page.jobs
+        ]
+        return pb.ListJobsReply(jobs=listed, next_page_token=page.token)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
+        """Start to cancel a job."""
+        who, job_id = caller(context), request.job_id
+        async with self._audit.change(
+            who, "job.cancel", tenant=who.tenant, target=job_id
+        ) as change:
+            who.check_role(Role.SUBMIT)
+            change.tenant = await self._check(job_id, context)
+            return wire.to_proto(
+                await self._job_service.cancel(job_id, reason=request.reason), types_pb2.Job
+            )
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: Any
+    ) -> AsyncIterator[pb.JobEvent]:
+        """The present state, then every change, until the job ends."""
+        await self._check(request.job_id, context)
+        async for event in self._job_service.watch(request.job_id, after=request.after_metric):
+            yield pb.JobEvent(
+                status=wire.to_proto(event.status, types_pb2.JobStatus),
+                metrics=_rows(event.rows),
+                live=event.live and wire.to_proto(event.live, pb.LedgerProgress),
+            )
+
+    async def ListMetrics(
+        self, request: pb.ListMetricsRequest, context: Any
+    ) -> pb.ListMetricsReply:
+        """Rows of a job's history."""
+        await self._check(request.job_id, context)
+        rows, more = await self._job_service.rows(
+            request.job_id, after=request.after, page_size=bounded(request, "page_size")
+        )
+        return pb.ListMetricsReply(rows=_rows(rows), next=more)
+
+    async def ListTrajectories(
+        self, request: pb.ListTrajectoriesRequest, context: Any
+    ) -> pb.ListTrajectoriesReply:
+        """A page of trajectories, newest first."""
+        await self._check(request.job_id, context)
+        ledger = await self._ledgers.get(request.job_id)
+        found, token = await ledger.trajectories.page(
+            purpose=wire.member_of(Purpose, request.purpose, "purpose")
+            if request.purpose
+            else Purpose.TRAIN,
+            page_size=bounded(request, "page_size"),
+            page_token=request.page_token,
+        )
+        trajectories = [wire.to_proto(each, types_pb2.Trajectory) for each in found]
+        return pb.ListTrajectoriesReply(trajectories=trajectories, next_page_token=token)
+
+    async def VerifyJob(self, request: pb.VerifyJobRequest, context: Any) -> pb.VerificationReport:
+        """Verify a job's ledger."""
+        await self._check(request.job_id, context)
+        report = await (await self._ledgers.get(request.job_id)).verify()
+        return pb.VerificationReport(
+            job_id=report.job_id,
+            ok=report.ok,
+            counts=report.counts,
+            dropped=report.dropped,
+            problems=report.problems,
+        )
+
+    async def ListWeights(
+        self, request: roster_pb2.ListWeightsRequest, context: Any
+    ) -> roster_pb2.ListWeightsReply:
+        """Which workers hold which weights; empty for a job that is over."""
+        await self._check(request.job_id, context)
+        await self._jobs.get(request.job_id)
+        return wire.to_proto(self._tracker.placement(request.job_id), roster_pb2.ListWeightsReply)
+
+    async def _check(self, job_id: str, context: Any) -> str:
+        """The tenant of a job.
+
+        Raises:
+            NotFoundError: there is no such job, or the caller may not see it.
+        """
+        tenant = await self._jobs.tenant_of(job_id)
+        if not caller(context).sees(tenant):
+            raise unknown_job(job_id)
+        return tenant
+
+
+def _rows(rows: Iterable[JobMetricRow]) -> list[pb.MetricRow]:
+    return [wire.to_proto(row, pb.MetricRow) for row in rows]

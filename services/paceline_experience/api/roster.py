@@ -1,0 +1,131 @@
+"""The roster and the weight routes over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from paceline import wire
+from paceline.enums import WorkerKind
+from paceline.transport.rpc_authorization import check_speaks_for
+from paceline.types import Worker
+from paceline.v1 import roster_pb2 as pb
+from paceline.v1 import roster_pb2_grpc, types_pb2
+from paceline.weights.route import ChunkSource, TransferProgress, TransferReport
+from paceline_experience.fleet.roster import Query, Roster
+from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.training import Training
+
+
+class RosterServicer(roster_pb2_grpc.RosterServicer):
+    """Called by every process."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        tracker: RoutePlanner,
+        training: Training,
+        live_jobs: Callable[[], Iterable[str]],
+    ) -> None:
+        self._roster = roster
+        self._tracker = tracker
+        self._training = training
+        self._live_jobs = live_jobs
+
+    async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        """Join the roster."""
+        worker = wire.from_proto(request.worker, Worker)
+        check_speaks_for(worker.kind)
+        self._check(worker.worker_id)
+        self._roster.join(worker)
+        return pb.JoinReply(lease_s=self._roster.lease_s)
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
+        """Stay in the roster."""
+        self._check(request.worker_id)
+        member = self._roster.beat(
+            request.worker_id,
+            active_version=request.active_version,
+            load=request.load,
+            transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
+        )
+        self._tracker.progress(member)
+        return pb.HeartbeatReply(live_jobs=self._live_jobs())
+
+    async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        """Leave the roster."""
+        self._check(request.worker_id)
+        self._roster.leave(request.worker_id)
+        return pb.LeaveReply()
+
+    async def ListWorkers(
+        self, request: pb.ListWorkersRequest, context: Any
+    ) -> pb.ListWorkersReply:
+        """Workers in the roster."""
+        return _workers(self._roster.workers(_query(request)))
+
+    async def WatchWorkers(
+        self, request: pb.ListWorkersRequest, context: Any
+    ) -> AsyncIterator[pb.ListWorkersReply]:
+        """Workers in the roster, at every change."""
+        async for workers in self._roster.watch(_query(request)):
+            yield _workers(workers)
+
+    async def PublishVersion(
+        self, request: pb.PublishVersionRequest, context: Any
+    ) -> pb.PublishVersionReply:
+        """A new version is being served."""
+        # Rank 0 serves every chunk, whatever its own part is.
+        seed = ChunkSource(request.weights_endpoint, request.part, request.parts)
+        if seed.part == 0:
+            seed = replace(seed, parts=1)
+        published = await self._training.publish_version(
+            request.job_id,
+            incarnation=request.incarnation,
+            step=request.step,
+            parent=request.parent,
+            num_bytes=request.num_bytes,
+            seed=seed,
+            digest=request.digest,
+            number=request.known_version if request.HasField("known_version") else -1,
+        )
+        reply = pb.PublishVersionReply(
+            version=wire.to_proto(published.version, types_pb2.PolicyVersion),
+            key=published.key,
+            chunk_bytes=published.chunk_bytes,
+            source_endpoint=published.source,
+        )
+        if published.held >= 0:
+            reply.held_version = published.held
+        return reply
+
+    async def WatchRoute(
+        self, request: pb.WatchRouteRequest, context: Any
+    ) -> AsyncIterator[pb.Route]:
+        """The worker's route to the newest version, at every change."""
+        async for route in self._tracker.watch(request.job_id, request.worker_id):
+            yield wire.to_proto(route, pb.Route)
+
+    async def ReportTransfer(
+        self, request: pb.ReportTransferRequest, context: Any
+    ) -> pb.ReportTransferReply:
+        """A worker's report on a transfer."""
+        self._tracker.report(request.job_id, wire.from_proto(request, TransferReport))
+        return pb.ReportTransferReply()
+
+    def _check(self, worker_id: str) -> None:
+        """A caller may not replace a worker of another kind."""
+        kind = self._roster.kind_of(worker_id)
+        if kind is not None:
+            check_speaks_for(kind)
+
+
+def _query(request: pb.ListWorkersRequest) -> Query:
+    kind = wire.member_of(WorkerKind, request.kind, "kind") if request.kind else None
+    return Query(job_id=request.job_id, kind=kind, site=request.site)
+
+
+def _workers(workers: Iterable[Worker]) -> pb.ListWorkersReply:
+    return pb.ListWorkersReply(workers=[wire.to_proto(each, types_pb2.Worker) for each in workers])

@@ -1,0 +1,1 @@
+"""Lease streams: how workers' slots are shared among the episodes of all jobs."""

@@ -1,1 +1,0 @@
-"""Filters: whether a finished group is worth training on."""

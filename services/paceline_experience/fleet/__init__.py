@@ -1,0 +1,1 @@
+"""Membership of workers, and the routes by which weights reach them."""

@@ -1,0 +1,1 @@
+"""Jobs: their records, live ledgers, history, exports, and what trainers ask."""

@@ -1,0 +1,127 @@
+"""Tries the plug-ins of a job in a child process, which may hang or die, before building them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline.server.process_group import ProcessGroup, start_process_group
+from paceline.telemetry.logs import Log
+
+# A plug-in may leak memory with each job that it is tried with.
+MAX_JOBS_PER_CHILD = 100
+NUM_CHILDREN = 2
+START_TIMEOUT_S = 120.0  # until a child has done its imports
+log = Log("dry-run")
+
+
+class UntriedError(InvalidError):
+    """The plug-ins of a job hung, exceeded memory or died before they could be checked."""
+
+
+class _EndedError(UntriedError):
+    """A child ended without an answer."""
+
+
+class DryRun:
+    """Child processes that build what a job names; worn-out ones are replaced."""
+
+    def __init__(self, *, timeout_s: float, memory_bytes: int) -> None:
+        self._timeout_s = timeout_s
+        self._command = (
+            *(sys.executable, "-P", "-m", "paceline_experience.jobs.dry_run_child"),
+            str(memory_bytes),
+        )
+        self._slots = asyncio.Semaphore(NUM_CHILDREN)
+        self._idle: list[_Child] = []
+
+    async def check(self, spec: JobSpec) -> None:
+        """Build and call, in a child, all plug-ins that the ledger of a job will call.
+
+        Raises:
+            InvalidError: one refuses its options or returns something of a wrong type.
+            UntriedError: it took longer than `timeout_s`, or the process ended.
+        """
+        async with self._slots:
+            idle = self._idle.pop() if self._idle else None
+            try:
+                problem = await self._ask(idle or await self._start(), spec)
+            except _EndedError:
+                if idle is None:
+                    raise
+                # An earlier job may have left the child in a bad state.
+                problem = await self._ask(await self._start(), spec)
+        if problem:
+            raise InvalidError(problem)
+
+    async def _ask(self, child: _Child, spec: JobSpec) -> str:
+        """The problem that a child finds; empty: none."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                problem = await child.ask(spec.model_dump_json())
+        except TimeoutError:
+            await child.kill()
+            text = f"were not built within {self._timeout_s:g} s"
+            raise UntriedError(f"experience, tasks: the plug-ins {text}") from None
+        except BaseException:
+            await child.kill()
+            raise
+        # A refused plug-in may have leaked memory.
+        if problem or child.num_jobs >= MAX_JOBS_PER_CHILD:
+            await child.kill()
+        else:
+            self._idle.append(child)
+        return problem
+
+    async def _start(self) -> _Child:
+        child = _Child(await start_process_group(self._command))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await child.read()
+        except BaseException as error:
+            await child.kill()
+            if isinstance(error, TimeoutError):
+                raise UntriedError(
+                    f"no process to try plug-ins in within {START_TIMEOUT_S:g} s"
+                ) from None
+            raise
+        return child
+
+    async def close(self) -> None:
+        """End the children."""
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(child.kill() for child in idle))
+
+
+class _Child:
+    def __init__(self, family: ProcessGroup) -> None:
+        self._family = family
+        self.num_jobs = 0
+
+    async def ask(self, job: str) -> str:
+        """The problem with a job; empty: none."""
+        self.num_jobs += 1
+        stdin = self._family.process.stdin
+        assert stdin is not None
+        with suppress(ConnectionError):  # a dead child is noticed when reading
+            stdin.write(job.encode() + b"\n")
+            await stdin.drain()
+        return await self.read()
+
+    async def read(self) -> str:
+        """Its next answer."""
+        process = self._family.process
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            code = await process.wait()
+            raise _EndedError(f"experience, tasks: the plug-ins ended their process with {code}")
+        return str(json.loads(line))
+
+    async def kill(self) -> None:
+        """Kill it and all processes that it has started."""
+        await self._family.kill()

@@ -1,0 +1,53 @@
+"""Tries plug-ins of jobs: `python -m paceline_experience.jobs.dry_run_child BYTES`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline.server.child import end_with_parent, take_pipes
+from paceline_experience.ledger.sources import try_plugins
+
+MAX_ERROR_CHARS = 2000
+
+
+def main() -> None:
+    """Answer `ready` after the imports, then a line with the problem of each job, a line."""
+    source, sink = take_pipes()
+    end_with_parent()
+    _limit_memory(int(sys.argv[1]))
+    _answer(sink, "ready")
+    for line in source:
+        _answer(sink, attempt(line))
+
+
+def _answer(sink: TextIO, text: str) -> None:
+    sink.write(json.dumps(text) + "\n")
+    sink.flush()
+
+
+def attempt(line: str) -> str:
+    """The problem with the plug-ins of a job; empty: none."""
+    try:
+        try_plugins(JobSpec.model_validate_json(line))
+    except InvalidError as error:
+        return error.message[:MAX_ERROR_CHARS] or "refused"
+    return ""
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limit the address space to `num_bytes` beyond what the imports use, on Linux."""
+    size = Path("/proc/self/statm")
+    if not size.exists():
+        return
+    limit = int(size.read_text().split()[0]) * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Parses the stored record of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from paceline.enums import JobState
+from paceline.types import Job, JobStatus, TrackerStatus
+
+_TRACKER = TypeAdapter(TrackerStatus)
+TRACKING = "tracking:"
+
+
+def decoded(found: Any) -> dict[str, str]:
+    """A Redis hash as text."""
+    return {key.decode(): value.decode() for key, value in found.items()}
+
+
+def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
+    """A job without its spec; `now` in seconds by the store's clock."""
+    end = float(fields.get("ended", now))
+    reward, step = fields.get("eval_reward", ""), fields.get("eval_step", "")
+    status = JobStatus(
+        job_id=job_id,
+        name=fields["name"],
+        tenant=fields["tenant"],
+        state=JobState(fields["state"]),
+        reason=fields.get("reason", ""),
+        step=int(fields.get("step", 0)),
+        version=int(fields.get("version", -1)),
+        incarnation=int(fields.get("incarnation", 0)),
+        eval_reward=float(reward) if reward else None,
+        eval_step=int(step) if step else None,
+        summary=json.loads(fields.get("summary", "{}")),
+        tracking=_trackers(fields),
+        age_s=max(0.0, now - float(fields["created"])),
+        runtime_s=max(0.0, end - float(fields["running"])) if "running" in fields else 0.0,
+        created_at=_stamp(fields["created"]),
+        started_at=_stamp(fields["running"]) if "running" in fields else None,
+        finished_at=_stamp(fields["ended"]) if "ended" in fields else None,
+    )
+    return Job(status=status, spec="", artifacts=json.loads(fields["artifacts"]))
+
+
+def _stamp(seconds: str) -> str:
+    """ISO 8601, such as `2026-11-23T15:04:05Z`."""
+    time = datetime.fromtimestamp(float(seconds), UTC).replace(tzinfo=None)
+    return f"{time.isoformat(timespec='seconds')}Z"
+
+
+def size_of(job: Job) -> int:
+    """Approximate size in bytes of a job in a list."""
+    status = job.status
+    trackers = sum(len(each.detail) + len(each.url) + 64 for each in status.tracking)
+    return 1024 + len(status.reason) + len(str(status.summary)) + trackers
+
+
+def _trackers(fields: Mapping[str, str]) -> tuple[TrackerStatus, ...]:
+    names = sorted(name for name in fields if name.startswith(TRACKING))
+    return tuple(_TRACKER.validate_json(fields[name]) for name in names)

@@ -1,0 +1,297 @@
+"""What users and the controller ask of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.config import JobSpec, parse_job
+from paceline.config.documents import read_json
+from paceline.enums import EXPLAINED, JobState, StopReason, check_job_transition
+from paceline.errors import InvalidError, UnavailableError
+from paceline.files import write_json
+from paceline.progress import LedgerProgress
+from paceline.telemetry.logs import Log
+from paceline.types import Job, JobStatus, TrackerStatus
+from paceline_experience.fleet.roster import wait
+from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.export import Exporter
+from paceline_experience.jobs.history import History, JobMetricRow, summarise
+from paceline_experience.jobs.hooks import start
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.ledgers import Ledgers, OverError
+from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.ledger.sources import check_plugins, task_sources
+from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.tenancy.quotas import Quotas
+
+log = Log("jobs")
+_ROWS = 1000
+_MAX_ROWS = 2**53 - 1
+_WATCH_S = 1.0
+_MIN_EVENT_INTERVAL_S = 0.1
+_WRITE_TIMEOUT_S = 60.0  # how long the end of a job waits for a disk that refuses its files
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of `JobService.watch`."""
+
+    status: JobStatus
+    rows: list[JobMetricRow]
+    live: LedgerProgress | None  # None: the job has no open ledger
+
+
+class JobService:
+    """Submits, watches, moves and concludes jobs."""
+
+    def __init__(
+        self,
+        *,
+        jobs: JobStore,
+        artifacts: ArtifactStore,
+        history: History,
+        ledgers: Ledgers,
+        tracker: RoutePlanner,
+        quotas: Quotas,
+        dry_run: DryRun,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._quotas = quotas
+        self._dry_run = dry_run
+        self._clock = clock
+        self._jobs = jobs
+        self._artifacts = artifacts
+        self._history = history
+        self._ledgers = ledgers
+        self._tracker = tracker
+        self._exporters: dict[str, Exporter] = {}
+        self._unwritten: dict[str, float] = {}  # when writing an ending job's files first failed
+
+    async def submit(self, spec: JobSpec, *, request_id: str, files: Mapping[str, bytes]) -> Job:
+        """Create a job, or return the one that the same request created before.
+
+        Raises:
+            InvalidError: a plug-in is not installed or refuses its options, or there are no tasks.
+            LimitError: the spec, or its files, are too large.
+            ConflictError: the request has created a job from another spec.
+            QuotaError: its tenant has as many live jobs as it may.
+        """
+        existing = await self._jobs.find(spec.tenant, request_id)
+        if existing is not None:
+            return await self._create(spec, request_id, existing.artifacts)
+        await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
+        self._check_sizes(spec, files)
+        # The child would find the same problems, but a child that has refused a job is replaced.
+        await asyncio.to_thread(check_plugins, spec)
+        await self._dry_run.check(spec)
+        sources = await asyncio.to_thread(task_sources, spec)
+        job = await self._create(spec, request_id, await self._artifacts.put(files))
+        if not job.status.state.terminal:
+            with suppress(OverError):
+                await self._ledgers.activate(job, sources)
+        return job
+
+    async def _create(self, spec: JobSpec, request_id: str, artifacts: Mapping[str, str]) -> Job:
+        max_live = self._quotas.of(spec.tenant).submitted
+        job = await self._jobs.create(
+            spec, artifacts=artifacts, request_id=request_id, max_live=max_live
+        )
+        log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
+        return job
+
+    def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
+        num_bytes = len(spec.model_dump_json().encode())
+        self._quotas.check(spec.tenant, "spec_bytes", num_bytes)
+        self._quotas.check(spec.tenant, "model_files_bytes", sum(map(len, files.values())))
+
+    async def cancel(self, job_id: str, *, reason: str) -> Job:
+        """Start to cancel a job: nothing more is leased or trained.
+
+        Raises:
+            StateError: it has ended already.
+        """
+        await self._jobs.cancel(job_id, reason=reason)
+        ledger = await self._ledgers.find(job_id)
+        if ledger is not None:
+            await ledger.stop(StopReason.CANCELLED)
+        self._history.changed(job_id).fire()
+        log.info("cancelling", job=job_id, reason=reason)
+        return await self._jobs.get(job_id)
+
+    async def set_state(self, job_id: str, state: JobState, *, reason: str) -> Job:
+        """Move a job to another state; in that state already, only the reason can change.
+
+        A job that is to fail does so even if this call is interrupted.
+
+        Raises:
+            TransitionError: `JOB_TRANSITIONS` does not allow it.
+            UnavailableError: the end is delayed; retry.
+        """
+        now = (await self._jobs.get(job_id)).status.state
+        if now is not state:
+            check_job_transition(now, state)
+        if state.terminal:
+            await self._end_job(job_id, state, reason)
+        elif now is not state or state in EXPLAINED:
+            await self._jobs.transition(job_id, state, reason=reason)
+        self._history.changed(job_id).fire()
+        return await self._jobs.get(job_id)
+
+    async def _end_job(self, job_id: str, state: JobState, reason: str) -> None:
+        if not (await self._jobs.get(job_id)).status.state.terminal:
+            ledger = await self._ledgers.find(job_id)
+            if ledger is not None and state is JobState.FAILED:
+                await ledger.fail(reason)
+            elif ledger is not None:
+                await ledger.stop(StopReason.CANCELLED)
+        await self.conclude(job_id, state, reason)
+
+    async def conclude(self, job_id: str, state: JobState, reason: str) -> None:
+        """The job is over: write its results, then set its final state.
+
+        Idempotent: may be called again after an error or a crash at any point.
+
+        Raises:
+            UnavailableError: its results cannot be written yet.
+        """
+        job = await self._jobs.get(job_id)
+        if job.status.state.terminal:
+            self._retire(job_id)
+            return
+        if state is JobState.SUCCEEDED:
+            if job.status.state is JobState.CANCELLING:
+                return  # the controller ends it
+            await start(self._jobs, job_id)
+        ledger = await self._ledgers.find(job_id)
+        if ledger is None:
+            await self._set_final_state(job_id, state, reason)
+            return
+        await ledger.record()
+        report = await ledger.verify()
+        rows = await self._history.rows(job, after=0, limit=-1)
+        summary = summarise(
+            job, await ledger.live(), rows, state=state, ledger_consistent=report.ok
+        )
+        summary |= await self._write_results(job, summary, ledger)
+        await self._set_final_state(job_id, state, reason, summary=json.dumps(summary))
+        log.info("over", job=job_id, state=state, reason=reason, problems=len(report.problems))
+
+    async def _write_results(
+        self, job: Job, summary: dict[str, Any], ledger: JobLedger
+    ) -> dict[str, Any]:
+        """Write the last files of a job; returns what the summary says about them.
+
+        Waits for a disk that refuses them, but not for ever: the store has the same data, and the
+        job has to end.
+        """
+        job_id = job.status.job_id
+        notes: dict[str, Any] = {}
+        try:
+            await self.export(job_id, name="final")
+        except OSError as error:
+            self._check_write_timeout(job_id, error)
+            notes["not_written"] = str(error)
+        notes["trajectories_missing"] = ledger.trajectories.exported.num_missing
+        try:
+            self._history.write_summary(job, summary | notes)
+        except OSError as error:
+            self._check_write_timeout(job_id, error)
+            notes["not_written"] = str(error)
+        return notes
+
+    def _check_write_timeout(self, job_id: str, error: OSError) -> None:
+        since = self._unwritten.setdefault(job_id, self._clock())
+        if self._clock() - since < _WRITE_TIMEOUT_S:
+            text = f"the results of {job_id} cannot be written: {error}"
+            raise UnavailableError(text) from None
+        log.error("the job ends without all of its files", job=job_id, error=error)
+
+    async def _set_final_state(
+        self, job_id: str, state: JobState, reason: str, **fields: str
+    ) -> None:
+        """Set the final state, unless a failure to open the ledger has already done so."""
+        if not (await self._jobs.get(job_id)).status.state.terminal:
+            await self._jobs.transition(job_id, state, reason=reason, **fields)
+        self._retire(job_id)
+
+    def _retire(self, job_id: str) -> None:
+        self._ledgers.retire(job_id)
+        self._tracker.forget(job_id)
+        self._exporters.pop(job_id, None)
+        self._unwritten.pop(job_id, None)
+        self._history.changed(job_id).fire()
+
+    async def export(self, job_id: str, *, name: str, before_step: int | None = None) -> None:
+        """Write the trajectories trained since the last export, and all policy versions.
+
+        Only steps below `before_step`; nothing for a job that is over.
+        """
+        ledger = await self._ledgers.get(job_id)
+        if job_id not in self._ledgers.active:
+            return
+        versions = [asdict(version) for version in ledger.publications()]
+        write_json(self._history.folder(job_id) / "versions.json", versions)
+        if job_id not in self._exporters:
+            folder = self._history.folder(job_id) / "trajectories"
+            self._exporters[job_id] = Exporter(folder)
+        await self._exporters[job_id].export(ledger, name=name, before_step=before_step)
+        await ledger.trim()
+
+    async def watch(self, job_id: str, *, after: int) -> AsyncIterator[Event]:
+        """Yield the present state, then every change and at least one event a second."""
+        seen = _checked_offset(after)
+        while True:
+            changed = self._history.changed(job_id).event()
+            job = await self._jobs.get(job_id)
+            rows = await self._page(job, after=seen, limit=_ROWS)
+            seen += len(rows)
+            ledger = self._ledgers.peek(job_id)
+            yield Event(job.status, rows, await ledger.live() if ledger else None)
+            if job.status.state.terminal and seen >= await self._history.count(job):
+                return
+            await wait(changed, _WATCH_S)
+            await asyncio.sleep(_MIN_EVENT_INTERVAL_S)  # many changes make one event
+
+    async def note_tracker(self, job_id: str, tracker: TrackerStatus) -> None:
+        """Store the status of a tracker.
+
+        Raises:
+            InvalidError: the job has no tracker of this name.
+        """
+        spec = parse_job(json.loads((await self._jobs.get(job_id)).spec))
+        names = [each.label for each in spec.tracking]
+        if tracker.name not in names:
+            raise InvalidError(f"tracker.name: {tracker.name!r} is not tracked; allowed: {names}")
+        await self._jobs.note_tracker(job_id, tracker)
+
+    async def rows(
+        self, job_id: str, *, after: int, page_size: int
+    ) -> tuple[list[JobMetricRow], int]:
+        """Rows of the history from `after` on, and the next offset; 0: no more at present."""
+        job = await self._jobs.get(job_id)
+        found = await self._page(job, after=_checked_offset(after), limit=page_size)
+        end = after + len(found)
+        return found, end if end < await self._history.count(job) else 0
+
+    async def _page(self, job: Job, *, after: int, limit: int) -> list[JobMetricRow]:
+        max_bytes = self._quotas.settings.page_bytes
+        return await self._history.page(job, after=after, limit=limit, max_bytes=max_bytes)
+
+
+def read_spec(text: str) -> JobSpec:
+    """Parse a job from JSON; raises `InvalidError`."""
+    return parse_job(read_json(text, what="spec_json"))
+
+
+def _checked_offset(after: int) -> int:
+    """Check an offset into the history."""
+    if not 0 <= after <= _MAX_ROWS:
+        raise InvalidError(f"after: {after} rows cannot be skipped; 0 to {_MAX_ROWS} are allowed")
+    return after

@@ -1,0 +1,1 @@
+"""The ledger of one job: admission, leases, groups, batches, evals, completion."""

@@ -1,0 +1,314 @@
+"""Fixes the batch of each step, serves it to the ranks, and follows the trainer's steps."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from paceline.enums import DropReason, StopReason
+from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
+from paceline.plugins import registry
+from paceline.text import clipped
+from paceline_experience.ledger import shares
+from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.records import BatchRecord, record_text, row_text
+from paceline_experience.ledger.shares import Batch, BatchShare
+from paceline_experience.ledger.state import GroupRecord, LedgerState
+from paceline_experience.ledger.trajectories import note_dropped
+from paceline_experience.store.payloads import PayloadStore
+
+_POLL_S = 1.0
+_YIELD_EVERY = 64
+# Makes the values of a step's row from its batch's statistics and the counters after it.
+Describe = Callable[[Mapping[str, Any], Counter[str]], dict[str, Any]]
+
+
+class Batches:
+    """The ledger's operations for the trainer."""
+
+    def __init__(self, *, core: LedgerContext, groups: Groups, payloads: PayloadStore) -> None:
+        self._core = core
+        self._groups = groups
+        self._payloads = payloads
+        self._advantage = registry.find("advantages", core.spec.experience.advantage.kind)
+        self._built: Batch | None = None
+        self._building = asyncio.Lock()
+        self._takers = 0
+        self._waiting_since: float | None = None
+        self._waited_s = 0.0
+        self.problem = ""  # the advantage has failed, and the job fails with this
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the trainer is waiting for a batch."""
+        return self._waiting_since is not None
+
+    @property
+    def waiting_s(self) -> float:
+        """How long the trainer has been waiting for its next batch."""
+        return 0.0 if self._waiting_since is None else self._core.clock.now() - self._waiting_since
+
+    @property
+    def waited_s(self) -> float:
+        """Total wait so far, including the present one."""
+        return self._waited_s + self.waiting_s
+
+    def forget(self) -> None:
+        """The store was rolled back: it may have lost the batch that was assembled."""
+        self._built = None
+
+    async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
+        """One rank's share of the batch of `step`; waits until there is one."""
+        if not 0 <= rank < world:
+            raise InvalidError(f"rank {rank} of a world of {world}: ranks go from 0 to world - 1")
+        self._takers += 1
+        try:
+            return await self._take(incarnation, step, rank, world)
+        finally:
+            self._takers -= 1
+            if self._takers == 0:  # a disconnected trainer does not wait
+                self._waiting_since = None
+
+    async def _take(self, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
+        while True:
+            event = self._core.ready.event()
+            async with self._core.transaction() as state:
+                fence(state, incarnation)
+                if state.stop:
+                    self._waiting_since = None
+                    return BatchShare(step=step, stop=state.stop)
+                fixed = await self._fix(state, incarnation, step, rank)
+                groups = [state.groups[name] for name in fixed.groups] if fixed else []
+            if fixed is not None and not self.problem:
+                try:
+                    return await self._share(fixed, groups, rank, world)
+                except InvalidError as error:
+                    self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
+            await _wait(event)
+
+    async def _share(
+        self, fixed: BatchRecord, groups: Sequence[GroupRecord], rank: int, world: int
+    ) -> BatchShare:
+        """One rank's share of a batch.
+
+        Raises:
+            InvalidError: the advantage has failed on it.
+        """
+        try:
+            async with self._building:
+                if self._built is None or self._built.batch_id != fixed.batch_id:
+                    self._built = await self._assemble(fixed, groups)
+                return self._built.share(rank, world)
+        except IntegrityError:
+            if self._core.state.stop:  # cancelled meanwhile: its payloads are gone
+                return BatchShare(step=fixed.step, stop=self._core.state.stop)
+            raise
+
+    async def _fix(
+        self, state: LedgerState, incarnation: int, step: int, rank: int
+    ) -> BatchRecord | None:
+        if rank and step == state.step + 1 and state.step in state.batches:
+            return None  # rank 0 commits for all; the others may ask before it has
+        if step != state.step:
+            raise StateError(f"TakeBatch of step {step}, but the ledger is at step {state.step}")
+        if step in state.batches:
+            return state.batches[step]
+        chosen = await self._choose(state, step)
+        if len(chosen) < self._core.spec.experience.batch_groups:
+            if self._waiting_since is None:
+                self._waiting_since = self._core.clock.now()
+            return None
+        wait_s = self.waiting_s
+        batch = BatchRecord(
+            batch_id=f"{step}-{_digest(chosen)}",
+            step=step,
+            groups=tuple(g.group_id for g in chosen),
+            stats=replace(shares.batch_stats(chosen, state, step), trainer_wait_s=wait_s),
+        )
+        await self._core.change("take", incarnation, step, record_text(batch))
+        self._waited_s, self._waiting_since = self._waited_s + wait_s, None
+        state.batches[step] = batch
+        return batch
+
+    async def _choose(self, state: LedgerState, step: int) -> list[GroupRecord]:
+        """The ready groups with the oldest tokens, then the oldest tasks; drops stale ones.
+
+        The order of completion does not matter, so equal tokens make equal batches.
+        """
+        spec = self._core.spec.experience
+        aged = [(state.staleness(state.groups[name], step), name) for name in state.ready]
+        stale = [name for age, name in aged if age > spec.max_staleness]
+        await self._groups.drop(stale, DropReason.STALE)
+        usable = [(-age, state.groups[n].seq, n) for age, n in aged if n in state.groups]
+        if len(usable) < spec.batch_groups:
+            return []
+        return [state.groups[name] for _, _, name in sorted(usable)[: spec.batch_groups]]
+
+    async def _assemble(self, fixed: BatchRecord, groups: Sequence[GroupRecord]) -> Batch:
+        blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
+        spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
+        values = shares.advantages(groups, self._advantage, self._core.spec.experience.advantage)
+        mask = self._core.spec.sampling.on_truncation == "mask"
+        samples: list[tuple[bytes, int, int]] = []
+        for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):
+            trace = span.sent
+            samples.extend(shares.train_samples(blob, value, mask_truncated=mask, trace=trace))
+            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+        for span in spans:
+            span.set(batch=fixed.batch_id, step=fixed.step)
+            span.past("assemble", span.start_ns)
+        return Batch(
+            batch_id=fixed.batch_id,
+            step=fixed.step,
+            samples=tuple(data for data, _, _ in samples),
+            costs=tuple(tokens for _, tokens, _ in samples),
+            total_sequences=sum(trainable > 0 for _, _, trainable in samples),
+            total_tokens=sum(trainable for _, _, trainable in samples),
+            stats=fixed.stats,
+        )
+
+    async def commit(
+        self, *, incarnation: int, step: int, batch_id: str, describe: Describe
+    ) -> tuple[int, dict[str, Any] | None]:
+        """Commit a trained step; returns the ledger's step and the values of its history row.
+
+        Step and row are written atomically. None instead of values if the step was committed
+        before or the job is about to end.
+        """
+        async with self._core.transaction() as state:
+            fence(state, incarnation)
+            if state.closed:
+                return state.step, None
+            batch = state.batches.get(step)
+            names = batch.groups if batch else ()
+            groups = [state.groups[name] for name in names if name in state.groups]
+            ring = [p for g in groups for p in g.payloads()]
+            tally = _tally(batch)
+            stats = asdict(batch.stats) if batch else {}
+            values = describe(stats, _trained(state.counts, groups, tally))
+            row = row_text(step=step + 1, kind="train", values=values)
+            self._core.rows_written += 1
+            answer = await self._core.change(
+                "commit", incarnation, step, batch_id, json.dumps(ring), json.dumps(tally), row
+            )
+            if answer["again"]:
+                return state.step, None
+            assert batch is not None  # the script refuses a step without one
+            state.batches[step] = replace(batch, committed=True, counted=True)
+        self._core.work.fire()
+        self._core.ready.fire()
+        return state.step, values
+
+    async def commit_checkpoint(
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+    ) -> None:
+        """Steps below the oldest kept checkpoint are durable: their payloads can be deleted."""
+        async with self._core.transaction() as state:
+            ended = state.stop is StopReason.CANCELLED or state.meta.done
+            oldest = step if ended else min([step, *kept])
+            await self._make_durable(incarnation, step, path, oldest=oldest)
+            self._core.meter.checkpointed()
+        self._core.work.fire()
+
+    async def release(self) -> bool:
+        """Keep nothing for any but the newest checkpoint; returns whether that freed anything."""
+        async with self._core.transaction() as state:
+            meta = state.meta
+            if meta.checkpoint_step <= meta.durable:
+                return False
+            step = meta.checkpoint_step
+            await self._make_durable(meta.incarnation, step, meta.checkpoint, oldest=step)
+        self._core.work.fire()
+        return True
+
+    async def _make_durable(self, incarnation: int, step: int, path: str, *, oldest: int) -> None:
+        """Inside a transaction: `step` is saved, and no step before `oldest` is trained again."""
+        state = self._core.state
+        await self._core.change("commit_checkpoint", incarnation, step, path, oldest)
+        for done in [k for k in state.batches if k < oldest]:
+            del state.batches[done]
+        await self.trim(self._core.spec.experience.keep_trajectories)
+
+    async def trim(self, keep: int) -> None:
+        """Inside a transaction: delete durable trajectories, all but the newest `keep`.
+
+        Those that are not exported yet are kept too, while half of `payload_bytes` is free.
+        """
+        store, ring = self._core.store, self._core.keys.ring
+        if self._groups.payload_bytes <= self._core.spec.experience.payload_bytes / 2:
+            exported = self._core.state.meta.exported.offset
+            keep = max(keep, await store.command("ZCOUNT", ring, f"({exported}", "+inf"))
+        names: list[bytes] = await store.command("ZRANGE", ring, 0, -keep - 1)
+        live = self._core.state.groups
+        gone = [n for n in (b.decode() for b in names) if n.rsplit("/", 2)[0] not in live]
+        if gone:
+            await note_dropped(self._core, gone)
+            await store.command("ZREM", ring, *gone)
+            await self._groups.free(gone)
+
+    async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
+        """Go back to a checkpoint; returns the ledger's step and the newest version."""
+        async with self._core.transaction() as state:
+            fence(state, incarnation)
+            if state.closed:
+                raise StateError("the job is about to end: nothing is trained again")
+            cursor_state = await self._cursor_at(step)
+            await self._core.change("rewind", incarnation, step)
+            if cursor_state:
+                self._core.cursor.rewind(cursor_state)
+                await self._core.note(feed=self._core.cursor.state())
+            self._core.invalidate()
+            self._built, self._waiting_since = None, None
+        self._core.ready.fire()
+        return step, state.version
+
+    async def _cursor_at(self, step: int) -> str:
+        key = self._core.keys.samplers
+        found: bytes | None = await self._core.store.command("HGET", key, step)
+        return found.decode() if found else ""
+
+
+def _digest(groups: Sequence[GroupRecord]) -> str:
+    """A hash of the content, so that a batch lost by the store differs from its replacement."""
+    names = "\n".join(name for group in groups for name in group.payloads())
+    return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+def fence(state: LedgerState, incarnation: int) -> None:
+    """Refuse an incarnation that is not the newest."""
+    newest = state.meta.incarnation
+    if incarnation != newest:
+        raise FencedError(f"incarnation {incarnation} is not the newest, which is {newest}")
+
+
+def _tally(batch: BatchRecord | None) -> dict[str, int]:
+    """What a batch adds to the counters: once, however often its step is trained."""
+    if batch is None or batch.counted:
+        return {}
+    found = {f"stale:{age}": count for age, count in batch.stats.staleness.items()}
+    return {**found, "trained_tokens": batch.stats.batch_tokens}
+
+
+def _trained(
+    counts: Counter[str], groups: Sequence[GroupRecord], tally: Mapping[str, int]
+) -> Counter[str]:
+    """The counters as they will be when these groups are trained."""
+    after = Counter(counts)
+    episodes = sum(len(group.states) for group in groups)
+    after.update({**tally, "taken": -episodes, "trained": episodes})
+    return after
+
+
+async def _wait(event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(_POLL_S):
+            await event.wait()
+    except TimeoutError:
+        return

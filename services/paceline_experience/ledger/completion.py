@@ -1,0 +1,204 @@
+"""Decides when a job is over and brings it to its end."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.enums import DropReason, StopReason
+from paceline.telemetry.logs import Log
+from paceline_experience.ledger.admission import over_budget
+from paceline_experience.ledger.batches import Batches
+from paceline_experience.ledger.context import Hooks, LedgerContext
+from paceline_experience.ledger.evals import Evals
+from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.leases import Leases
+from paceline_experience.ledger.records import field_texts
+from paceline_experience.ledger.state import LedgerState
+
+_MIN_LAST_VERSION_TIMEOUT_S = 120.0  # for the last version to be published and served
+log = Log("ending")
+_REASONS = {
+    "steps": "all steps are done",
+    "eval_reward": "the eval reward is reached",
+    "wall_s": "the time is over",
+    "tasks": "all epochs of the tasks are over",
+}
+
+
+class JobCompletion:
+    """Stop conditions, the last eval, and the end of the job, reported once."""
+
+    def __init__(
+        self,
+        *,
+        core: LedgerContext,
+        groups: Groups,
+        leases: Leases,
+        batches: Batches,
+        evals: Evals,
+        hooks: Hooks,
+    ) -> None:
+        self._core = core
+        self._groups = groups
+        self._leases = leases
+        self._batches = batches
+        self._evals = evals
+        self._hooks = hooks
+
+    async def stop(self, reason: StopReason | None) -> None:
+        """`CANCELLED` drops everything untrained, `PAUSED` only stops admission, None resumes."""
+        async with self._core.transaction() as state:
+            await self._core.note(stop=reason or "", stop_reason=reason or "")
+            if reason is StopReason.CANCELLED:
+                await self._drop_untrained(state, DropReason.CANCELLED, taken=True)
+        if reason is StopReason.CANCELLED:
+            await self._batches.release()
+        self._core.ready.fire()
+        self._core.work.fire()
+
+    async def trainer_informed(self, stop: StopReason | None) -> None:
+        """The trainer has received `stop`; after `finished` its newest version is the last one."""
+        if stop is StopReason.FINISHED and not self._core.state.meta.told:
+            async with self._core.transaction():
+                await self._core.note(told=True)
+
+    async def check(self) -> None:
+        """Start to finish when a stop condition holds; fail when the job cannot go on."""
+        if self._core.state.stop:
+            return
+        if self._over_budget() and await self._batches.release():
+            log.warning(
+                "experience.payload_bytes is full: only the newest checkpoint can be rewound to",
+                job=self._core.job_id,
+                step=self._core.state.meta.durable,
+            )
+        problem = self._fatal_problem()
+        if problem:
+            await self._fail(problem)
+            return
+        reason = self._stop_condition()
+        if not reason:
+            return
+        async with self._core.transaction() as state:
+            if state.stop:  # stopped meanwhile
+                return
+            now = self._core.clock.now()
+            await self._core.note(
+                stop=StopReason.FINISHED, stop_reason=reason, stop_at=now, told=False
+            )
+            await self._drop_untrained(state, DropReason.SURPLUS, taken=False)
+        self._core.ready.fire()
+
+    async def advance(self) -> None:
+        """Finish once the last version is published and measured."""
+        state = self._core.state
+        if state.meta.done:
+            return
+        if state.meta.stop_reason == "failed":  # begun before a restart or an error
+            await self._finish("failed", state.meta.problem)
+            return
+        if state.stop is not StopReason.FINISHED:
+            return
+        last = state.versions.get(state.version)
+        is_last = state.meta.told and last is not None and last.step == state.step
+        if not is_last and not self._timed_out(state):
+            return
+        if self._evals.run:
+            return
+        measured = state.meta.eval_version
+        if last is not None and self._evals.enabled and measured != last.version:
+            await self._evals.start()
+            return
+        await self._finish("succeeded", _REASONS.get(state.meta.stop_reason, ""))
+
+    async def _finish(self, outcome: str, reason: str) -> None:
+        async with self._core.transaction() as state:
+            await self._core.note(closed=True)
+            await self._drop_untrained(state, DropReason.SURPLUS, taken=True)
+        await self._batches.release()
+        await self._hooks.finished(state=outcome, reason=reason)
+        async with self._core.transaction():
+            await self._core.note(done=True)
+
+    async def fail(self, reason: str) -> None:
+        """Drop everything untrained; `advance` then reports the failure until that succeeds."""
+        async with self._core.transaction() as state:
+            await self._begin_to_fail(reason)
+            await self._drop_untrained(state, DropReason.CANCELLED, taken=True)
+        self._core.ready.fire()
+        self._core.work.fire()
+
+    async def _fail(self, reason: str) -> None:
+        async with self._core.transaction() as state:
+            if state.stop:
+                return
+            await self._begin_to_fail(reason)
+        self._core.ready.fire()
+        await self._finish("failed", reason)
+
+    async def _begin_to_fail(self, reason: str) -> None:
+        await self._core.note(
+            stop=StopReason.CANCELLED, stop_reason="failed", problem=reason, done=False
+        )
+
+    def _timed_out(self, state: LedgerState) -> bool:
+        spec = self._core.spec.eval
+        eval_timeout_s = spec.timeout_s if spec is not None else 0.0
+        timeout_s = max(eval_timeout_s, _MIN_LAST_VERSION_TIMEOUT_S)
+        return self._core.clock.now() - state.meta.stop_at > timeout_s
+
+    def _stop_condition(self) -> str:
+        state, stop = self._core.state, self._core.spec.stop
+        if state.step >= stop.steps:
+            return "steps"
+        reached = state.meta.eval_reward
+        if stop.eval_reward is not None and reached is not None and reached >= stop.eval_reward:
+            return "eval_reward"
+        now = self._core.clock.now()
+        started = now if state.meta.started is None else state.meta.started
+        if stop.wall_s is not None and now - started >= stop.wall_s:
+            return "wall_s"
+        return "tasks" if self._tasks_exhausted(state) else ""
+
+    def _tasks_exhausted(self, state: LedgerState) -> bool:
+        if not self._core.cursor.exhausted or state.open or state.step in state.batches:
+            return False
+        return len(state.ready) < self._core.spec.experience.batch_groups
+
+    def _fatal_problem(self) -> str:
+        """Why the job cannot go on; empty if it can."""
+        if problem := self._core.cursor.problem or self._batches.problem:
+            return problem
+        state, spec = self._core.state, self._core.spec.experience
+        invalid, ended = state.counts["groups:invalid"], state.counts["groups:ended"]
+        exhausted = self._core.cursor.exhausted
+        all_bad = 0 < invalid == ended and not state.open
+        if invalid == ended >= 2 * spec.batch_groups or (all_bad and exhausted):
+            return state.meta.invalid_detail or "no task could be run"
+        stuck = self._batches.waiting and not state.open
+        if stuck and self._over_budget():
+            return (
+                f"experience.payload_bytes: {spec.payload_bytes} is full and no batch is ready; "
+                "raise it or write checkpoints more often"
+            )
+        return ""
+
+    def _over_budget(self) -> bool:
+        return over_budget(self._leases.limits, self._leases.load())
+
+    async def _drop_untrained(self, state: LedgerState, reason: DropReason, *, taken: bool) -> None:
+        states = "qlfrt" if taken else "qlfr"
+        names = [
+            name
+            for name, group in state.groups.items()
+            if not group.states.strip(states) and (taken or not group.is_eval)
+        ]
+        await self._groups.drop(names, reason)
+        for step, batch in [*state.batches.items()]:
+            if not all(name in state.groups for name in batch.groups):
+                del state.batches[step]
+        if taken and state.meta.eval:
+            groups = json.dumps([*state.evals] or [""])
+            await self._core.change(
+                "evals", "close", json.dumps(field_texts(eval_due=False)), groups, ""
+            )

@@ -1,0 +1,37 @@
+"""The ledger's counters: episodes by state and by reason, and whether they add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from paceline.enums import EpisodeState
+
+_TRAINING = [str(s) for s in EpisodeState if s is not EpisodeState.MEASURED]
+
+
+def by_state(numbers: Counter[str]) -> dict[str, int]:
+    """Training episodes by state, and `admitted`."""
+    return {"admitted": numbers["admitted"], **{name: numbers[name] for name in _TRAINING}}
+
+
+def by_reason(numbers: Counter[str]) -> dict[str, int]:
+    """Dropped training episodes by reason."""
+    return {k.removeprefix("drop:"): n for k, n in numbers.items() if k.startswith("drop:") and n}
+
+
+def by_age(numbers: Counter[str]) -> dict[str, int]:
+    """Trained episodes by staleness in versions."""
+    return {k.removeprefix("stale:"): n for k, n in numbers.items() if k.startswith("stale:")}
+
+
+def identity(numbers: Counter[str]) -> Iterable[str]:
+    """Violations of the ledger's identity: every admitted episode is in exactly one state."""
+    total = sum(numbers[name] for name in _TRAINING)
+    if numbers["admitted"] != total:
+        yield f"admitted {numbers['admitted']} but {total} are in some state"
+    reasons = sum(by_reason(numbers).values())
+    if numbers["dropped"] != reasons:
+        yield f"dropped {numbers['dropped']} but {reasons} have a reason"
+    for name in (n for n, count in numbers.items() if count < 0):
+        yield f"counter {name} is {numbers[name]}"

@@ -1,0 +1,403 @@
+"""Leases episodes to environment workers, renews the leases and requeues lost ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from paceline import wire
+from paceline.enums import DropReason, GiveBackReason, Purpose
+from paceline.errors import InvalidError, LimitError
+from paceline.plugins import TaskSource
+from paceline.telemetry.logs import Log
+from paceline.types import Assignment, EpisodeProgress, Task
+from paceline.v1 import types_pb2 as pb
+from paceline_experience.ledger.admission import (
+    AdmissionLimits,
+    AdmissionLoad,
+    bound,
+    headroom,
+    serving_step,
+)
+from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.groups import Groups, Report, Verdict
+from paceline_experience.ledger.state import GroupRecord, LedgerState
+from paceline_experience.ledger.task_cursor import Draw, stable_seed
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeKey:
+    """One lease: an attempt at an episode; `reason` and `detail` when it is returned."""
+
+    group_id: str
+    index: int
+    attempt: int
+    reason: GiveBackReason | None = None
+    detail: str = ""
+
+
+# All other reasons: requeue.
+_VERDICTS = {
+    GiveBackReason.INVALID: Verdict.INVALID,
+    GiveBackReason.OVERSIZED: Verdict.OVERSIZED,
+    GiveBackReason.VERSION_GONE: Verdict.GONE,
+    GiveBackReason.DRAIN: Verdict.DRAIN,
+}
+log = Log("leases")
+
+
+def _verdict(reason: GiveBackReason | None) -> Verdict:
+    return Verdict.REQUEUE if reason is None else _VERDICTS.get(reason, Verdict.REQUEUE)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Episodes of a job that are leased, and those that could be."""
+
+    leased: int
+    queued: int
+    new: int  # those that would be admitted
+    eval_leased: int
+    eval_queued: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    lease: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
+    admit: list[tuple[str, Draw]] = field(default_factory=list[tuple[str, Draw]])
+
+
+class Leases:
+    """The ledger's operations for environment workers."""
+
+    def __init__(
+        self,
+        *,
+        core: LedgerContext,
+        groups: Groups,
+        tasks: TaskSource,
+        eval_tasks: TaskSource | None,
+    ) -> None:
+        self._core = core
+        self._groups = groups
+        self._tasks = tasks
+        self._eval_tasks = eval_tasks
+        spec = core.spec.experience
+        self.limits = AdmissionLimits(
+            batch_groups=spec.batch_groups,
+            group_size=spec.group_size,
+            max_staleness=spec.max_staleness,
+            max_in_flight=spec.max_in_flight,
+            payload_bytes=spec.payload_bytes,
+        )
+        self._serving: frozenset[int] = frozenset()
+
+    def serve(self, versions: frozenset[int]) -> None:
+        """Rollout workers sample with these policy versions."""
+        if versions != self._serving:
+            self._serving = versions
+            self._core.work.fire()
+
+    def load(self) -> AdmissionLoad:
+        """The current load that bounds admission."""
+        state, counts = self._core.state, self._core.state.counts
+        step = serving_step(
+            map(state.age, self._serving),
+            newest=state.age(state.version),
+            step=state.step,
+            max_staleness=self.limits.max_staleness,
+        )
+        return AdmissionLoad(
+            step=step,
+            accepted_groups=counts["groups:accepted"],
+            open_groups=len(state.open),
+            open_episodes=counts["queued"] + counts["leased"],
+            payload_bytes=self._groups.payload_bytes,
+            episode_bytes=self._groups.mean_bytes,
+        )
+
+    def headroom(self) -> int:
+        """Groups that would be admitted now."""
+        state = self._core.state
+        return 0 if state.stop or state.version < 0 else headroom(self.limits, self.load())
+
+    def demand(self) -> Demand:
+        """Leased episodes, and those that could be."""
+        state, counts = self._core.state, self._core.state.counts
+        new = 0 if self._core.cursor.exhausted else self.headroom() * self.limits.group_size
+        return Demand(
+            leased=counts["leased"],
+            queued=0 if state.stop else counts["queued"],
+            new=new,
+            eval_leased=counts["eval:leased"],
+            eval_queued=counts["eval:queued"],
+        )
+
+    async def lease(
+        self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
+    ) -> list[Assignment]:
+        """Up to `train` and `evals` episodes; older groups first, then new ones.
+
+        With `allow_partial` the last new group may start with fewer episodes than it has.
+        """
+        async with self._core.transaction() as state:
+            plan = _Plan()
+            if evals > 0:
+                self._plan_queued(plan, state, state.queued_evals, evals)
+            if train > 0 and not state.stop:
+                left = self._plan_queued(plan, state, state.queued, train)
+                self._plan_new(plan, state, worker_id, left, allow_partial=allow_partial)
+            if not plan.lease:
+                return []
+            await self._core.change("lease", self._arguments(plan, worker_id))
+            return await self._assignments(plan, state)
+
+    def _plan_queued(self, plan: _Plan, state: LedgerState, names: set[str], credits: int) -> int:
+        for group in sorted((state.groups[name] for name in names), key=lambda g: g.seq):
+            if credits <= 0:
+                break
+            indices = [i for i, s in enumerate(group.states) if s == "q"][:credits]
+            plan.lease.append((group.group_id, indices))
+            credits -= len(indices)
+        return credits
+
+    def _plan_new(
+        self, plan: _Plan, state: LedgerState, worker_id: str, credits: int, *, allow_partial: bool
+    ) -> None:
+        size = self.limits.group_size
+        # A worker with fewer slots than a group gets a part of one, but only when idle:
+        # otherwise single credits would split every group.
+        tiny = 0 < credits < size and not plan.lease and state.held[worker_id] == 0
+        groups = -(-credits // size) if allow_partial or tiny else credits // size
+        for _ in range(min(self.headroom(), groups)):
+            drawn = self._core.cursor.draw()
+            if drawn is None:
+                break
+            name = f"{self._core.job_id}.{drawn.name}"
+            plan.admit.append((name, drawn))
+            plan.lease.append((name, list(range(min(size, credits)))))
+            credits -= size
+
+    def _arguments(self, plan: _Plan, worker_id: str) -> str:
+        fields = {
+            "worker": worker_id,
+            "max_staleness": self.limits.max_staleness,
+            "batch_groups": self.limits.batch_groups,
+            "group_size": self.limits.group_size,
+            "admit": [
+                {"group": name, "seq": d.seq, "position": d.position, "again": d.num_requeues}
+                for name, d in plan.admit
+            ],
+            "lease": [{"group": name, "indices": indices} for name, indices in plan.lease],
+            "feed": self._core.cursor.state() if plan.admit else "",
+        }
+        return json.dumps(fields)
+
+    async def _assignments(self, plan: _Plan, state: LedgerState) -> list[Assignment]:
+        progress = await self._stored_progress(plan, state)
+        floor = self._floor(state)
+        assignments: list[Assignment] = []
+        unusable: list[Report] = []
+        for name, indices in plan.lease:
+            group = state.groups[name]
+            try:
+                task = self._task(group)
+            except InvalidError as error:
+                verdict = Verdict.OVERSIZED if isinstance(error, LimitError) else Verdict.INVALID
+                key = (name, indices[0], group.attempts[indices[0]])
+                unusable.append(Report(*key, verdict, error.message))
+                continue
+            assignments.append(
+                self._assignment(group, task, indices, progress.get(name, ()), floor)
+            )
+        if unusable:
+            await self._groups.report(unusable)
+        return assignments
+
+    def _floor(self, state: LedgerState) -> int:
+        """The oldest version whose tokens can be trained at the present step, else the newest."""
+        oldest = state.step - self.limits.max_staleness
+        # Over the known versions, not over numbers: the store may have lost one in between.
+        newest_first = sorted(state.versions, reverse=True)
+        fresh = takewhile(lambda known: state.age(known) >= oldest, newest_first)
+        return min(fresh, default=state.version)
+
+    def _assignment(
+        self,
+        group: GroupRecord,
+        task: Task,
+        indices: list[int],
+        progress: Sequence[EpisodeProgress],
+        floor: int,
+    ) -> Assignment:
+        spec = self._core.spec
+        owner = spec.eval.seed if group.is_eval and spec.eval else spec.tasks.seed
+        number = group.position if group.is_eval else group.seq
+        return Assignment(
+            job_id=self._core.job_id,
+            group_id=group.group_id,
+            indices=tuple(indices),
+            attempts=tuple(group.attempts[i] for i in indices),
+            task=task,
+            purpose=Purpose.EVAL if group.is_eval else Purpose.TRAIN,
+            lease_s=spec.experience.lease_s,
+            seed=stable_seed(owner, "eval" if group.is_eval else "train", number),
+            pinned_version=group.version,
+            min_version=-1 if group.is_eval else floor,
+            progress=tuple(progress),
+            traces=self._core.traces.contexts(group.group_id, indices),
+        )
+
+    def _task(self, group: GroupRecord) -> Task:
+        """The task of a group.
+
+        Raises:
+            LimitError: it is too large.
+            InvalidError: the source has failed, or its task cannot be sent.
+        """
+        is_eval = group.is_eval and self._eval_tasks is not None
+        label = "eval task" if is_eval else "task"
+        source = self._eval_tasks if is_eval and self._eval_tasks is not None else self._tasks
+        try:
+            task = source[group.position]
+            num_bytes = wire.to_proto(task, pb.Task).ByteSize()
+        except InvalidError:
+            raise
+        except Exception as error:  # the boundary of a plug-in
+            log.exception(
+                "a task source has failed", job=self._core.job_id, position=group.position
+            )
+            text = f"{label} {group.position}: {type(error).__name__}: {error}"
+            raise InvalidError(text) from None
+        if problem := self._core.limits.excess("task_bytes", num_bytes):
+            raise LimitError(f"{label} {group.position}: {problem}")
+        return task
+
+    async def _stored_progress(
+        self, plan: _Plan, state: LedgerState
+    ) -> dict[str, list[EpisodeProgress]]:
+        wanted = [
+            (name, index, state.groups[name].attempts[index])
+            for name, indices in plan.lease
+            for index in indices
+            if state.groups[name].attempts[index] > 1
+        ]
+        found: dict[str, list[EpisodeProgress]] = {}
+        if not wanted:
+            return found
+        fields = [f"{name}/{index}" for name, index, _ in wanted]
+        blobs = await self._core.store.command("HMGET", self._core.keys.progress, *fields)
+        for (name, _, attempt), blob in zip(wanted, blobs, strict=True):
+            if blob is not None:
+                message = pb.EpisodeProgress.FromString(blob)
+                message.attempt = attempt
+                found.setdefault(name, []).append(wire.from_proto(message, EpisodeProgress))
+        return found
+
+    async def renew(
+        self, *, keys: Sequence[EpisodeKey], progress: Sequence[EpisodeProgress]
+    ) -> list[EpisodeKey]:
+        """Extend leases and store progress; returns what the worker must abort."""
+        async with self._core.transaction() as state:
+            lost: dict[tuple[str, int, int], EpisodeKey] = {}
+            deadline = self._core.lease_end()
+            reported = [EpisodeKey(p.group_id, p.index, p.attempt) for p in progress]
+            for key in [*keys, *reported]:
+                group = state.find(key.group_id, key.index, key.attempt)
+                if group is None:
+                    lost[key.group_id, key.index, key.attempt] = key
+                else:
+                    group.deadlines[key.index] = deadline
+            valid = [p for p in progress if (p.group_id, p.index, p.attempt) not in lost]
+            if valid:
+                await self._store_progress(state, valid)
+            return list(lost.values())
+
+    async def _store_progress(
+        self, state: LedgerState, progress: Sequence[EpisodeProgress]
+    ) -> None:
+        for item in progress:
+            seen = [t.oldest_version for t in item.transcripts if t.num_policy_tokens]
+            group = state.groups[item.group_id]
+            if seen:
+                known = [group.oldest_seen] if group.oldest_seen >= 0 else []
+                group.oldest_seen = min([*seen, *known])
+        max_bytes = self._core.limits.of.trajectory_bytes
+        blobs = [(p, wire.to_proto(p, pb.EpisodeProgress).SerializeToString()) for p in progress]
+        # An episode that is too large to be accepted when finished is not worth resuming either.
+        small = [(p, blob) for p, blob in blobs if len(blob) <= max_bytes]
+        if small:
+            names = [
+                {"group": p.group_id, "index": p.index, "attempt": p.attempt} for p, _ in small
+            ]
+            await self._core.change("progress", json.dumps(names), *(blob for _, blob in small))
+
+    async def give_back(self, keys: Sequence[EpisodeKey]) -> None:
+        """Requeue or drop episodes, depending on the reason of each."""
+        reports = [
+            Report(k.group_id, k.index, k.attempt, _verdict(k.reason), k.detail) for k in keys
+        ]
+        async with self._core.transaction():
+            await self._groups.report(reports)
+
+    async def release(
+        self,
+        worker_id: str,
+        *,
+        keep: Collection[EpisodeKey] = (),
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Requeue all leases of a worker but those to `keep`; returns how many.
+
+        It counts as an attempt, since the episode may be what kills its workers. Does nothing if
+        `unless` is true once the transaction has begun.
+        """
+        kept = {(key.group_id, key.index, key.attempt) for key in keep}
+        async with self._core.transaction() as state:
+            if unless():
+                return 0
+            lost = [
+                Report(g.group_id, i, g.attempts[i], Verdict.REQUEUE, "its worker is gone")
+                for g, i in state.leased()
+                if g.workers[i] == worker_id and (g.group_id, i, g.attempts[i]) not in kept
+            ]
+            if lost:
+                await self._groups.report(lost)
+                self._core.meter.expired(len(lost))
+        return len(lost)
+
+    async def expire(self) -> int:
+        """Requeue episodes whose leases have expired; returns how many."""
+        now = self._core.clock.now()
+        async with self._core.transaction() as state:
+            expired = [
+                Report(g.group_id, i, g.attempts[i], Verdict.REQUEUE, "lease expired")
+                for g, i in state.leased()
+                if g.deadlines[i] < now
+            ]
+            if expired:
+                await self._groups.report(expired)
+                self._core.meter.expired(len(expired))
+        return len(expired)
+
+    async def release_stragglers(self, waiting_s: float) -> int:
+        """Drop stale open groups that block admission, once the trainer has waited long enough.
+
+        Long enough is `straggler_timeout_s`. Returns how many groups were dropped.
+        """
+        spec = self._core.spec.experience
+        if waiting_s < spec.straggler_timeout_s:
+            return 0
+        async with self._core.transaction() as state:
+            load = self.load()
+            if load.accepted_groups + load.open_groups < bound(self.limits, load.step):
+                return 0
+            stale = [
+                name
+                for name in state.open
+                if state.staleness(state.groups[name], state.step) > spec.max_staleness
+            ]
+            await self._groups.drop(stale, DropReason.STALE)
+        return len(stale)

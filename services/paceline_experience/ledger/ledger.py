@@ -1,0 +1,440 @@
+"""The ledger of one job: a thin front over leases, groups, batches, evals and completion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline.config import JobSpec
+from paceline.config.service import ExperienceOptions
+from paceline.enums import EpisodeOutcome, StopReason
+from paceline.errors import StateError
+from paceline.plugins import TaskSource
+from paceline.progress import LedgerProgress
+from paceline.telemetry.logs import Log
+from paceline.telemetry.tracing import OFF, Tracer
+from paceline.types import Assignment, EpisodeProgress, PolicyVersion, Trajectory
+from paceline.v1 import types_pb2 as pb
+from paceline_experience.ledger.batches import Batches, fence
+from paceline_experience.ledger.clock import Clock, JobClock
+from paceline_experience.ledger.completion import JobCompletion
+from paceline_experience.ledger.context import Hooks, LedgerContext
+from paceline_experience.ledger.counts import by_age, by_reason, by_state
+from paceline_experience.ledger.evals import Evals
+from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.leases import Demand, EpisodeKey, Leases
+from paceline_experience.ledger.meter import JobMeter
+from paceline_experience.ledger.records import Publication, make_record
+from paceline_experience.ledger.shares import BatchShare
+from paceline_experience.ledger.sources import make_sampler
+from paceline_experience.ledger.task_cursor import TaskCursor
+from paceline_experience.ledger.trajectories import Trajectories
+from paceline_experience.ledger.verification import VerificationReport, verify
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.payloads import PayloadStore
+from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+from paceline_experience.tenancy.quotas import JobLimits
+
+log = Log("ledger")
+__all__ = ["BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger", "VerificationReport"]
+
+
+class JobLedger:
+    """One job. All state is in Redis and rebuilt by `open`; one object per job and process."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        job_id: str,
+        tenant: str,
+        spec: JobSpec,
+        tasks: TaskSource,
+        eval_tasks: TaskSource | None,
+        payloads: PayloadStore,
+        hooks: Hooks,
+        options: ExperienceOptions,
+        limits: JobLimits | None = None,
+        clock: Clock | None = None,
+        epoch: int = 0,
+        watermarks: Watermarks | None = None,
+        tracer: Tracer = OFF,
+        meter: JobMeter | None = None,
+    ) -> None:
+        cursor = TaskCursor(make_sampler(spec, len(tasks)), kind=spec.experience.sampler.kind)
+        core = LedgerContext(
+            store=store,
+            keys=JobKeys(tenant, job_id),
+            job_id=job_id,
+            spec=spec,
+            clock=clock or JobClock(store.now),
+            cursor=cursor,
+            limits=limits or JobLimits(tenant),
+            epoch=epoch,
+            watermarks=watermarks,
+            tracer=tracer,
+            meter=meter,
+        )
+        groups = Groups(
+            core=core, payloads=payloads, compress_over_bytes=options.compress_over_bytes
+        )
+        self._core, self._groups, self._payloads = core, groups, payloads
+        self._hooks, self._rows_reported = hooks, -1
+        self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
+        self._batches = Batches(core=core, groups=groups, payloads=payloads)
+        self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
+        self.trajectories = Trajectories(core=core, payloads=payloads)
+        self._completion = JobCompletion(
+            core=core,
+            groups=groups,
+            leases=self._leases,
+            batches=self._batches,
+            evals=self._evals,
+            hooks=hooks,
+        )
+
+    async def open(self) -> None:
+        """Load what Redis holds; leases get their full time again."""
+        self._core.on_rollback(self._recover_from_rollback)
+        async with self._core.transaction():
+            await self._recover()
+
+    async def _recover(self) -> None:
+        """Inside a transaction: clean up what a crash left behind."""
+        listed = await self._core.listed_payloads()
+        await self._groups.recover(listed)
+        await self._groups.settle(list(self._core.state.open))
+        granted = self._core.watermarks.highest("incarnation")
+        if granted > self._core.state.meta.incarnation:  # the store has lost the grant
+            await self._core.note(incarnation=granted)
+
+    async def _recover_from_rollback(self) -> None:
+        """The store was rolled back: what is cached outside the state goes back with it."""
+        self._batches.forget()
+        await self._recover()
+        await self._hooks.store_rolled_back()
+
+    async def record(self) -> None:
+        """Call the hooks for new rows in the history, until that has succeeded once."""
+        written = self._core.rows_written
+        if written != self._rows_reported:
+            await self._hooks.recorded()
+            self._rows_reported = written
+
+    # environment workers
+
+    async def lease(
+        self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
+    ) -> list[Assignment]:
+        """Lease up to `train` and `evals` episodes, admitting groups as needed; may be empty.
+
+        With `allow_partial` the last new group may start with fewer episodes than it has.
+        """
+        return await self._leases.lease(
+            worker_id=worker_id, train=train, evals=evals, allow_partial=allow_partial
+        )
+
+    def demand(self) -> Demand:
+        """Leased episodes, and those that could be leased, as of the last change."""
+        return self._leases.demand()
+
+    def held(self, worker_id: str) -> int:
+        """Number of episodes of this job that a worker has on lease."""
+        return self._core.state.held[worker_id]
+
+    def holders(self) -> list[str]:
+        """Workers that have episodes of this job on lease."""
+        return [worker_id for worker_id, count in self._core.state.held.items() if count > 0]
+
+    async def refresh(self) -> None:
+        """Reload the state if it is unknown what was written last."""
+        async with self._core.transaction():
+            pass
+
+    def serve(self, versions: Iterable[int]) -> None:
+        """Rollout workers sample with these versions; admission waits for weights in transfer."""
+        served = frozenset(version for version in versions if version >= 0)
+        self._leases.serve(served)
+        self._core.traces.served(served)
+
+    def close(self) -> None:
+        """This process is done with the job."""
+        self._core.traces.close()
+
+    def wakeup(self) -> asyncio.Event:
+        """Set when there may be episodes to lease: take it before `lease`, wait for it after."""
+        return self._core.work.event()
+
+    async def renew(
+        self, *, worker_id: str, keys: Sequence[EpisodeKey], progress: Sequence[EpisodeProgress]
+    ) -> list[EpisodeKey]:
+        """Extend leases and store progress; returns what the worker must abort."""
+        del worker_id  # the attempt says who holds the lease
+        return await self._leases.renew(keys=keys, progress=progress)
+
+    async def give_back(self, *, worker_id: str, keys: Sequence[EpisodeKey]) -> None:
+        """Return episodes, for the reason that each key gives."""
+        del worker_id
+        await self._leases.give_back(keys)
+        await self._completion.check()
+
+    async def release(
+        self,
+        *,
+        worker_id: str,
+        keep: Collection[EpisodeKey] = (),
+        unless: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Requeue all leases of a worker but those to `keep`; returns how many.
+
+        Does nothing if `unless` is true once the transaction has begun.
+        """
+        return await self._leases.release(worker_id, keep=keep, unless=unless)
+
+    async def submit(
+        self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]
+    ) -> list[EpisodeOutcome]:
+        """Store trajectories; returns the outcome of each."""
+        return await self._groups.submit(trajectories)
+
+    # trainer
+
+    async def grant_incarnation(self) -> int:
+        """Number the next start of the trainer; older incarnations are fenced from then on."""
+        async with self._core.transaction() as state:
+            granted = self._core.watermarks.highest("incarnation")
+            number = max(state.meta.incarnation, granted) + 1
+            await self._core.note(incarnation=number)
+            await self._core.watermarks.reach("incarnation", number)
+        self._core.ready.fire()
+        return number
+
+    async def report_failure(self, *, incarnation: int, reason: str) -> tuple[int, str]:
+        """An incarnation has failed (0: the newest); returns the count and reason of `Failures`."""
+        async with self._core.transaction() as state:
+            before, newest = state.meta.failures, state.meta.incarnation
+            after = before.record(
+                incarnation or newest,
+                newest=newest,
+                step=state.step,
+                reason=reason,
+            )
+            if after != before:
+                await self._core.note(failures=after)
+        return after.count, after.reason
+
+    async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
+        """Start from the checkpoint of `step`; returns that step and the newest version."""
+        return await self._batches.rewind(incarnation=incarnation, step=step)
+
+    async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
+        """This rank's share of the batch of `step`; waits until there is one."""
+        share = await self._batches.take(incarnation=incarnation, step=step, rank=rank, world=world)
+        await self._completion.trainer_informed(share.stop)
+        return share
+
+    async def commit(
+        self, *, incarnation: int, step: int, batch_id: str, metrics: dict[str, Any]
+    ) -> tuple[int, StopReason | None]:
+        """Commit a trained step; returns the ledger's step and the stop reason, if any."""
+        reported = self._reported(metrics)
+
+        def describe(stats: Mapping[str, Any], counts: Counter[str]) -> dict[str, Any]:
+            version = self._core.state.version
+            return {**reported, **stats, "version": version, **self._totals(counts)}
+
+        done, values = await self._batches.commit(
+            incarnation=incarnation, step=step, batch_id=batch_id, describe=describe
+        )
+        if values is not None:
+            self._core.meter.row("train", values)
+        await self.record()
+        await self._completion.check()
+        await self._completion.trainer_informed(self._core.state.stop)
+        return done, self._core.state.stop
+
+    def _reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The trainer's metrics of a step, or only their size if they exceed the limit."""
+        num_bytes = len(json.dumps(metrics).encode())
+        if problem := self._core.limits.excess("metrics_bytes", num_bytes):
+            log.warning("metrics of a step are too large", job=self._core.job_id, error=problem)
+            return {"oversized_bytes": num_bytes}
+        return metrics
+
+    async def commit_checkpoint(
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+    ) -> None:
+        """The checkpoint of `step` is durable; those of steps `kept` can still be rewound to."""
+        await self._batches.commit_checkpoint(
+            incarnation=incarnation, step=step, path=path, kept=kept
+        )
+
+    async def trim(self) -> None:
+        """Delete trajectories that need not be kept any more."""
+        async with self._core.transaction():
+            await self._batches.trim(self._core.spec.experience.keep_trajectories)
+
+    async def publish_version(
+        self,
+        *,
+        incarnation: int,
+        step: int,
+        parent: int,
+        num_bytes: int,
+        digest: str = "",
+        number: int = -1,
+        above: int = -1,
+    ) -> PolicyVersion:
+        """Number a publication; repeating the call returns the same number.
+
+        The digest is stored by the first call that has one. A trainer that was already given a
+        number repeats it as `number`: if the store has lost the publication, it is restored under
+        it. A new number is above `above`, the parent, and every number ever assigned.
+
+        Raises:
+            StateError: the step is not trained, or another publication has this number.
+            UnavailableError: the number could not be made durable; retry.
+        """
+        core = self._core
+        async with core.transaction() as state:
+            fence(state, incarnation)
+            floor = max(above, parent, core.watermarks.highest("version"))
+            answer = await core.change(
+                "publish_version", incarnation, step, parent, num_bytes, digest, floor, number
+            )
+            published = make_record(Publication, answer)
+            await core.watermarks.reach("version", published.version)
+            state.versions[published.version] = published
+            core.traces.published(published.version, step=step, incarnation=incarnation)
+            first = state.meta.started is None
+            if first:
+                await core.note(started=core.clock.now())
+        if first:
+            await self._hooks.running()
+        await self._evals.on_publication(step)
+        core.work.fire()
+        return published.policy_version()
+
+    async def publication(self, *, incarnation: int, step: int) -> PolicyVersion | None:
+        """What this incarnation has published for a step; None: nothing yet.
+
+        Raises:
+            StateError: it has published a later step.
+        """
+        async with self._core.transaction() as state:
+            fence(state, incarnation)
+            last = state.versions.get(state.version)
+        if last is None or last.incarnation != incarnation or last.step < step:
+            return None
+        if last.step > step:
+            raise StateError(f"step {step} was to be seeded, but {last.step} is published")
+        return last.policy_version()
+
+    def publications(self) -> list[PolicyVersion]:
+        """All publications, in order."""
+        return [found.policy_version() for _, found in sorted(self._core.state.versions.items())]
+
+    # the job
+
+    async def held_version(self) -> int:
+        """The version at which eval workers are held; -1: none."""
+        return self._evals.held_version()
+
+    async def stop(self, reason: StopReason | None) -> None:
+        """`CANCELLED` drops what is untrained, `PAUSED` only stops admission, None resumes."""
+        await self._completion.stop(reason)
+
+    async def fail(self, reason: str) -> None:
+        """Drop what is untrained; sweeps then conclude the job, and retry until that succeeds."""
+        await self._completion.fail(reason)
+
+    async def sweep(self) -> None:
+        """Handle expired leases, stragglers, evals and completion; call it every `sweep_s`."""
+        await self._core.compare()
+        await self._leases.expire()
+        await self._leases.release_stragglers(self._batches.waiting_s)
+        await self._evals.sweep()
+        await self.record()
+        await self._completion.check()
+        await self._completion.advance()
+        demand = self._leases.demand()
+        if demand.new or demand.queued or demand.eval_queued:  # some of it came without a signal
+            self._core.work.fire()
+        await self._core.save_clock()  # last, so that a full store does not stop the rest
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The ledger's counters, as of the last change."""
+        return self._core.state.counts
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size in bytes of all its trajectories in the store."""
+        return self._groups.payload_bytes
+
+    @property
+    def incarnation(self) -> int:
+        """The newest incarnation of the trainer; 0: none was started yet."""
+        return self._core.state.meta.incarnation
+
+    @property
+    def stopping(self) -> bool:
+        """Whether there will be no further batch."""
+        return self._core.state.stop is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more will be trained."""
+        return self._core.state.closed
+
+    def waiting_on(self) -> str:
+        """The service that a trainer without a batch waits for; empty: no trainer waits."""
+        if not self._batches.waiting:
+            return ""
+        load = self._leases.load()
+        stalled = load.step < self._core.state.step and self._leases.headroom() == 0
+        return "weights" if stalled and not load.open_episodes else "environment"
+
+    async def verify(self) -> VerificationReport:
+        """Recount everything and compare it with the counters."""
+        return await verify(self._core, self._payloads)
+
+    async def live(self) -> LedgerProgress:
+        """Current counts, waits and rates, without asking Redis."""
+        state, load = self._core.state, self._leases.load()
+        meta, last = state.meta, state.batches.get(state.step - 1)
+        return LedgerProgress(
+            **self._totals(state.counts),
+            step=state.step,
+            version=state.version,
+            stop=state.stop,
+            open_groups=load.open_groups,
+            accepted_groups=load.accepted_groups,
+            ready_groups=len(state.ready),
+            headroom_groups=self._leases.headroom(),
+            payload_bytes=load.payload_bytes,
+            waiting=self._batches.waiting,
+            waiting_s=self._batches.waiting_s,
+            reward_mean=last.stats.reward_mean if last else None,
+            eval=self._evals.progress(),
+            eval_last=meta.eval_last,
+            eval_reward=meta.eval_reward,
+            eval_step=meta.eval_step,
+            eval_reward_start=meta.eval_start,
+        )
+
+    def _totals(self, counts: Counter[str]) -> dict[str, Any]:
+        """What only grows; it also goes into every metric row."""
+        return {
+            "counts": by_state(counts),
+            "dropped": by_reason(counts),
+            "tokens_generated": counts["tokens"],
+            "eval_tokens": counts["eval:tokens"],
+            "trained_tokens": counts["trained_tokens"],
+            "staleness_histogram": by_age(counts),
+            "trainer_wait_total_s": self._batches.waited_s,
+        }

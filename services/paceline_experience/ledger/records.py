@@ -1,0 +1,223 @@
+"""The typed records that the ledger stores besides groups, read and written only here.
+
+The scripts pass most of them on as text. What a script decodes and writes again goes through Lua's
+JSON, which has only doubles and writes 14 digits of them: there a number with a fraction is
+`Exact`, and integers are below 10^14.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from pydantic import PlainSerializer, TypeAdapter
+
+from paceline.progress import EvalOutcome
+from paceline.types import PolicyVersion
+from paceline_experience.ledger.failures import Failures
+
+T = TypeVar("T")
+Exact = Annotated[float, PlainSerializer(repr, return_type=str)]  # as text, which Lua cannot round
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One version of the weights; its tokens count their age from `age_step`."""
+
+    version: int
+    step: int
+    age_step: int
+    parent: int
+    incarnation: int
+    num_bytes: int
+    digest: str = ""  # empty: not known yet
+
+    def policy_version(self) -> PolicyVersion:
+        """As it goes over the wire."""
+        return PolicyVersion(
+            version=self.version,
+            step=self.step,
+            parent=self.parent,
+            incarnation=self.incarnation,
+            digest=self.digest,
+            num_bytes=self.num_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """What the ledger keeps of a finished episode besides its payload."""
+
+    attempt: int
+    reward: float
+    truncated: bool
+    policy_tokens: int
+    tokens: int
+    oldest_version: int  # among its policy tokens; -1: it has none
+    num_bytes: int  # size of its payload
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """Reward, staleness and length statistics of a whole batch."""
+
+    reward_mean: Exact = 0.0
+    reward_std: Exact = 0.0
+    group_reward_std: Exact = 0.0
+    zero_variance_share: Exact = 0.0
+    batch_versions: int = 0
+    staleness_mean: Exact = 0.0
+    staleness_max: int = 0
+    staleness: dict[int, int] = field(default_factory=dict[int, int])  # age in steps -> episodes
+    batch_episodes: int = 0
+    batch_groups: int = 0
+    batch_tokens: int = 0
+    response_tokens_mean: Exact = 0.0
+    response_tokens_max: int = 0
+    truncated_share: Exact = 0.0
+    trainer_wait_s: Exact = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """The fixed batch of a step."""
+
+    batch_id: str
+    step: int
+    groups: tuple[str, ...]
+    stats: BatchStats
+    committed: bool = False
+    counted: bool = False  # in the totals, once, however often the step is trained
+
+
+@dataclass(frozen=True, slots=True)
+class EvalTotals:
+    """Sums over the measured episodes of an eval."""
+
+    measured: int = 0
+    reward: float = 0.0
+    tokens: int = 0
+    truncated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRun:
+    """An open eval; times in seconds of the job's clock."""
+
+    version: int
+    step: int
+    total: int  # tasks
+    since: float
+    deadline: float
+    admitted: int = 0
+    leased: bool = False  # the timeout starts with the first lease
+    totals: EvalTotals = field(default_factory=EvalTotals)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Progress of exports: the offset of the last trajectory that is in a file."""
+
+    offset: int = -1
+    num_missing: int = 0  # in no file: deleted or unreadable when they were to be exported
+    begun: str = ""  # name of a file that may or may not have been written
+    until: int = -1
+    count: int = 0  # trajectories in that range when the export began
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMeta:
+    """The fields of a job's `meta` hash; an empty one stands for the default."""
+
+    step: int = 0  # optimiser steps done
+    version: int = -1  # the newest publication
+    incarnation: int = 0  # the newest incarnation of the trainer
+    failures: Failures = field(default_factory=Failures)
+    feed: str = ""  # state of the task cursor
+    clock: float = 0.0  # the job's clock in seconds, saved every few seconds
+    started: float | None = None  # when the first version was published
+    # checkpoints
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    durable: int = 0  # steps below this are never trained again
+    exported: Exported = field(default_factory=Exported)
+    # the end
+    stop: str = ""  # why there will be no further batch
+    stop_reason: str = ""
+    stop_at: float = 0.0
+    told: bool = False  # the trainer was informed of the stop
+    closed: bool = False
+    done: bool = False
+    problem: str = ""
+    invalid_detail: str = ""  # what was wrong with the last task that could not be run
+    # evals
+    eval: EvalRun | None = None
+    eval_due: bool = False
+    eval_last: EvalOutcome | None = None
+    eval_version: int = -1  # measured last
+    eval_reward: float | None = None  # of the last complete one
+    eval_step: int | None = None
+    eval_start: float | None = None  # reward of the first complete one
+
+    def changed(self, texts: Mapping[str, str]) -> LedgerMeta:
+        """A copy with these fields of the hash applied."""
+        if not texts:
+            return self
+        values = {name: getattr(self, name) for name in _DEFAULTS}
+        for name, text in texts.items():
+            values[name] = _value(name, text)
+        return LedgerMeta(**values)
+
+
+def field_texts(**values: object) -> dict[str, str]:
+    """Fields of `LedgerMeta` as the hash stores them.
+
+    Raises:
+        KeyError: there is no such field.
+    """
+    return {name: _text(name, value) for name, value in values.items()}
+
+
+def record_text(record: object) -> str:
+    """A record as JSON."""
+    return _adapter(type(record)).dump_json(record).decode()
+
+
+def row_text(*, step: int, kind: str, values: Mapping[str, Any]) -> str:
+    """A row of the history as the scripts store it."""
+    return json.dumps({"step": step, "kind": kind, "values": values})
+
+
+def parse_record(kind: type[T], text: str | bytes) -> T:
+    """Parse a record; raises `ValueError`."""
+    return _adapter(kind).validate_json(text)
+
+
+def make_record(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A record from a script's answer; raises `ValueError`."""
+    return _adapter(kind).validate_python(values)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _text(name: str, value: object) -> str:
+    if value == _DEFAULTS[name]:
+        return ""
+    return value if isinstance(value, str) else _adapter(_HINTS[name]).dump_json(value).decode()
+
+
+def _value(name: str, text: str) -> object:
+    if not text:
+        return _DEFAULTS[name]
+    hint = _HINTS[name]
+    return text if hint is str else _adapter(hint).validate_json(text)
+
+
+_DEFAULTS = {each.name: getattr(LedgerMeta(), each.name) for each in fields(LedgerMeta)}
+_HINTS = get_type_hints(LedgerMeta)

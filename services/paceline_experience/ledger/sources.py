@@ -1,0 +1,147 @@
+"""Checks and builds the plug-ins of a job that run in this service: task sources above all."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.config import JobSpec
+from paceline.config.named import problems
+from paceline.errors import InvalidError
+from paceline.plugins import Sampler, TaskSource, registry
+from paceline.types import Task
+from paceline_experience.ledger.shares import estimated
+
+# Kinds of plug-ins that run in this service; of environments only their tasks.
+LEDGER_PLUGINS = frozenset({"environments", "samplers", "filters", "advantages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Tasks for training and for evals."""
+
+    train: TaskSource
+    evals: TaskSource | None
+
+
+class NoTasks:
+    """The tasks of a job that is over: its ledger is only read."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, position: int, /) -> Task:
+        raise IndexError(f"task {position} of a job that is over")
+
+
+class _NoSampler:
+    """A sampler of no tasks; it only holds its state."""
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] = {}
+
+    def next(self) -> int | None:
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return self._state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._state = dict(state)
+
+
+def check_plugins(spec: JobSpec) -> None:
+    """Check that the plug-ins of the ledger are installed and accept their options.
+
+    Raises:
+        InvalidError: names each task source, sampler, filter or advantage with a problem.
+    """
+    if wrong := list(problems(spec, LEDGER_PLUGINS, in_process=True)):
+        raise InvalidError("; ".join(wrong))
+
+
+def try_plugins(spec: JobSpec) -> None:
+    """Build all plug-ins of the ledger and call each once on a small input.
+
+    Raises:
+        InvalidError: one refuses its options or returns something of a wrong type.
+    """
+    check_plugins(spec)
+    sources = task_sources(spec)
+    experience = spec.experience
+    with _plugin_errors("experience.sampler", experience.sampler.kind):
+        position = make_sampler(spec, len(sources.train)).next()
+    _try_task(sources.train, 0 if position is None else position, spec, field="tasks.options")
+    if sources.evals is not None:
+        _try_task(sources.evals, 0, spec, field="eval.options")
+    for index, each in enumerate(experience.filters):
+        with _plugin_errors(f"experience.filters.{index}", each.kind):
+            reason = registry.find("filters", each.kind)((0.0, 1.0), **each.options)
+            _expect(reason, str, "a reason, or an empty text")
+    advantage = experience.advantage
+    with _plugin_errors("experience.advantage", advantage.kind):
+        _try_advantage(registry.find("advantages", advantage.kind), advantage.options)
+
+
+def task_sources(spec: JobSpec) -> Sources:
+    """The task sources of a job; imports plug-ins, which may be slow.
+
+    Raises:
+        InvalidError: a source is not installed, refuses its options or has no tasks.
+    """
+    name, options = spec.tasks.environment, spec.tasks.options
+    train = _build(name, options, seed=spec.tasks.seed, field="tasks")
+    if spec.eval is None:
+        return Sources(train, None)
+    overlaid = {**options, **spec.eval.options}
+    return Sources(train, _build(name, overlaid, seed=spec.eval.seed, field="eval"))
+
+
+def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
+    """The sampler of a job over `num_tasks` tasks."""
+    if num_tasks == 0:
+        return _NoSampler()
+    sampler, tasks = spec.experience.sampler, spec.tasks
+    make = registry.find("samplers", sampler.kind)
+    return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
+
+
+def _build(name: str, options: Mapping[str, Any], *, seed: int, field: str) -> TaskSource:
+    make = registry.environment(name).load_tasks()
+    with _plugin_errors(f"{field}.options", name):
+        source = make(seed=seed, **options)
+        empty = len(source) == 0
+    if empty:
+        raise InvalidError(f"{field}: {name} with options {dict(options)} has no tasks")
+    return source
+
+
+def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -> None:
+    with _plugin_errors(field, spec.tasks.environment):
+        _expect(source[position], Task, "a Task")
+
+
+def _try_advantage(estimate: Any, options: Mapping[str, Any]) -> None:
+    groups, lengths = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
+    estimated(estimate, np.array([0.0, 1.0]), groups, lengths, options)
+
+
+def _expect(value: Any, kind: type, needed: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"an answer of type {type(value).__name__}; {needed} is needed")
+
+
+@contextmanager
+def _plugin_errors(field: str, name: str) -> Generator[None]:
+    """Whatever a plug-in raises inside is reported as an invalid value of this field."""
+    try:
+        yield
+    except InvalidError:
+        raise
+    except (Exception, SystemExit) as error:  # the boundary of a plug-in
+        text = f"{type(error).__name__}: {error}"
+        raise InvalidError(f"{field}: {name} refuses them: {text}") from None

@@ -1,3 +1,0 @@
--- Sets fields of the job's state. ARGV: {field: value}
-for field, value in pairs(cjson.decode(ARGV[1])) do set(field, value) end
-return finish(0)

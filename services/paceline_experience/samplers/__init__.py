@@ -1,1 +1,0 @@
-"""Samplers: the order of tasks."""

@@ -1,0 +1,1 @@
+"""Redis: connection, keys, Lua scripts, payloads. Nothing else in Paceline touches Redis."""

@@ -1,0 +1,41 @@
+"""The Redis keys of one job, in the order in which every script expects them."""
+
+from __future__ import annotations
+
+from paceline_experience.store.store import job_key
+
+_SCRIPT_KEYS = (
+    "counts",  # hash: episodes by state, drops by reason, groups, totals
+    "meta",  # hash: step, incarnation, stop, sampler, eval run, ...
+    "groups",  # hash: group -> record (JSON); groups leave when durable or dropped
+    "batches",  # hash: step -> fixed batch (JSON); until durable
+    "versions",  # hash: version -> publication (JSON)
+    "results",  # hash: finished episode -> summary (JSON); they leave with their group
+    "progress",  # hash: open episode -> its progress
+    "samplers",  # hash: step -> state of the task cursor
+    "ring",  # sorted set: trained trajectories, newest last
+    "metrics",  # list: rows of the history (JSON)
+    "epoch",  # a random number, drawn anew by each owner of the job
+)
+
+
+class JobKeys:
+    """Names of all keys of a job."""
+
+    def __init__(self, tenant: str, job_id: str) -> None:
+        self.scripts = [job_key(tenant, job_id, name) for name in _SCRIPT_KEYS]
+        (
+            self.counts,
+            self.meta,
+            self.groups,
+            self.batches,
+            self.versions,
+            self.results,
+            self.progress,
+            self.samplers,
+            self.ring,
+            self.metrics,
+            self.epoch,
+        ) = self.scripts
+        self.eval_ring = job_key(tenant, job_id, "eval_ring")
+        self.payloads = job_key(tenant, job_id, "payloads")

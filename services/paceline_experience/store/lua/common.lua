@@ -1,0 +1,192 @@
+-- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
+-- A script loads records, moves episodes, and calls finish(); nothing is written before that,
+-- so that a refused transition leaves no trace.
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING, METRICS, EPOCH = unpack(KEYS)
+local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
+
+-- Reasons that lie with the task or the episode: another attempt would end the same way.
+local UNUSABLE = {invalid = true, oversized = true}
+
+local function fail(word, text)
+  error({err = word .. ' ' .. text})
+end
+
+-- Ledger scripts end with the revision that their caller knows and the epoch of its ownership. A
+-- replica that was cut off and has lost the job to another one writes nothing any more, and nothing
+-- is written on another state than the one that the caller has planned from: a store that lost its
+-- last second is at an older one.
+local revision
+if EPOCH then
+  local epoch = redis.call('GET', EPOCH) or '0'
+  if epoch ~= ARGV[#ARGV] then
+    fail('LOST', 'another replica owns this job since epoch ' .. epoch .. '; ask again')
+  end
+  revision = redis.call('HGET', META, 'revision') or '0'
+  if revision ~= ARGV[#ARGV - 1] then
+    fail('OUTDATED', 'the ledger is at revision ' .. revision .. ' in the store, not at '
+      .. ARGV[#ARGV - 1] .. '; ask again')
+  end
+end
+
+local function bump(name, by)
+  delta[name] = (delta[name] or 0) + by
+end
+
+local function get(field, default)
+  local value = meta[field] or redis.call('HGET', META, field)
+  if not value or value == '' then return default end
+  return value
+end
+
+local function number(field)
+  return tonumber(get(field, '0'))
+end
+
+local function set(field, value)
+  meta[field] = tostring(value)
+end
+
+local function fence(incarnation)
+  local now = number('incarnation')
+  if incarnation < now then
+    fail('FENCED', 'incarnation ' .. incarnation .. ' has been replaced by ' .. now)
+  elseif incarnation > now then
+    fail('FENCED', 'incarnation ' .. incarnation .. ' was never granted, the newest is ' .. now)
+  end
+end
+
+local function record(gid)
+  if removed[gid] then return nil end
+  local found = records[gid]
+  if not found then
+    local text = redis.call('HGET', GROUPS, gid)
+    if not text then return nil end
+    found = cjson.decode(text)
+    found.id = gid
+    records[gid] = found
+  end
+  return found
+end
+
+-- What a group's record says is read by `parse_group` of the ledger. Its fields: seq, position, again,
+-- states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
+-- (step), drains (by episode), has_progress.
+local function create(gid, size, fields)
+  fields.id = gid
+  fields.states, fields.attempts, fields.workers = string.rep('q', size), {}, {}
+  for i = 1, size do
+    fields.attempts[i], fields.workers[i] = 0, ''
+  end
+  records[gid] = fields
+  touched[gid] = true
+  bump(fields.version and 'eval:queued' or 'queued', size)
+end
+
+local function state_of(rec, i)
+  return string.sub(rec.states, i, i)
+end
+
+local function move(rec, i, to)
+  local from = state_of(rec, i)
+  if not string.find(STEPS[from], to, 1, true) then
+    fail('TRANSITION', 'episode ' .. rec.id .. '/' .. (i - 1) .. ': ' .. NAMES[from]
+      .. ' -> ' .. NAMES[to] .. ' is not allowed')
+  end
+  rec.states = string.sub(rec.states, 1, i - 1) .. to .. string.sub(rec.states, i + 1)
+  local kind = rec.version and 'eval:' or ''
+  bump(kind .. NAMES[from], -1)
+  bump(kind .. NAMES[to], 1)
+  touched[rec.id] = true
+end
+
+local function move_all(rec, to)
+  for i = 1, #rec.states do move(rec, i, to) end
+end
+
+local function forget(rec)
+  removed[rec.id] = true
+end
+
+-- The batch of a step is not trained: its episodes leave the histogram of what was.
+local function unfix(step)
+  if unfixed[step] then return end
+  unfixed[step] = true
+  local text = redis.call('HGET', BATCHES, step)
+  local batch = text and cjson.decode(text) or {}
+  if not batch.counted then return end
+  for age, episodes in pairs(batch.stats.staleness) do bump('stale:' .. age, -episodes) end
+end
+
+-- Drops the whole group; episode `only`, if given, for a reason of its own.
+local function drop(rec, reason, only, only_reason)
+  local kind = rec.version and 'eval:drop:' or 'drop:'
+  for i = 1, #rec.states do
+    move(rec, i, 'x')
+    bump(kind .. (i == only and only_reason or reason), 1)
+  end
+  if not rec.version then
+    if rec.accepted then
+      bump('groups:accepted', -1)
+    else
+      bump('groups:open', -1)
+      bump('groups:ended', 1)
+    end
+    if UNUSABLE[reason] then bump('groups:invalid', 1) end
+    if rec.batch then unfix(rec.batch) end
+  end
+  forget(rec)
+end
+
+-- What a finished episode came to, as text that is passed on as it is.
+local function result_of(rec, i)
+  local name = rec.id .. '/' .. (i - 1)
+  return fresh[name] or redis.call('HGET', RESULTS, name)
+end
+
+local function forget_results(gid, size)
+  local names = {}
+  for i = 1, size do names[i] = gid .. '/' .. (i - 1) end
+  redis.call('HDEL', RESULTS, unpack(names))
+end
+
+-- Progress is kept for open episodes only.
+local function clear_progress(gid, rec)
+  for i = 1, #rec.states do
+    local state = state_of(rec, i)
+    if removed[gid] or (state ~= 'q' and state ~= 'l') then
+      redis.call('HDEL', PROGRESS, gid .. '/' .. (i - 1))
+    end
+  end
+end
+
+local function finish(answer)
+  local changed, results = {}, {}
+  for name, text in pairs(fresh) do
+    redis.call('HSET', RESULTS, name, text)
+    results[#results + 1] = name
+    results[#results + 1] = text
+  end
+  for gid, rec in pairs(records) do
+    if removed[gid] or touched[gid] then
+      if rec.has_progress then clear_progress(gid, rec) end
+      rec.id = nil
+      local text = ''
+      if removed[gid] then
+        redis.call('HDEL', GROUPS, gid)
+        forget_results(gid, #rec.states)
+      else
+        text = cjson.encode(rec)
+        redis.call('HSET', GROUPS, gid, text)
+      end
+      changed[#changed + 1] = gid
+      changed[#changed + 1] = text
+    end
+  end
+  for step in pairs(unfixed) do redis.call('HDEL', BATCHES, step) end
+  for name, by in pairs(delta) do
+    if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end
+  end
+  if revision then set('revision', string.format('%d', tonumber(revision) + 1)) end
+  for field, value in pairs(meta) do redis.call('HSET', META, field, value) end
+  return {cjson.encode({answer = answer, counts = delta, meta = meta}), changed, results}
+end

@@ -1,0 +1,1 @@
+"""Tenants: quotas, usage, API tokens, and the audit log."""

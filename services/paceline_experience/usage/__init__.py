@@ -1,0 +1,1 @@
+"""Usage of tenants, compared with their quotas."""

@@ -1,0 +1,1 @@
+"""Authentication and authorization: tokens, required roles, and refusals."""

@@ -1,0 +1,175 @@
+"""Authenticates tokens: asks the experience service and caches its answers for seconds."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.errors import (
+    AuthenticationError,
+    BusyError,
+    DeadlineError,
+    PermissionDeniedError,
+    UnavailableError,
+)
+from paceline.transport.principal import Principal, Role, token_digest, token_id_of
+from paceline.transport.rpc import call
+from paceline.v1 import access_pb2 as pb
+from paceline_gateway.access.refusals import Refusal, Refusals
+
+if TYPE_CHECKING:
+    from paceline.v1.access_pb2_grpc import AuthenticationAsyncStub
+
+# Lifetime of a cached answer, so the delay after which a revocation takes effect.
+FRESH_S = 5.0
+# Lifetime of a cached answer while the experience service is unavailable.
+OUTAGE_S = 60.0
+MAX_CACHED = 4096
+TIMEOUT_S = 3.0
+# Concurrent calls of one token, including event streams.
+MAX_OPEN = 200
+NEEDED = (
+    "a valid API token is needed: Authorization: Bearer TOKEN; "
+    "it may be mistyped, revoked or expired"
+)
+
+
+@dataclass(slots=True)
+class _CachedAnswer:
+    """The last answer about a token; times by the injected clock."""
+
+    who: Principal
+    fresh_until: float
+    usable_until: float  # during an outage
+    expires: float  # the token itself
+
+
+class Authenticator:
+    """Authorizes callers by their token and the role that an action requires."""
+
+    def __init__(
+        self,
+        *,
+        authentication: AuthenticationAsyncStub,
+        refusals: Refusals,
+        own: Mapping[bytes, Principal],
+        timeout_s: float = TIMEOUT_S,
+        max_cached: int = MAX_CACHED,
+        max_open: int = MAX_OPEN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`own`: tokens of the installation itself, by digest."""
+        self._authentication = authentication
+        self._refusals = refusals
+        self._own = dict(own)
+        self._timeout_s = timeout_s
+        self._max_cached = max_cached
+        self._clock = clock
+        self._max_open = max_open
+        self._num_open: Counter[str] = Counter()
+        self._cache: OrderedDict[bytes, _CachedAnswer] = OrderedDict()
+
+    async def authorize(
+        self, authorization: str, role: Role, *, source: str, action: str
+    ) -> Principal:
+        """The caller, if they have at least this role.
+
+        Raises:
+            AuthenticationError: there is no valid token.
+            PermissionDeniedError: its role is too low.
+            UnavailableError: the token cannot be checked at present.
+        """
+        try:
+            who = replace(await self._authenticate(bearer(authorization)), source=source)
+        except AuthenticationError:
+            reason = "invalid" if authorization else "missing"
+            self._refusals.note(Refusal(None, source, action, reason))
+            raise
+        try:
+            who.check_role(role)
+        except PermissionDeniedError:
+            self._refusals.note(Refusal(who, source, action, "role"))
+            raise
+        return who
+
+    @contextmanager
+    def track_call(self, who: Principal) -> Generator[None]:
+        """Count a call as open while inside.
+
+        Raises:
+            BusyError: the token has too many open calls; own tokens are unlimited.
+        """
+        if replace(who, source="") in self._own.values():
+            yield
+            return
+        if self._num_open[who.token_id] >= self._max_open:
+            raise BusyError(
+                f"this token has {self._max_open} calls open; wait for some of them to end"
+            )
+        self._num_open[who.token_id] += 1
+        try:
+            yield
+        finally:
+            self._num_open[who.token_id] -= 1
+            if not self._num_open[who.token_id]:
+                del self._num_open[who.token_id]
+
+    async def _authenticate(self, token: str) -> Principal:
+        if not token:
+            raise AuthenticationError(NEEDED)
+        digest = token_digest(token)
+        # Compares all of them, in constant time.
+        matches = [who for own, who in self._own.items() if hmac.compare_digest(own, digest)]
+        if matches:
+            return matches[0]
+        token_id = token_id_of(token)
+        if not token_id:
+            raise AuthenticationError(NEEDED)
+        cached, now = self._cache.get(digest), self._clock()
+        if cached is not None and now < min(cached.fresh_until, cached.expires):
+            self._cache.move_to_end(digest)
+            return cached.who
+        return await self._ask(token_id, digest)
+
+    async def _ask(self, token_id: str, digest: bytes) -> Principal:
+        request = pb.AuthenticateRequest(token_id=token_id, digest=digest)
+        try:
+            reply = await call(
+                self._authentication.Authenticate,
+                request,
+                timeout_s=self._timeout_s,
+                idempotent=True,
+            )
+        except AuthenticationError:
+            self._cache.pop(digest, None)
+            raise AuthenticationError(NEEDED) from None
+        except (UnavailableError, DeadlineError):
+            return self._from_cache(digest)
+        now = self._clock()
+        left_s = reply.expires_in_s if reply.HasField("expires_in_s") else math.inf
+        who = wire.from_proto(reply.principal, Principal)
+        self._cache[digest] = _CachedAnswer(who, now + FRESH_S, now + OUTAGE_S, now + left_s)
+        self._cache.move_to_end(digest)
+        while len(self._cache) > self._max_cached:
+            self._cache.popitem(last=False)
+        return who
+
+    def _from_cache(self, digest: bytes) -> Principal:
+        cached, now = self._cache.get(digest), self._clock()
+        if cached is None or now >= min(cached.usable_until, cached.expires):
+            raise UnavailableError("tokens cannot be checked at the moment; try again") from None
+        cached.fresh_until = now + FRESH_S  # so that not every call waits for the timeout
+        return cached.who
+
+
+def bearer(authorization: str) -> str:
+    """The token in the value of an authorization header; empty if there is none."""
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""

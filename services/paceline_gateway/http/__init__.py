@@ -1,0 +1,1 @@
+"""REST: the application, its routes, documents and error responses, and the HTTP server."""

@@ -1,1 +1,0 @@
-"""REST by resource."""

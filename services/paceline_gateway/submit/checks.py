@@ -1,0 +1,107 @@
+"""Checks of a job before it is submitted; they need no heavy imports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.config import JobSpec
+from paceline.config.load import shown
+from paceline.config.named import patterns as named_patterns
+from paceline.config.named import problems
+from paceline.config.quota import MAX_MODEL_FILES_BYTES
+from paceline.errors import ConfigError
+from paceline.transport.rpc import MAX_MESSAGE_BYTES
+from paceline_gateway.submit.patterns import Patterns
+
+MODEL_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+NEEDED = ("config.json", "tokenizer.json")
+# Sent in one message together with the job.
+MAX_MODEL_VALUES = 4_000_000
+MAX_FILES_BYTES = min(MAX_MODEL_FILES_BYTES, MAX_MESSAGE_BYTES - (1 << 20))
+
+
+async def check_plugins(spec: JobSpec, patterns: Patterns, tenant: str) -> None:
+    """Raise `ConfigError` for plug-ins that are not installed or refuse their options, by field."""
+    wrong = [*problems(spec), *await _pattern_problems(spec, patterns, tenant)]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+async def _pattern_problems(spec: JobSpec, patterns: Patterns, tenant: str) -> list[str]:
+    """Problems of regular expressions, which malicious ones make slow to compile."""
+    texts = named_patterns(spec)
+    wrong = await patterns.problems(list(texts.values()), tenant)
+    return [
+        f"{field}: not a regular expression: {problem} (got {shown(text)})"
+        for (field, text), problem in zip(texts.items(), wrong, strict=True)
+        if problem
+    ]
+
+
+def read_model(path: Path) -> dict[str, bytes]:
+    """The small files of a model folder by name.
+
+    Raises:
+        ConfigError: it is not a model folder, has no tokenizer, or cannot be read.
+    """
+    try:
+        return _read_model(path)
+    except (OSError, ValueError) as error:  # a name too long or with NUL, no permission, ...
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"model.path: {shown(str(path))}: {why}") from None
+
+
+def _read_model(path: Path) -> dict[str, bytes]:
+    if not path.exists():
+        raise ConfigError(f"model.path: {path} does not exist")
+    if not path.is_dir():
+        raise ConfigError(f"model.path: {path} is not a folder")
+    found = [path / name for name in MODEL_FILES if (path / name).is_file()]
+    total = sum(file.stat().st_size for file in found)
+    if total > MAX_FILES_BYTES:
+        raise ConfigError(f"model.path: {path}: {_too_large(total)}")
+    return check_files({file.name: file.read_bytes() for file in found}, source=str(path))
+
+
+def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:
+    """Check that the files include a tokenizer and a readable configuration."""
+    for name in NEEDED:
+        if name not in files:
+            raise ConfigError(f"model.path: {source} has no {name}")
+    if unknown := sorted(set(files) - set(MODEL_FILES)):
+        allowed = ", ".join(MODEL_FILES)
+        raise ConfigError(f"files: {unknown[0]!r} is not a small model file; allowed: {allowed}")
+    if (total := sum(map(len, files.values()))) > MAX_FILES_BYTES:
+        raise ConfigError(f"files: {_too_large(total)}")
+    for name in NEEDED:
+        _check_json(files[name], f"model.path: {source}: {name}")
+    return dict(files)
+
+
+def _check_json(data: bytes, what: str) -> None:
+    # Each value costs memory; a vocabulary with its merges has about a million.
+    num_values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if num_values > MAX_MODEL_VALUES:
+        raise ConfigError(
+            f"{what} has about {num_values} values; at most {MAX_MODEL_VALUES} are allowed"
+        )
+    try:
+        json.loads(data)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise ConfigError(f"{what} is not JSON: {error}") from None
+
+
+def _too_large(total: int) -> str:
+    return f"the small model files have {total} bytes; at most {MAX_FILES_BYTES} are allowed"

@@ -1,1 +1,0 @@
-"""Rewards that come with Paceline."""

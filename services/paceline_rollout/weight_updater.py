@@ -1,0 +1,210 @@
+"""Keeps an engine on the newest policy version: follows routes, swaps, checks canaries."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.config.service import TlsSettings
+from paceline.errors import DeadlineError, PacelineError, StateError
+from paceline.plugins import Engine
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
+from paceline.transport.rpc import backoff_s, stream
+from paceline.types import PolicyVersion
+from paceline.v1 import roster_pb2 as pb
+from paceline.weights.route import Route, TransferProgress
+from paceline.weights.snapshot.manifest import SnapshotHeader
+from paceline.weights.snapshot.staging import Staging
+from paceline.weights.transfer.server import WeightServer
+from paceline.weights.transfer.version_receiver import Receiver
+from paceline_rollout.reports import Reports
+
+if TYPE_CHECKING:
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+WATCH_TIMEOUT_S = 3600.0
+NONE = PolicyVersion(version=-1, step=-1)
+OnChange = Callable[[bool], Awaitable[None]]
+log = Log("rollout")
+
+
+class WeightUpdater:
+    """Follows the routes of one worker; a receiver pulls while the engine keeps generating.
+
+    `changed(True)` is awaited after a version is active and its canary agrees, `changed(False)`
+    when a canary disagrees; that version is then fetched and loaded again.
+    """
+
+    def __init__(
+        self,
+        *,
+        roster: RosterAsyncStub,
+        engine: Engine,
+        server: WeightServer,
+        job_id: str,
+        worker_id: str,
+        activation: str,
+        canary_tolerance: float,
+        metrics: Metrics,
+        changed: OnChange,
+        tls: TlsSettings | None = None,
+        bytes_per_s: float = 0.0,
+        tracer: Tracer = OFF,
+    ) -> None:
+        self.active = NONE
+        self.newest = NONE  # of all routes received
+        self.canary_error = 0.0
+        self._active_since: float | None = None
+        self._roster = roster
+        self._engine = engine
+        self._job_id = job_id
+        self._worker_id = worker_id
+        self._activation = activation
+        self._tolerance = canary_tolerance
+        self._metrics = metrics
+        self._changed = changed
+        self._failures = 0
+        self._tracer = tracer
+        self._routed_ns: dict[int, int] = {}  # version -> time of its first route
+        self._reports = Reports(roster, job_id=job_id)
+        self._received: asyncio.Queue[Staging] = asyncio.Queue()
+        self._receiver = Receiver(
+            job_id=job_id,
+            worker_id=worker_id,
+            server=server,
+            report=self._reports.add,
+            complete=self._received.put_nowait,
+            metrics=metrics,
+            tls=tls,
+            bytes_per_s=bytes_per_s,
+        )
+
+    @property
+    def lag(self) -> int:
+        """Versions between the active one and the newest one that was routed here."""
+        return max(self._receiver.wanted - self.active.version, 0)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the active version was loaded; NaN before the first one."""
+        return math.nan if self._active_since is None else time.monotonic() - self._active_since
+
+    def progress(self) -> list[TransferProgress]:
+        """Chunks that this worker can serve to peers, by version."""
+        return self._receiver.progress()
+
+    async def run(self) -> None:
+        """Follow routes until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="route")
+            group.create_task(self._receiver.run(), name="receive")
+            group.create_task(self._reports.run(), name="report")
+            while True:
+                # In the engine, a newer version displaces one that still waits to be swapped in.
+                staging = await self._received.get()
+                group.create_task(self._activate(staging), name="activate")
+                del staging  # the memory of an unreferenced snapshot is reused for the next one
+
+    async def _watch(self) -> None:
+        request = pb.WatchRouteRequest(job_id=self._job_id, worker_id=self._worker_id)
+        attempt = 0
+        while True:
+            try:
+                async for route in stream(
+                    self._roster.WatchRoute, request, timeout_s=WATCH_TIMEOUT_S
+                ):
+                    attempt = 0
+                    found = wire.from_proto(route, Route)
+                    self._routed_ns.setdefault(found.version.version, self._tracer.now())
+                    self.newest = found.version
+                    if not self._receiver.route(found) and self.active.version >= 0:
+                        await self._changed(False)
+            except DeadlineError:
+                continue
+            except PacelineError as error:
+                log.warning("route stream lost", job=self._job_id, error=error)
+            await asyncio.sleep(backoff_s(attempt))
+            attempt += 1
+
+    async def _activate(self, staging: Staging) -> None:
+        header = staging.header
+        started = asyncio.get_running_loop().time()
+        span = self._step_span(header)
+        try:
+            with span.child("weights.swap", worker=self._worker_id, version=header.version):
+                await self._engine.load(staging, self._activation)
+                error = await self._check(header)
+        except StateError as error:
+            log.info("version not loaded", job=self._job_id, version=header.version, error=error)
+            return
+        except PacelineError as error:
+            log.error(
+                "version cannot be loaded", job=self._job_id, version=header.version, error=error
+            )
+            await self._retry(header)
+            return
+        swap_s = asyncio.get_running_loop().time() - started
+        self._metrics.add("weight_seconds", swap_s, job=self._job_id, stage="swap")
+        self.canary_error = error
+        if not error <= self._tolerance:
+            log.error(
+                "canary disagrees",
+                job=self._job_id,
+                version=header.version,
+                canary_error=error,
+                allowed=self._tolerance,
+            )
+            await self._retry(header)
+            return
+        await self._accept(staging)
+
+    def _step_span(self, header: SnapshotHeader) -> Span:
+        """The span of the step that made a version, with a child for receiving it."""
+        context = step_context(self._job_id, header.incarnation, header.step)
+        span = self._tracer.below(context)
+        routed = self._routed_ns.get(header.version, self._tracer.now())
+        span.past("weights.receive", routed, worker=self._worker_id, version=header.version)
+        self._routed_ns = {v: ns for v, ns in self._routed_ns.items() if v > header.version}
+        return span
+
+    async def _accept(self, staging: Staging) -> None:
+        header = staging.header
+        if header.version < self.active.version:
+            return
+        self._failures = 0
+        self._active_since = time.monotonic()
+        self.active = PolicyVersion(
+            version=header.version,
+            step=header.step,
+            parent=header.parent_version,
+            incarnation=header.incarnation,
+            digest=staging.root,
+            num_bytes=header.num_bytes,
+        )
+        self._metrics.set("weight_version", header.version, job=self._job_id, state="active")
+        log.info("version active", job=self._job_id, version=header.version, step=header.step)
+        await self._changed(True)
+
+    async def _check(self, header: SnapshotHeader) -> float:
+        """Largest difference between the canary's log-probs and the trainer's; infinite for NaN."""
+        if len(header.canary_tokens) < 2:
+            return 0.0
+        logprobs = await self._engine.score(header.canary_tokens)
+        if self._engine.status().version != header.version:
+            raise StateError(f"version {header.version} was replaced before its canary ran")
+        pairs = zip(logprobs, header.canary_logprobs, strict=True)
+        error = max(abs(logprob - expected) for logprob, expected in pairs)
+        return math.inf if any(math.isnan(x) for x in logprobs) else error
+
+    async def _retry(self, header: SnapshotHeader) -> None:
+        """Stop serving and fetch this version again, unless a newer one is on its way."""
+        await self._changed(False)
+        self._failures += 1
+        await asyncio.sleep(backoff_s(self._failures))
+        self._receiver.refetch(header.version)

@@ -1,0 +1,1 @@
+"""Checkpoints: atomic, verified by digests, on disks and object stores."""

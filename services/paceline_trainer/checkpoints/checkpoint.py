@@ -1,0 +1,343 @@
+"""Atomic checkpoints of model, optimiser and random state, for any world size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
+from paceline.telemetry.logs import Log
+from paceline_trainer.checkpoints.digests import FileDigest
+from paceline_trainer.checkpoints.storage import Sizes, Storage
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import PolicyModel
+from paceline_trainer.step.optimizer import Optimizer
+
+META = "paceline.json"
+log = Log("checkpoints")
+_NAME = re.compile(r"step-(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Folder:
+    """`step-000040.2`: written by incarnation 2 after 40 steps, and by no other one."""
+
+    step: int
+    incarnation: int
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:06d}.{self.incarnation}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A checkpoint that can be loaded (step 0: none), and the problems of newer ones."""
+
+    step: int
+    damaged: tuple[str, ...] = ()
+
+
+class Checkpoints:
+    """One folder per step and incarnation, in a storage without renames or locks.
+
+    `paceline.json` is written last and lists all files with their sizes and digests. A checkpoint
+    is complete if all of these exist. So neither a crash during writing or removal, nor a replaced
+    trainer that keeps writing while its folder is removed, leaves one that seems complete. Later
+    changes show in the digests, which `find` compares.
+    """
+
+    def __init__(
+        self, url: Path | str, *, group: RankGroup, keep: int, incarnation: int = 0
+    ) -> None:
+        self._storage = Storage(url)
+        self._group = group
+        self._keep = keep
+        self._incarnation = incarnation
+        self._found: _Folder | None = None  # intact, according to `find`
+        self._damaged: list[_Folder] = []  # skipped by `find`
+
+    def path(self, step: int) -> str:
+        """Path or URL of the newest checkpoint of a step.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return self._storage.path_of(self._newest(step).name)
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, ascending; raises `UnavailableError`."""
+        return sorted({folder.step for folder in self._complete(self._storage.folders())})
+
+    def kept(self, step: int) -> list[int]:
+        """The newest `keep` steps up to `step` that can be restored, ascending; raises as `steps`.
+
+        Step 0, the initial model, is among them while there are fewer.
+        """
+        return sorted({0, *(each for each in self.steps() if each <= step)})[-self._keep :]
+
+    def find(self, *, max_step: int) -> FoundCheckpoint:
+        """Collective: the newest intact checkpoint up to rank 0's `max_step`.
+
+        Each file is read once, by one of the ranks.
+
+        Raises:
+            UnavailableError: the storage cannot be read.
+        """
+        complete, damaged = self._candidates(max_step) if self._group.rank_info.first else ([], [])
+        self._found, self._damaged = None, []
+        while True:
+            own = complete.pop() if complete else _Folder(0, 0)
+            step, incarnation = self._group.gather([own.step, own.incarnation])[0]
+            folder = _Folder(int(step), int(incarnation))
+            if not folder.step:
+                break
+            problems = self._compare(folder)
+            if not problems:
+                self._found = folder
+                break
+            damaged += [(folder, problem) for problem in problems]
+        newer = [(each, text) for each, text in damaged if each > folder]
+        self._damaged = [each for each, _ in newer]
+        return FoundCheckpoint(folder.step, tuple(text for _, text in sorted(newer, reverse=True)))
+
+    def save(self, step: int, policy: PolicyModel, optimizer: Optimizer) -> str:
+        """Collective: write the state after `step` updates, and remove old checkpoints.
+
+        Raises:
+            FencedError: a newer incarnation has written this step.
+            IntegrityError: files were lost while they were written.
+            UnavailableError: the storage cannot be written.
+        """
+        folder = _Folder(step, self._incarnation)
+        if self._group.rank_info.first:
+            self._storage.remove(folder.name, first=META)
+        self._group.barrier()
+        model, inner = get_state_dict(policy, optimizer.inner)
+        random = {str(self._group.rank_info.rank): torch.get_rng_state()}
+        state = {"model": model, "optimizer": inner, "random": random}
+        writer = self._storage.writer(folder.name)
+        with _translated(folder.name):
+            save(state, storage_writer=writer)
+        written = self._group.gather_objects(writer.written())
+        if self._group.rank_info.first:
+            self._finish(folder, {name: file for each in written for name, file in each.items()})
+        self._group.barrier()
+        return self._storage.path_of(folder.name)
+
+    def load(self, step: int, policy: PolicyModel, optimizer: Optimizer) -> None:
+        """Collective: load the checkpoint of a step, whatever world size wrote it.
+
+        Loads the one that `find` has returned, if it is of this step.
+
+        Raises:
+            NotFoundError: there is none.
+            UnavailableError: the storage cannot be read.
+        """
+        found = self._found
+        folder = found if found is not None and found.step == step else self._newest(step)
+        reader = self._storage.reader(folder.name)
+        model, inner = get_state_dict(policy, optimizer.inner)
+        state: dict[str, Any] = {"model": model, "optimizer": inner}
+        rank = str(self._group.rank_info.rank)
+        if f"random.{rank}" in reader.read_metadata().state_dict_metadata:
+            state["random"] = {rank: torch.get_rng_state()}
+        with _translated(folder.name):
+            load(state, storage_reader=reader)
+        set_state_dict(
+            policy,
+            optimizer.inner,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        if "random" in state:
+            torch.set_rng_state(state["random"][rank])
+
+    def discard_after(self, step: int) -> None:
+        """Rank 0: remove damaged checkpoints, and those after the step of a rewind.
+
+        Raises:
+            UnavailableError: a checkpoint after `step` cannot be removed, and may be mistaken for
+                a later one of this incarnation.
+        """
+        for folder in _folders(self._storage.folders()):
+            if folder.incarnation > self._incarnation:
+                continue
+            if folder in self._damaged:
+                self._try_to_remove(folder)
+            elif folder.step > step:
+                self._storage.remove(folder.name, first=META)
+
+    def discard(self, step: int) -> None:
+        """Rank 0: remove this incarnation's checkpoint of a step."""
+        self._storage.remove(_Folder(step, self._incarnation).name, first=META)
+
+    def _newest(self, step: int) -> _Folder:
+        found = [each for each in self._complete(self._storage.folders()) if each.step == step]
+        if not found:
+            raise NotFoundError(f"no checkpoint of step {step}; whole are {self.steps()}")
+        return max(found)
+
+    def _complete(self, listed: dict[str, Sizes]) -> Iterator[_Folder]:
+        for folder in _folders(listed):
+            if META in listed[folder.name] and not self._problem(folder, listed[folder.name]):
+                yield folder
+
+    def _candidates(self, max_step: int) -> tuple[list[_Folder], list[tuple[_Folder, str]]]:
+        """Checkpoints that seem complete, the newest last, and the problems of others."""
+        listed = self._storage.folders()
+        complete: list[_Folder] = []
+        damaged: list[tuple[_Folder, str]] = []
+        for folder in sorted(_folders(listed)):
+            files = listed[folder.name]
+            if folder.step > max_step or META not in files:
+                continue
+            problem = self._problem(folder, files)
+            if problem:
+                damaged.append((folder, problem))
+            else:
+                complete.append(folder)
+        return complete, damaged
+
+    def _problem(self, folder: _Folder, files: Sizes) -> str:
+        """A problem that is visible without reading the files; empty if there is none."""
+        try:
+            recorded = self._recorded_files(folder)
+        except IntegrityError as error:
+            return error.message
+        for name, file in recorded.items():
+            if name not in files:
+                return f"{folder.name}/{name} is missing"
+            if files[name] != file.num_bytes:
+                return f"{folder.name}/{name} has {files[name]} bytes instead of {file.num_bytes}"
+        return ""
+
+    def _compare(self, folder: _Folder) -> list[str]:
+        """Collective: the problems of all files, each of which is read by one rank."""
+        own: list[str] = []
+        try:
+            recorded = self._recorded_files(folder)
+            by_size = sorted(recorded, key=lambda name: (-recorded[name].num_bytes, name))
+            rank_info = self._group.rank_info
+            own = [
+                self._differs(folder, n, recorded[n])
+                for n in by_size[rank_info.rank :: rank_info.world]
+            ]
+        except IntegrityError as error:
+            own.append(error.message)
+        problems = self._group.gather_objects([text for text in own if text])
+        return list(dict.fromkeys(text for each in problems for text in each))
+
+    def _differs(self, folder: _Folder, name: str, recorded: FileDigest) -> str:
+        """How a file differs from what was written; empty if it does not."""
+        if not recorded.digest:  # written by a release without digests
+            return ""
+        path = f"{folder.name}/{name}"
+        try:
+            found = self._storage.digest(folder.name, name)
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except IntegrityError as error:
+            return f"{path} cannot be read: {error}"
+        if found == recorded:
+            return ""
+        expected, actual = recorded.digest[:12], found.digest[:12]
+        return f"{path} is not as it was written: blake3 {actual}… instead of {expected}…"
+
+    def _recorded_files(self, folder: _Folder) -> dict[str, FileDigest]:
+        """The files in the folder's `paceline.json`.
+
+        Raises:
+            IntegrityError: it is damaged or cannot be read.
+            UnavailableError: the storage does not answer.
+        """
+        try:
+            files = json.loads(self._storage.read(folder.name, META))["files"]
+            return {name: _digest_from_json(value) for name, value in files.items()}
+        except FileNotFoundError:  # removed since it was listed
+            raise IntegrityError(f"{folder.name}/{META} is missing") from None
+        except IntegrityError as error:
+            raise IntegrityError(f"{folder.name}/{META} cannot be read: {error}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise IntegrityError(f"{folder.name}/{META} is damaged: {cause}") from error
+
+    def _finish(self, folder: _Folder, written: dict[str, FileDigest]) -> None:
+        listed = self._storage.folders()
+        if any(self._replaced(each, folder) for each in self._complete(listed)):
+            raise FencedError(
+                f"a newer incarnation has written the checkpoint of step {folder.step}"
+            )
+        files = listed.get(folder.name, {})
+        metadata = self._storage.reader(folder.name).read_metadata()
+        required = {str(part.relative_path) for part in (metadata.storage_data or {}).values()}
+        for name in sorted({*required, *written}):
+            if name not in files or name not in written:
+                raise IntegrityError(f"{folder.name}: {name} was lost while it was written")
+            if files[name] != written[name].num_bytes:
+                raise IntegrityError(f"{folder.name}: {name} was cut while it was written")
+        content = {
+            "step": folder.step,
+            "world_size": self._group.rank_info.world,
+            "incarnation": folder.incarnation,
+            "files": {
+                name: {"num_bytes": file.num_bytes, "blake3": file.digest}
+                for name, file in written.items()
+            },
+        }
+        self._storage.commit(folder.name, META, json.dumps(content).encode())
+        self._clean_up(newest=folder.step)
+
+    def _replaced(self, other: _Folder, own: _Folder) -> bool:
+        return other.step == own.step and other.incarnation > own.incarnation
+
+    def _clean_up(self, *, newest: int) -> None:
+        """Keep the newest few; remove old, unfinished and abandoned ones."""
+        listed = self._storage.folders()
+        found = (folder for folder in sorted(self._complete(listed)) if folder.step <= newest)
+        complete = {folder.step: folder for folder in found}
+        kept = [complete[step] for step in sorted(complete)[-self._keep :]]
+        for folder in _folders(listed):
+            if folder not in kept and folder.incarnation <= self._incarnation:
+                self._try_to_remove(folder)
+
+    def _try_to_remove(self, folder: _Folder) -> None:
+        """Remove a checkpoint that is never loaded again; one that cannot be removed may stay."""
+        try:
+            self._storage.remove(folder.name, first=META)
+        except UnavailableError as error:
+            log.warning("checkpoint not removed", error=error)
+
+
+def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:
+    matches = (_NAME.fullmatch(name) for name in listed)
+    return (_Folder(int(m[1]), int(m[2])) for m in matches if m)
+
+
+def _digest_from_json(value: Any) -> FileDigest:
+    """A file's entry in `paceline.json`; a release without digests wrote only the size."""
+    if isinstance(value, int):
+        return FileDigest(value)
+    return FileDigest(int(value["num_bytes"]), str(value["blake3"]))
+
+
+@contextmanager
+def _translated(name: str) -> Generator[None]:
+    """Translate torch's errors of all ranks, which are no `Exception`; raises the first one."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (first, _) = min(error.failures.items())
+        text = f"{name}: rank {rank}: {type(first).__name__}: {first}"
+        raise UnavailableError(text) from error

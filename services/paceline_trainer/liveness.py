@@ -1,0 +1,38 @@
+"""Liveness of a trainer: the phases in which it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from paceline.server.liveness import ProcessProgress, WorkProgress
+from paceline_trainer.trainer import PhaseClock, Trainer
+
+# In other phases it waits for a batch, for the ledger or for the other ranks.
+PHASES = ("stepping", "checkpointing", "publishing")
+
+
+class TrainerLiveness:
+    """The work that a rank's probes watch; `trainer` returns None until it is built."""
+
+    def __init__(self, *, clock: PhaseClock, trainer: Callable[[], Trainer | None]) -> None:
+        self._clock = clock
+        self._trainer = trainer
+
+    def register(self, progress: ProcessProgress) -> None:
+        """Register the work of this rank with its probes; `uneven`, as a first step compiles."""
+        for phase in PHASES:
+            progress.watch(phase, partial(self.work, phase), uneven=True)
+        progress.add_status(self.status)
+
+    def work(self, phase: str) -> WorkProgress:
+        """Whether this phase is computing, and how often it has ended."""
+        trainer = self._trainer()
+        busy = trainer is not None and trainer.computing and self._clock.phase == phase
+        return WorkProgress(int(busy), self._clock.ended.get(phase, 0))
+
+    def status(self) -> dict[str, Any]:
+        """Fields for `/statusz`."""
+        trainer = self._trainer()
+        return {"phase": self._clock.phase, "step": None if trainer is None else trainer.step}

@@ -1,1 +1,0 @@
-"""Training objectives, one a file; each is found by its entry-point name."""

@@ -1,0 +1,1 @@
+"""Ranks: start of a process, its rank, collectives."""

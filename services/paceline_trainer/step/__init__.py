@@ -1,0 +1,1 @@
+"""One optimiser step: micro-batches, model, optimiser, mismatch with the engine."""

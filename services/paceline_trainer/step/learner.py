@@ -1,0 +1,230 @@
+"""One optimiser step: from a rank's samples to the metrics of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.methods.parts.batch import Objective, Scale, TokenBatch
+from paceline.telemetry.logs import Log
+from paceline_trainer.columns import Columns, Ints, Share, columns
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan
+from paceline_trainer.step.mismatch import Mismatch
+from paceline_trainer.step.model import PolicyModel, reshard
+from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.traces import Stage, no_stage
+
+log = Log("learner")
+
+
+@dataclass(slots=True)
+class UpdateShard:
+    """This rank's sequences of an update, and the totals of all ranks."""
+
+    layout: Layout
+    chunks: list[Ints]
+    num_micro_batches: int  # maximum over the ranks; those with fewer run idle ones
+    scale: Scale
+    has_gradient: bool  # an advantage on any rank is not zero
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums and maxima over the micro-batches of a step."""
+
+    loss: Tensor | float = 0.0
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    norms: list[float] = field(default_factory=list[float])
+    skipped: int = 0
+    fed: int = 0
+
+    def add(self, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+        """Add the sums and maxima of one micro-batch."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.double()
+        for name, value in maxima.items():
+            current = self.maxima.get(name)
+            self.maxima[name] = value if current is None else torch.maximum(current, value)
+
+
+class Learner:
+    """Trains the policy on batches. Collective: all ranks step together."""
+
+    def __init__(
+        self,
+        *,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        objective: Objective,
+        group: RankGroup,
+        budget: int,
+        mini_batches: int = 1,
+        mismatch: Mismatch | None = None,
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._objective = objective
+        self._group = group
+        self._mismatch = mismatch
+        self._budget = budget
+        self._mini_batches = mini_batches
+
+    def step(self, share: Share, stage: Stage = no_stage) -> dict[str, float]:
+        """Train on this rank's share; returns metrics that are the same on every rank."""
+        with stage("prepare"):
+            data = columns(share.samples)
+            data.check_vocabulary(self._policy.vocab_size)
+            parts = self._parts(data)
+            self._check(share, parts)
+        with stage("mismatch"):
+            mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
+            proximal = self._logprobs(data, parts) if len(parts) > 1 else None
+        tally = Tally()
+        for part in parts:
+            with stage("update"):
+                self._update(data, part, proximal, tally, step=share.step, stage=stage)
+        with stage("metrics"):
+            return self._metrics(tally, parts, share.step) | mismatch
+
+    def _parts(self, data: Columns) -> list[UpdateShard]:
+        split = np.array_split(np.arange(data.num_sequences), self._mini_batches)
+        cost, layouts = self._policy.cost(), self._policy.layouts
+        plans = [plan(data, s, budget=self._budget, cost=cost, layouts=layouts) for s in split]
+        local: list[float] = []
+        for rows, (_, chunks) in zip(split, plans, strict=True):
+            tokens = int(data.policy_counts[rows].sum())
+            local += [tokens, len(rows), float(_has_advantage(data, rows)), len(chunks)]
+        world = self._group.rank_info.world
+        all_ranks = self._group.gather(local).reshape(world, len(plans), 4)
+        return [
+            UpdateShard(
+                layout=layout,
+                chunks=chunks,
+                num_micro_batches=int(gathered[:, 3].max()),
+                scale=Scale(int(gathered[:, 0].sum()), int(gathered[:, 1].sum()), world),
+                has_gradient=bool(gathered[:, 2].any()),
+            )
+            for (layout, chunks), gathered in zip(plans, all_ranks.transpose(1, 0, 2), strict=True)
+        ]
+
+    def _check(self, share: Share, parts: Sequence[UpdateShard]) -> None:
+        """Warn if the ledger's counts differ from those of all ranks, which are exact."""
+        tokens = sum(part.scale.tokens for part in parts)
+        sequences = sum(part.scale.sequences for part in parts)
+        if (tokens, sequences) != (share.total_tokens, share.total_sequences):
+            log.warning(
+                "batch header disagrees with its samples",
+                step=share.step,
+                batch=share.batch_id,
+                tokens=tokens,
+                header_tokens=share.total_tokens,
+                sequences=sequences,
+                header_sequences=share.total_sequences,
+            )
+
+    @torch.no_grad()
+    def _logprobs(self, data: Columns, parts: Sequence[UpdateShard]) -> Tensor:
+        """Log-probs of all policy tokens before the first of several updates."""
+        logprobs = torch.zeros(data.num_tokens, device=self._group.device)
+        for part in parts:
+            for index in range(part.num_micro_batches):
+                micro = self._assemble(data, part, index)
+                logprobs[torch.from_numpy(micro.select)] = self._forward(micro)
+        reshard(self._policy)
+        return logprobs
+
+    def _assemble(self, data: Columns, part: UpdateShard, index: int) -> MicroBatch:
+        if index >= len(part.chunks):
+            return idle(self._group.device)
+        return assemble(data, part.chunks[index], part.layout, self._group.device)
+
+    def _forward(self, micro: MicroBatch) -> Tensor:
+        return self._policy(
+            micro.input_ids,
+            micro.position_ids,
+            micro.hidden_indices,
+            micro.targets,
+            micro.temperature,
+        )
+
+    def _update(
+        self,
+        data: Columns,
+        part: UpdateShard,
+        proximal: Tensor | None,
+        tally: Tally,
+        *,
+        step: int,
+        stage: Stage,
+    ) -> None:
+        if not part.scale.tokens or not part.has_gradient:
+            # Momentum alone must not move the weights.
+            tally.skipped += 1
+            return
+        self._optimizer.zero()
+        for index in range(part.num_micro_batches):
+            with stage("forward"):
+                micro = self._assemble(data, part, index)
+                logprobs = self._forward(micro)
+                loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
+            with stage("backward"):
+                loss.value.backward()
+            tally.loss = tally.loss + loss.value.detach() / part.scale.world
+            tally.fed += micro.input_ids.numel()
+            tally.add(loss.sums | {"surprise": -logprobs.detach().sum()}, loss.maxima)
+        with stage("optimizer"):
+            norm = self._optimizer.update(step)
+        tally.norms.append(norm)
+        tally.skipped += not math.isfinite(norm)
+        self._optimizer.zero()
+
+    def _metrics(self, tally: Tally, parts: Sequence[UpdateShard], step: int) -> dict[str, float]:
+        sums = {name: float(value) for name, value in tally.sums.items()}
+        maxima = {name: float(value) for name, value in tally.maxima.items()}
+        local = [float(tally.loss), float(tally.fed), *sums.values(), *maxima.values()]
+        gathered = self._group.gather(local)
+        summed, largest = gathered.sum(axis=0), gathered.max(axis=0)
+        sums = dict(zip(sums, summed[2:].tolist(), strict=False))
+        maxima = dict(zip(maxima, largest[2 + len(sums) :].tolist(), strict=True))
+        tokens = sum(part.scale.tokens for part in parts)
+        metrics = {name: value / max(tokens, 1) for name, value in sums.items()} | maxima
+        metrics["entropy_estimate"] = metrics.pop("surprise", 0.0)
+        return metrics | {
+            "loss": float(summed[0]) / len(parts),
+            "grad_norm": sum(tally.norms) / max(len(tally.norms), 1),
+            "lr": self._optimizer.lr(step),
+            "tokens": float(tokens),
+            "sequences": float(sum(part.scale.sequences for part in parts)),
+            "fed_tokens": float(summed[1]),
+            "skipped_updates": float(tally.skipped),
+        }
+
+
+def _token_batch(
+    micro: MicroBatch, logprobs: Tensor, proximal: Tensor | None, scale: Scale
+) -> TokenBatch:
+    return TokenBatch(
+        logprobs=logprobs,
+        behaviour=micro.behaviour,
+        advantages=micro.advantages,
+        sequences=micro.sequences,
+        num_sequences=micro.num_sequences,
+        scale=scale,
+        proximal=None if proximal is None else proximal[torch.from_numpy(micro.select)],
+        weights=micro.weights,
+        temperature=micro.temperature,
+    )
+
+
+def _has_advantage(data: Columns, rows: Ints) -> bool:
+    return any(
+        data.advantages[data.policy_starts[row] : data.policy_starts[row + 1]].any()
+        for row in rows.tolist()
+    )

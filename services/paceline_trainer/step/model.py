@@ -1,0 +1,211 @@
+"""The policy: a Hugging Face causal LM with float32 master weights, sharded with FSDP2."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from paceline.errors import ConfigError, InvalidError
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.data import Cost, Layout
+
+MAX_LOGITS = (
+    1 << 24
+)  # elements; above it the head is computed in chunks, and again in the backward pass
+PROBE_TOLERANCE = 1e-3
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class PolicyModel(nn.Module):
+    """Computes the log-probs of target tokens, and logits only at their positions."""
+
+    def __init__(self, inner: nn.Module, *, max_logits: int = MAX_LOGITS) -> None:
+        super().__init__()
+        self._max_logits = max_logits
+        self.inner = inner
+        self.config: Any = inner.config
+        self.layouts: tuple[Layout, ...] = ("padded",)
+        self.tied = _tied(inner)
+        self.num_parameters = sum(p.numel() for p in inner.parameters())
+        self.vocab_size = int(self.config.get_text_config().vocab_size)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None,
+        hidden_indices: Tensor,
+        targets: Tensor,
+        temperature: Tensor | float,
+    ) -> Tensor:
+        """Log-probs [P] of `targets`, from the hidden states at flat `hidden_indices`."""
+        inner = cast(Any, self.inner)
+        out = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        hidden: Tensor = out.last_hidden_state
+        chosen = hidden.reshape(-1, hidden.shape[-1])[hidden_indices]
+        vocab = self.vocab_size
+        size = max(self._max_logits // vocab, 1)
+        if len(chosen) <= size:
+            return self._logprobs(chosen, targets, temperature)
+        chunks: list[Tensor] = []
+        for start in range(0, len(chosen), size):
+            chunk = slice(start, start + size)
+            chunk_temperature = (
+                temperature[chunk] if isinstance(temperature, Tensor) else temperature
+            )
+            chunks.append(
+                cast(
+                    Tensor,
+                    checkpoint(
+                        self._logprobs,
+                        chosen[chunk],
+                        targets[chunk],
+                        chunk_temperature,
+                        use_reentrant=False,
+                    ),
+                )
+            )
+        return torch.cat(chunks)
+
+    def _logprobs(self, hidden: Tensor, targets: Tensor, temperature: Tensor | float) -> Tensor:
+        logits = self._scaled(cast(Any, self.inner).get_output_embeddings()(hidden)).float()
+        if isinstance(temperature, Tensor):
+            logits = logits / temperature[:, None]
+        elif temperature != 1.0:
+            logits = logits / temperature
+        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Scale or cap the logits of the head, as some model families do."""
+        config = self.config.get_text_config()
+        if scale := getattr(config, "logit_scale", None):
+            logits = logits * scale
+        if scaling := getattr(config, "logits_scaling", None):
+            logits = logits / scaling
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def cost(self) -> Cost:
+        """FLOPs of a forward pass, per token and per pair of tokens."""
+        config = self.config.get_text_config()
+        pairs = 4.0 * int(config.hidden_size) * int(config.num_hidden_layers)
+        return Cost(token=2.0 * self.num_parameters, pair=pairs)
+
+
+def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyModel:
+    """Load the whole model in float32, and detect which layouts it supports.
+
+    Raises:
+        ConfigError: the folder has no model that can be loaded.
+        InvalidError: the trainer's log-probs differ from those of the model itself.
+    """
+    if not (Path(path) / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} is not a folder with a config.json")
+    disable_progress_bar()
+    try:
+        inner = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: cannot read {path}: {error}") from None
+    inner.config.use_cache = False
+    _no_dropout(inner)
+    policy = PolicyModel(inner)
+    _probe(policy)
+    if gradient_checkpointing:
+        inner.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    return policy
+
+
+def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
+    """Shard each decoder layer, and the rest as one; forward and backward run in `dtype`."""
+    single_rank = group.rank_info.world == 1
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if dtype == "float32" else DTYPES[dtype],
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for layer in _layers(policy.inner):
+        # A single rank owns all weights, so resharding would free nothing.
+        fully_shard(
+            layer, mesh=group.mesh, mp_policy=precision, reshard_after_forward=not single_rank
+        )
+    fully_shard(policy, mesh=group.mesh, mp_policy=precision, reshard_after_forward=False)
+    # FSDP moves parameters to the device of the mesh, but not buffers.
+    for module in policy.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(group.device))
+
+
+def reshard(policy: PolicyModel) -> None:
+    """Free gathered weights after a forward pass without a backward pass."""
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _layers(inner: nn.Module) -> list[nn.Module]:
+    """The decoder layers: the shallowest list of modules."""
+    queue: deque[nn.Module] = deque([inner])
+    while queue:
+        module = queue.popleft()
+        if isinstance(module, nn.ModuleList):
+            return list(module)
+        queue.extend(module.children())
+    return []
+
+
+def _tied(inner: nn.Module) -> tuple[tuple[str, str], ...]:
+    first: dict[int, str] = {}
+    pairs: list[tuple[str, str]] = []
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        first_name = first.setdefault(id(parameter), name)
+        if first_name != name:
+            pairs.append((name, first_name))
+    return tuple(pairs)
+
+
+def _no_dropout(inner: nn.Module) -> None:
+    """Disable dropout: log-probs must match those of the engine, which has none."""
+    for module in inner.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            cast(Any, module).attention_dropout = 0.0
+
+
+@torch.no_grad()
+def _probe(policy: PolicyModel) -> None:
+    """Compare with the model's own logits; allow packing only if no sequence sees another."""
+    vocab = int(policy.config.get_text_config().vocab_size)
+    ids = torch.arange(8).view(2, 4) * 7 % vocab
+    targets = ids[:, 1:].reshape(-1)
+    hidden_indices = torch.arange(8).view(2, 4)[:, :-1].reshape(-1)
+    policy.eval()
+    logits = cast(Any, policy.inner)(input_ids=ids, use_cache=False).logits.float()
+    expected = (
+        torch.log_softmax(logits, -1).view(8, -1)[hidden_indices].gather(-1, targets[:, None])[:, 0]
+    )
+    recomputed = policy(ids, None, hidden_indices, targets, 1.0)
+    if not torch.allclose(expected, recomputed, atol=PROBE_TOLERANCE):
+        raise InvalidError(
+            f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
+            "last hidden states; this trainer cannot train it"
+        )
+    positions = torch.arange(4).repeat(2)[None]
+    packed = policy(ids.view(1, 8), positions, hidden_indices, targets, 1.0)
+    if torch.allclose(expected, packed, atol=PROBE_TOLERANCE):
+        policy.layouts = ("padded", "packed")

@@ -1,0 +1,1 @@
+"""Publication of weights: copied, numbered and served to workers."""

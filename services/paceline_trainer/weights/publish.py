@@ -1,0 +1,264 @@
+"""Publishes the weights of a step: copied in engine precision, numbered, served to workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from transformers import AutoModelForCausalLM
+
+from paceline.errors import StateError
+from paceline.telemetry.logs import Log
+from paceline.types import PolicyVersion
+from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry, choose_chunk_bytes, plan
+from paceline.weights.snapshot.staging import Staging
+from paceline.weights.transfer.server import WeightServer
+from paceline_trainer.client import NumberedVersion, TrainerLedger
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
+
+CANARY_LENGTH = 8
+log = Log("publish")
+
+
+class TensorQueue:
+    """Tensors from the thread that gathers them for the thread that stages them."""
+
+    def __init__(self) -> None:
+        self._queue = SimpleQueue[tuple[str, Tensor] | None]()
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Queue a tensor."""
+        if not self._closed:
+            self._queue.put((name, tensor))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the iteration after what is queued, with an error if there is one."""
+        self._error = error
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """Drop all further tensors; a thread that waits for one stops waiting."""
+        self._closed = True
+        self._queue.put(None)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        while (item := self._queue.get()) is not None:
+            yield item
+        if self._error is not None:
+            raise self._error
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCopy:
+    """A copy of the weights: its description, and its tensors as they are gathered."""
+
+    step: int
+    entries: tuple[TensorEntry, ...]
+    num_bytes: int
+    tied: tuple[tuple[str, str], ...]
+    canary_tokens: tuple[int, ...]
+    canary_logprobs: tuple[float, ...]
+    tensors: TensorQueue
+
+
+class Snapshotter:
+    """Takes snapshots. Collective: call it in the thread of all other collective work.
+
+    Ranks that serve weights keep the gathered tensors, one whole copy per node.
+    """
+
+    def __init__(
+        self, policy: PolicyModel, group: RankGroup, *, engine_dtype: str, dtype: str
+    ) -> None:
+        self._policy = policy
+        self._group = group
+        self._dtype = DTYPES[engine_dtype]
+        self._same_dtype = engine_dtype == dtype
+        vocab = int(policy.config.get_text_config().vocab_size)
+        self._canary = tuple((1 + 7919 * i) % vocab for i in range(CANARY_LENGTH))
+
+    @torch.no_grad()
+    def begin(self, step: int) -> WeightCopy:
+        """Describe a copy of the weights, whose tensors are gathered later by `gather`.
+
+        If the engine's precision is not the trainer's, the canary needs the tensors themselves:
+        then they are gathered at once.
+        """
+        logprobs = self._forward() if self._same_dtype else ()
+        reshard(self._policy)
+        tensors = TensorQueue()
+        if not self._same_dtype:
+            logprobs = self._gather_for_canary(tensors)
+        entries, num_bytes = plan(
+            [
+                (name, str(self._precision(value))[6:], tuple(value.shape))
+                for name, value in self._state()
+            ]
+        )
+        tied = self._policy.tied
+        return WeightCopy(step, entries, num_bytes, tied, self._canary, logprobs, tensors)
+
+    @torch.no_grad()
+    def gather(self, snapshot: WeightCopy) -> None:
+        """Gather the full weights in engine precision, tensor by tensor."""
+        if not self._same_dtype:
+            return
+        error: BaseException | None = None
+        try:
+            for name, tensor in self._gathered():
+                snapshot.tensors.put(name, tensor)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            snapshot.tensors.end(error)
+
+    def _gather_for_canary(self, tensors: TensorQueue) -> tuple[float, ...]:
+        gathered = dict(self._gathered())
+        logprobs = self._forward_with(gathered) if self._group.rank_info.first else ()
+        for name, tensor in gathered.items():
+            tensors.put(name, tensor)
+        tensors.end()
+        return logprobs
+
+    def _gathered(self) -> Iterator[tuple[str, Tensor]]:
+        for name, value in self._state():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if self._group.rank_info.seeds:
+                dtype = self._precision(value)
+                yield name, full.detach().to("cpu", dtype, copy=True).contiguous()
+
+    def _state(self) -> Iterator[tuple[str, Tensor]]:
+        tied = {name for name, _ in self._policy.tied}
+        state = self._policy.inner.state_dict()
+        return ((name, value) for name, value in state.items() if name not in tied)
+
+    def _precision(self, value: Tensor) -> torch.dtype:
+        return self._dtype if value.is_floating_point() else value.dtype
+
+    def _forward(self) -> tuple[float, ...]:
+        ids, targets, hidden_indices = self._inputs(self._group.device)
+        return tuple(self._policy(ids, None, hidden_indices, targets, 1.0).tolist())
+
+    def _forward_with(self, tensors: dict[str, Tensor]) -> tuple[float, ...]:
+        """Log-probs of the canary, from a model with exactly the published tensors."""
+        inner = cast(Any, self._policy.inner)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(inner.config, attn_implementation="sdpa")
+        state = {name: b.detach().cpu() for name, b in inner.named_buffers()} | tensors
+        ids, targets, _ = self._inputs(torch.device("cpu"))
+        logits = functional_call(skeleton, state, (ids,), {"use_cache": False}).logits[0].float()
+        logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+        return tuple(logprobs.tolist())
+
+    def _inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = torch.tensor(self._canary, device=device)
+        return tokens[None, :-1], tokens[1:], torch.arange(len(tokens) - 1, device=device)
+
+
+class Publisher:
+    """Rank 0: has snapshots numbered, and serves all of their chunks."""
+
+    def __init__(
+        self,
+        *,
+        ledger: TrainerLedger,
+        server: WeightServer,
+        endpoint: str,
+        incarnation: int,
+        parts: int = 1,
+    ) -> None:
+        self._ledger = ledger
+        self._server = server
+        self._endpoint = endpoint
+        self._incarnation = incarnation
+        self._parts = parts
+        self.published: PolicyVersion | None = None
+
+    async def publish(self, snapshot: WeightCopy, *, parent: int) -> PolicyVersion:
+        """Announce a version, then serve it while tensors are still being gathered.
+
+        Raises:
+            StateError: the version has lost its number, so what is served is useless.
+        """
+        try:
+            return await self._publish(snapshot, parent)
+        finally:
+            snapshot.tensors.close()
+
+    async def _publish(self, snapshot: WeightCopy, parent: int) -> PolicyVersion:
+        numbered = await self._publish_version(snapshot, parent)
+        staging = self._server.stage(
+            self._header(snapshot, numbered, parent), key=numbered.key, keep=numbered.held
+        )
+        self.published = numbered.version
+        await asyncio.to_thread(fill, staging, snapshot.tensors)
+        number = numbered.version.version
+        confirmed = await self._publish_version(snapshot, parent, digest=staging.root, known=number)
+        version = confirmed.version
+        if version.version != number:
+            raise StateError(f"version {number} is served, but numbered {version.version} now")
+        log.info(
+            "published",
+            version=version.version,
+            step=version.step,
+            bytes=version.num_bytes,
+            digest=version.digest,
+        )
+        return version
+
+    async def _publish_version(
+        self, snapshot: WeightCopy, parent: int, *, digest: str = "", known: int = -1
+    ) -> NumberedVersion:
+        return await self._ledger.publish_version(
+            step=snapshot.step,
+            parent=parent,
+            endpoint=self._endpoint,
+            num_bytes=snapshot.num_bytes,
+            part=0,
+            parts=self._parts,
+            digest=digest,
+            known=known,
+        )
+
+    def _header(
+        self, snapshot: WeightCopy, numbered: NumberedVersion, parent: int
+    ) -> SnapshotHeader:
+        return SnapshotHeader(
+            job_id=self._ledger.job_id,
+            version=numbered.version.version,
+            step=snapshot.step,
+            parent_version=parent,
+            base_version=-1,
+            incarnation=self._incarnation,
+            num_bytes=snapshot.num_bytes,
+            # Experience of an earlier release does not send the size of chunks.
+            chunk_bytes=numbered.chunk_bytes or choose_chunk_bytes(snapshot.num_bytes),
+            tensors=snapshot.entries,
+            tied=snapshot.tied,
+            canary_tokens=snapshot.canary_tokens,
+            canary_logprobs=snapshot.canary_logprobs,
+        )
+
+
+def fill(staging: Staging, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy tensors into a staging buffer as they arrive, in the order of its header."""
+    try:
+        for entry, (name, tensor) in zip(staging.header.tensors, tensors, strict=True):
+            if name != entry.name:
+                raise StateError(f"tensor {name} arrived instead of {entry.name}")
+            staging.fill(entry.offset, tensor.reshape(-1).view(torch.uint8).numpy().data)
+        staging.finish()
+    except BaseException:
+        staging.abandon()
+        raise

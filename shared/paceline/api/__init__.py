@@ -1,0 +1,1 @@
+"""The REST API: documents that the gateway writes and clients read."""

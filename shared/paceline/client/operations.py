@@ -1,0 +1,274 @@
+"""A method for each operation of the REST API. Made by dev/operations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.api.documents import (
+    AuditLogPage,
+    JobPage,
+    JobView,
+    MetricPage,
+    TenantPage,
+    TenantView,
+    TokenMade,
+    TokenPage,
+    TokenView,
+    TrajectoryPage,
+    VerificationView,
+    WeightsView,
+)
+from paceline.client.calls import RestCall, View
+from paceline.config.quota import Quota
+
+
+class Operations:
+    """What `Client` can ask for."""
+
+    def send(self, request: RestCall[View]) -> View:
+        """Send one call."""
+        raise NotImplementedError
+
+    def cancel(self, job_id: str, *, reason: str = "") -> JobView:
+        """Cancel a job; its record is kept."""
+        return self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/cancel", JobView, params={"reason": reason})
+        )
+
+    def create_token(
+        self, name: str, *, tenant: str = "", role: str = "", expires_in_s: float | None = None
+    ) -> TokenMade:
+        """Create a token; only this reply contains it."""
+        return self.send(
+            RestCall(
+                "POST",
+                "/v1/tokens",
+                TokenMade,
+                body={"name": name, "tenant": tenant, "role": role, "expires_in_s": expires_in_s},
+            )
+        )
+
+    def get(self, job_id: str) -> JobView:
+        """Get a job."""
+        return self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    def list_audit(
+        self, *, before: str = "", page_size: int | None = None, tenant: str = "", action: str = ""
+    ) -> AuditLogPage:
+        """List audit entries, newest first."""
+        return self.send(
+            RestCall(
+                "GET",
+                "/v1/audit-log",
+                AuditLogPage,
+                params={
+                    "before": before,
+                    "page_size": page_size,
+                    "tenant": tenant,
+                    "action": action,
+                },
+            )
+        )
+
+    def list(
+        self,
+        *,
+        tenant: str = "",
+        state: Sequence[str] = (),
+        page_size: int | None = None,
+        page_token: str = "",
+    ) -> JobPage:
+        """List jobs, newest first, optionally of one tenant or in some states."""
+        return self.send(
+            RestCall(
+                "GET",
+                "/v1/jobs",
+                JobPage,
+                params={
+                    "tenant": tenant,
+                    "state": state,
+                    "page_size": page_size,
+                    "page_token": page_token,
+                },
+            )
+        )
+
+    def list_metrics(
+        self, job_id: str, *, after: int | None = None, page_size: int | None = None
+    ) -> MetricPage:
+        """List metric rows, in order."""
+        return self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/metrics",
+                MetricPage,
+                params={"after": after, "page_size": page_size},
+            )
+        )
+
+    def list_tenants(self, *, tenant: str = "") -> TenantPage:
+        """Quotas and usage by tenant; a tenant's token sees only that tenant."""
+        return self.send(RestCall("GET", "/v1/tenants", TenantPage, params={"tenant": tenant}))
+
+    def list_tokens(self, *, tenant: str = "") -> TokenPage:
+        """List tokens without their secrets, oldest first; revoked ones are kept for a month."""
+        return self.send(RestCall("GET", "/v1/tokens", TokenPage, params={"tenant": tenant}))
+
+    def list_trajectories(
+        self, job_id: str, *, page_size: int | None = None, page_token: str = "", purpose: str = ""
+    ) -> TrajectoryPage:
+        """List trajectories with tokens, spans, text and scores, newest first."""
+        return self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/trajectories",
+                TrajectoryPage,
+                params={"page_size": page_size, "page_token": page_token, "purpose": purpose},
+            )
+        )
+
+    def list_weights(self, job_id: str) -> WeightsView:
+        """List versions of the weights, which workers hold them, and their sources."""
+        return self.send(RestCall("GET", f"/v1/jobs/{job_id}/weights", WeightsView))
+
+    def revoke_token(self, token_id: str) -> TokenView:
+        """Revoke a token."""
+        return self.send(RestCall("DELETE", f"/v1/tokens/{token_id}", TokenView))
+
+    def set_quota(self, tenant: str, *, quota: Quota | None = None) -> TenantView:
+        """Replace the quota of a tenant, or reset it to the default. Running jobs continue."""
+        if quota is None:
+            return self.send(RestCall("DELETE", f"/v1/tenants/{tenant}/quota", TenantView))
+        return self.send(RestCall("PUT", f"/v1/tenants/{tenant}/quota", TenantView, body=quota))
+
+    def verify(self, job_id: str) -> VerificationView:
+        """Verify the ledger of a job now."""
+        return self.send(RestCall("GET", f"/v1/jobs/{job_id}/verify", VerificationView))
+
+
+class AsyncOperations:
+    """What `AsyncClient` can ask for."""
+
+    async def send(self, request: RestCall[View]) -> View:
+        """Send one call."""
+        raise NotImplementedError
+
+    async def cancel(self, job_id: str, *, reason: str = "") -> JobView:
+        """Cancel a job; its record is kept."""
+        return await self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/cancel", JobView, params={"reason": reason})
+        )
+
+    async def create_token(
+        self, name: str, *, tenant: str = "", role: str = "", expires_in_s: float | None = None
+    ) -> TokenMade:
+        """Create a token; only this reply contains it."""
+        return await self.send(
+            RestCall(
+                "POST",
+                "/v1/tokens",
+                TokenMade,
+                body={"name": name, "tenant": tenant, "role": role, "expires_in_s": expires_in_s},
+            )
+        )
+
+    async def get(self, job_id: str) -> JobView:
+        """Get a job."""
+        return await self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    async def list_audit(
+        self, *, before: str = "", page_size: int | None = None, tenant: str = "", action: str = ""
+    ) -> AuditLogPage:
+        """List audit entries, newest first."""
+        return await self.send(
+            RestCall(
+                "GET",
+                "/v1/audit-log",
+                AuditLogPage,
+                params={
+                    "before": before,
+                    "page_size": page_size,
+                    "tenant": tenant,
+                    "action": action,
+                },
+            )
+        )
+
+    async def list(
+        self,
+        *,
+        tenant: str = "",
+        state: Sequence[str] = (),
+        page_size: int | None = None,
+        page_token: str = "",
+    ) -> JobPage:
+        """List jobs, newest first, optionally of one tenant or in some states."""
+        return await self.send(
+            RestCall(
+                "GET",
+                "/v1/jobs",
+                JobPage,
+                params={
+                    "tenant": tenant,
+                    "state": state,
+                    "page_size": page_size,
+                    "page_token": page_token,
+                },
+            )
+        )
+
+    async def list_metrics(
+        self, job_id: str, *, after: int | None = None, page_size: int | None = None
+    ) -> MetricPage:
+        """List metric rows, in order."""
+        return await self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/metrics",
+                MetricPage,
+                params={"after": after, "page_size": page_size},
+            )
+        )
+
+    async def list_tenants(self, *, tenant: str = "") -> TenantPage:
+        """Quotas and usage by tenant; a tenant's token sees only that tenant."""
+        return await self.send(
+            RestCall("GET", "/v1/tenants", TenantPage, params={"tenant": tenant})
+        )
+
+    async def list_tokens(self, *, tenant: str = "") -> TokenPage:
+        """List tokens without their secrets, oldest first; revoked ones are kept for a month."""
+        return await self.send(RestCall("GET", "/v1/tokens", TokenPage, params={"tenant": tenant}))
+
+    async def list_trajectories(
+        self, job_id: str, *, page_size: int | None = None, page_token: str = "", purpose: str = ""
+    ) -> TrajectoryPage:
+        """List trajectories with tokens, spans, text and scores, newest first."""
+        return await self.send(
+            RestCall(
+                "GET",
+                f"/v1/jobs/{job_id}/trajectories",
+                TrajectoryPage,
+                params={"page_size": page_size, "page_token": page_token, "purpose": purpose},
+            )
+        )
+
+    async def list_weights(self, job_id: str) -> WeightsView:
+        """List versions of the weights, which workers hold them, and their sources."""
+        return await self.send(RestCall("GET", f"/v1/jobs/{job_id}/weights", WeightsView))
+
+    async def revoke_token(self, token_id: str) -> TokenView:
+        """Revoke a token."""
+        return await self.send(RestCall("DELETE", f"/v1/tokens/{token_id}", TokenView))
+
+    async def set_quota(self, tenant: str, *, quota: Quota | None = None) -> TenantView:
+        """Replace the quota of a tenant, or reset it to the default. Running jobs continue."""
+        if quota is None:
+            return await self.send(RestCall("DELETE", f"/v1/tenants/{tenant}/quota", TenantView))
+        return await self.send(
+            RestCall("PUT", f"/v1/tenants/{tenant}/quota", TenantView, body=quota)
+        )
+
+    async def verify(self, job_id: str) -> VerificationView:
+        """Verify the ledger of a job now."""
+        return await self.send(RestCall("GET", f"/v1/jobs/{job_id}/verify", VerificationView))

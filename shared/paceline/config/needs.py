@@ -1,0 +1,47 @@
+"""Requirements that plug-ins may declare, and whether a job meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.config.job import JobSpec
+
+GROUP = "group>=2"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A requirement, and the refusal of a job that does not meet it."""
+
+    met: Callable[[JobSpec], bool]
+    reason: Callable[[JobSpec, str], str]  # takes the job, and the plug-in as messages name it
+    field: str = ""  # field to change; empty: the plug-in's own
+
+
+NEEDS = {
+    GROUP: Need(
+        met=lambda spec: spec.experience.group_size >= 2,
+        reason=lambda spec, plugin: (
+            f"{spec.experience.group_size} with {plugin}, "
+            "which compares the episodes of a group; at least 2 is needed"
+        ),
+        field="experience.group_size",
+    ),
+    REFERENCE: Need(
+        met=lambda _: False,
+        reason=lambda _, plugin: (
+            f"{plugin} with these options needs a reference policy, which no trainer has"
+        ),
+    ),
+}
+
+
+def refusal(need: str, spec: JobSpec, *, field: str, plugin: str) -> str:
+    """Why a job does not meet a need of the plug-in at a field; empty if it does."""
+    known = NEEDS.get(need)
+    if known is None:
+        names = ", ".join(sorted(NEEDS))
+        return f"{field}: {plugin} needs {need!r}, which is unknown; known: {names}"
+    return "" if known.met(spec) else f"{known.field or field}: {known.reason(spec, plugin)}"

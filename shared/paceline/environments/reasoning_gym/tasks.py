@@ -1,0 +1,154 @@
+"""Any data set of reasoning_gym as a task source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from paceline.digest import number, task_id
+from paceline.errors import InvalidError
+from paceline.types import Task
+
+_ENVIRONMENT = "reasoning_gym"
+_MOST_SEED = 1 << 30
+_MOST_TRIES = 256
+_MAX_SIZE = 10_000_000
+_FREE_NUMBER = 1000  # any number of an option of a data set may be as large
+_TIMES_DEFAULT = 100  # and so many times the default of that option
+_HELDOUT_SHARE = 4  # one question in so many is held out
+
+
+def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> Any:
+    """A data set by name.
+
+    Raises:
+        InvalidError: reasoning_gym is missing, or has no such data set or option.
+    """
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise InvalidError(
+            "reasoning_gym is not installed; pip install 'paceline[reasoning-gym]'"
+        ) from None
+    for option, value in config.items():
+        _check_numbers(name, option, value)
+    try:
+        return reasoning_gym.create_dataset(name, seed=seed, size=size, **config)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise InvalidError(f"tasks.options: reasoning_gym data set {name!r}: {error}") from None
+
+
+def _check_numbers(name: str, option: str, value: Any) -> None:
+    """Data sets make whatever size they are told: numbers stay near those of the data set's own."""
+    from reasoning_gym.factory import DATASETS
+
+    default = getattr(DATASETS[name][1](), option, None) if name in DATASETS else None
+    most = max(_FREE_NUMBER, _TIMES_DEFAULT * max(_numbers(default), default=0))
+    largest = max(_numbers(value), default=0)
+    if largest > most:
+        raise InvalidError(
+            f"tasks.options.{option}: {largest}; at most {most:g} is allowed for {name!r}"
+        )
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All inside of it, without their signs."""
+    if isinstance(value, (list, tuple)):
+        for each in cast(list[Any], value):
+            yield from _numbers(each)
+    elif isinstance(value, dict):
+        yield from _numbers([*cast(dict[str, Any], value).values()])
+    elif isinstance(value, (int, float)):
+        yield abs(value)
+
+
+class ReasoningGymTasks:
+    """`size` questions of one data set; options that are not named here go to the data set.
+
+    `system_prompt` and `extract` are for the environment, which gets the same options.
+
+    A question belongs to the split that its digest says, so that nothing held out is ever
+    trained on, even where a data set repeats itself.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        dataset: str = "chain_sum",
+        size: int = 10_000,
+        split: Literal["train", "heldout"] = "train",
+        system_prompt: str = "",
+        extract: Literal["tag", "tag_only", "whole"] = "tag",
+        **config: Any,
+    ) -> None:
+        if split not in ("train", "heldout"):
+            raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
+        del system_prompt, extract
+        if not 0 <= size <= _MAX_SIZE:
+            raise InvalidError(f"tasks.options.size: {size}; allowed: 0 to {_MAX_SIZE}")
+        self._seed, self._size, self._heldout = seed, size, split == "heldout"
+        self._name = dataset
+        # A data set adds index to seed, so neighbouring seeds would share their questions.
+        base = number(seed, dataset) % _MOST_SEED
+        self._dataset = make_dataset(dataset, seed=base, size=max(size, 1), config=config)
+
+    def __len__(self) -> int:
+        """Tasks of one epoch."""
+        return self._size
+
+    def __getitem__(self, position: int, /) -> Task:
+        """The task at a position."""
+        if not 0 <= position < self._size:
+            raise IndexError(position)
+        entry = self._entry(position)
+        entry = {**entry, "metadata": pack(entry["metadata"]), "dataset": self._name}
+        payload = json.dumps(entry)
+        identity = task_id(_ENVIRONMENT, payload, 0)
+        return Task(identity, _ENVIRONMENT, payload, domain=f"reasoning_gym/{self._name}")
+
+    def _entry(self, position: int) -> dict[str, Any]:
+        for attempt in range(_MOST_TRIES):
+            entry = self._at(position, attempt)
+            if is_heldout(entry["question"]) == self._heldout:
+                return entry
+        split = "heldout" if self._heldout else "train"
+        raise InvalidError(
+            f"tasks.options.dataset: {self._name!r} has too few different questions "
+            f"to find one for the split {split!r}"
+        )
+
+    def _at(self, position: int, attempt: int) -> dict[str, Any]:
+        """Most data sets make entries beyond their size too; the others start over."""
+        try:
+            return self._dataset[position + attempt * self._size]
+        except IndexError:
+            return self._dataset[number(position, attempt) % self._size]
+
+
+def is_heldout(question: str) -> bool:
+    """Whether a question is kept for measuring."""
+    return number("heldout", question) % _HELDOUT_SHARE == 0
+
+
+def pack(value: Any) -> Any:
+    """JSON-able; tuples become `{"()": [...]}`, since some scorers tell them from lists."""
+    if isinstance(value, tuple):
+        return {"()": [pack(item) for item in value]}
+    if isinstance(value, list):
+        return [pack(item) for item in value]
+    if isinstance(value, dict):
+        return {key: pack(item) for key, item in value.items()}
+    return value
+
+
+def unpack(value: Any) -> Any:
+    """What `pack` was given."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {"()"}:
+            return tuple(unpack(item) for item in value["()"])
+        return {key: unpack(item) for key, item in value.items()}
+    return value

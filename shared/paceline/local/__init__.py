@@ -1,0 +1,1 @@
+"""Paceline on one machine: supervisor, embedded store, processes, ports."""

@@ -1,0 +1,285 @@
+"""Supervises the base services on one machine; the controller starts all others.
+
+Needs the `local` extra.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from paceline.config.limits import LimitSettings
+from paceline.config.load import write_settings
+from paceline.config.service import (
+    HeartbeatSettings,
+    LogSettings,
+    ServiceSettings,
+    TracingSettings,
+)
+from paceline.enums import WorkerKind
+from paceline.errors import UnavailableError
+from paceline.files import lock_for_life, token_of
+from paceline.local.ports import PortSlots, is_free
+from paceline.local.processes import Processes
+from paceline.local.store import EmbeddedStore, check_url
+from paceline.server.restarts import RestartBackoff
+from paceline.telemetry.logs import Log
+from paceline.telemetry.monitoring import lay_out, targets_of
+
+HOST = "127.0.0.1"
+STALE_S = 60.0
+KINDS = (WorkerKind.EXPERIENCE, WorkerKind.GATEWAY, WorkerKind.CONTROLLER)
+GRACE_S = {WorkerKind.EXPERIENCE: 5.0, WorkerKind.GATEWAY: 3.0, WorkerKind.CONTROLLER: 20.0}
+_LOOK_EVERY_S = 0.25
+_MOST_FAILURES = 3
+log = Log("local")
+
+
+@dataclass(slots=True)
+class _Supervised:
+    restarts: RestartBackoff
+    settings: ServiceSettings
+    path: Path
+    running: bool = False
+    began_s: float = 0.0
+
+
+class Local:
+    """Starts or adopts the base services of one run directory and keeps them running.
+
+    A killed supervisor leaves them running for a minute; the next one adopts them.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        http_port: int = 8300,
+        store_url: str = "",
+        options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
+        tracing: TracingSettings | None = None,
+        limits: LimitSettings | None = None,
+    ) -> None:
+        self.run_dir = run_dir.resolve()
+        self._store_url = store_url
+        self._options = dict(options or {})
+        self._tracing = tracing
+        self._limits = limits or LimitSettings()
+        self._ports = PortSlots(self.run_dir / "ports.json")
+        self._processes = self._processes_of("up")
+        # 0: any free port, kept for later starts.
+        self._http_port = http_port or self._port(WorkerKind.GATEWAY, "http")
+        self._store: EmbeddedStore | None = None
+        self._supervised: dict[WorkerKind, _Supervised] = {}
+        self._lock: IO[str] | None = None
+        self._stopping = threading.Event()
+        self._guard = threading.Thread(target=self._supervise, name="local", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """URL of the REST API."""
+        return f"http://{HOST}:{self._http_port}"
+
+    @property
+    def token(self) -> str:
+        """The bootstrap token, created by the gateway on its first start."""
+        return token_of(self.run_dir)
+
+    def start(self, *, timeout_s: float = 60.0) -> str:
+        """Start everything; returns the URL of the gateway.
+
+        Raises:
+            StateError: another supervisor serves this run directory.
+            UnavailableError: the port is in use, the store cannot be reached, or a service
+                does not come up.
+        """
+        self._lock = lock_for_life(self.run_dir / "up.lock", what="a supervisor")
+        try:
+            self._check_http_port()
+            lay_out(self.run_dir / "monitoring")
+            self._start_store()
+            self._beat()
+            for kind in KINDS:
+                self._prepare(kind)
+            self._guard.start()
+            self._wait_until_ready(timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        return self.url
+
+    def stop(self) -> None:
+        """Drain and stop everything: the controller with its children first, the store last."""
+        self._stopping.set()
+        if self._guard.ident is not None:
+            self._guard.join()
+        for kind in (WorkerKind.CONTROLLER, WorkerKind.GATEWAY, WorkerKind.EXPERIENCE):
+            # Longer than its own grace, so that it stops its children itself.
+            self._processes.stop(kind, grace_s=GRACE_S[kind] + 8.0)
+            self._processes.forget(kind)
+            if kind is WorkerKind.CONTROLLER:
+                self._end_what_it_left()
+        if self._store is not None:
+            self._store.stop()
+        (self.run_dir / "gateway.json").unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Local:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _processes_of(self, owner: str) -> Processes:
+        folder, logs = self.run_dir / "processes", self.run_dir / "logs"
+        targets = targets_of(self.run_dir)
+        return Processes(folder=folder, logs=logs, owner=owner, targets=targets)
+
+    def _check_http_port(self) -> None:
+        ours = self._processes.find(WorkerKind.GATEWAY)
+        serves = self._processes.alive(WorkerKind.GATEWAY)
+        if serves and ours and ours.labels.get("http_port") == str(self._http_port):
+            return
+        if not is_free(self._http_port, HOST):
+            raise UnavailableError(
+                f"port {self._http_port} on {HOST} is in use; "
+                "stop what holds it or choose another with --port"
+            )
+
+    def _start_store(self) -> None:
+        if self._store_url:
+            check_url(self._store_url)
+            return
+        self._store = EmbeddedStore(self.run_dir, processes=self._processes)
+        self._store.start()
+        self._store_url = self._store.url
+
+    def _prepare(self, kind: WorkerKind) -> None:
+        """Adopt a service that runs with the same settings; replace it if they differ."""
+        path = self.run_dir / "settings" / f"{kind}.yaml"
+        before = path.read_text() if path.exists() else ""
+        settings = self._settings_of(kind)
+        same = write_settings(path, settings) == before
+        adopted = same and self._processes.alive(kind)
+        if not adopted:
+            self._processes.stop(kind, grace_s=GRACE_S[kind])
+        self._supervised[kind] = _Supervised(RestartBackoff(), settings, path, running=adopted)
+
+    def _settings_of(self, kind: WorkerKind) -> ServiceSettings:
+        options = dict(self._options.get(kind, {}))
+        if kind is WorkerKind.GATEWAY:
+            options["http_port"] = self._http_port
+        serves = kind is WorkerKind.EXPERIENCE
+        return ServiceSettings(
+            kind=kind,
+            worker_id=f"{kind}-0",
+            host=HOST,
+            port=self._port(kind, kind),
+            metrics_port=self._port(kind, f"{kind}:metrics"),
+            run_dir=self.run_dir,
+            experience="" if serves else self._address(WorkerKind.EXPERIENCE),
+            store_url=self._store_url if serves else "",
+            grace_s=GRACE_S[kind],
+            logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
+            limits=self._limits,
+            tracing=self._tracing,
+            supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),
+            options=options,
+        )
+
+    def _port(self, kind: WorkerKind, slot: str) -> int:
+        known = self._ports.known(slot)
+        return known if known and self._processes.alive(kind) else self._ports.take(slot)
+
+    def _address(self, kind: WorkerKind) -> str:
+        return f"{HOST}:{self._supervised[kind].settings.port}"
+
+    def _supervise(self) -> None:
+        beaten_s = 0.0
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            if time.monotonic() - beaten_s >= 1.0:
+                self._beat()
+                beaten_s = time.monotonic()
+            try:
+                self._look()
+            except Exception:  # the supervisor boundary of this thread
+                log.exception("look failed")
+
+    def _look(self) -> None:
+        self._look_at_store()
+        now_s = time.monotonic()
+        for kind, service in self._supervised.items():
+            if self._processes.alive(kind):
+                continue
+            if service.running:
+                service.running = False
+                service.restarts.failed(now_s, lived_s=now_s - service.began_s)
+                log.warning("died", process=kind, code=self._processes.exit_code(kind))
+            if now_s >= service.restarts.due_s:
+                self._launch(kind, service)
+
+    def _look_at_store(self) -> None:
+        store = self._store
+        if store is not None and not self._processes.alive("store") and not store.answers():
+            log.warning("died", process="store")
+            store.launch()
+
+    def _launch(self, kind: WorkerKind, service: _Supervised) -> None:
+        command = [sys.executable, "-P", "-m", f"paceline_{kind}", str(service.path)]
+        labels = {
+            "http_port": str(self._http_port),
+            "service": str(kind),
+            "metrics": f"{HOST}:{service.settings.metrics_port}",
+        }
+        self._processes.start(kind, command, mark=str(service.path), labels=labels)
+        service.running = True
+        service.began_s = time.monotonic()
+
+    def _wait_until_ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        waiting = list(KINDS)
+        while waiting:
+            kind = waiting[0]
+            if self._is_ready(kind):
+                waiting.pop(0)
+                continue
+            service = self._supervised[kind]
+            if service.restarts.failures >= _MOST_FAILURES or time.monotonic() > deadline:
+                words = self._processes.last_words(kind)
+                raise UnavailableError(f"the {kind} service does not start: {words}")
+            time.sleep(0.05)
+
+    def _is_ready(self, kind: WorkerKind) -> bool:
+        if kind is WorkerKind.GATEWAY and is_free(self._http_port, HOST):
+            return False
+        return _serving(self._address(kind))
+
+    def _beat(self) -> None:
+        (self.run_dir / "up.beat").touch()
+
+    def _end_what_it_left(self) -> None:
+        """Stop children that a killed controller could not stop."""
+        left = self._processes_of(WorkerKind.CONTROLLER)
+        for record in left.records():
+            left.stop(record.name, grace_s=1.0)
+            left.forget(record.name)
+
+
+def _serving(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        check: Any = health_pb2_grpc.HealthStub(channel).Check  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            reply = check(health_pb2.HealthCheckRequest(), timeout=1.0)
+        except grpc.RpcError:
+            return False
+    return reply.status == health_pb2.HealthCheckResponse.SERVING

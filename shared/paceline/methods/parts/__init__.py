@@ -1,0 +1,1 @@
+"""Building blocks of methods: batches, surrogates, aggregation, group statistics."""

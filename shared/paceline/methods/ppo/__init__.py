@@ -1,0 +1,1 @@
+"""PPO with clipped ratios (arXiv 1707.06347, section 3), optionally with dual clip (1912.09729)."""

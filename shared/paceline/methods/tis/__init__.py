@@ -1,0 +1,5 @@
+"""Truncated importance sampling between engine and trainer.
+
+The clipped surrogate times min(proximal / behaviour, cap): corrects for tokens that the inference
+engine sampled with other numerics or older weights, with bounded variance.
+"""

@@ -1,0 +1,69 @@
+"""The protocols of plug-ins by kind, and how they are found by name.
+
+What a plug-in implements or is given is here. Two things are elsewhere: nouns that services share
+(`Task`, `Transcript`, `Score`, `SamplingParams`) are in `paceline.types`, and what an objective is
+given, which needs torch, is in `paceline.methods.parts.batch`.
+"""
+
+from paceline.plugins.declared import Declared, RegularExpression, declared, declares
+from paceline.plugins.engines import (
+    Engine,
+    EngineFactory,
+    EngineOutput,
+    EngineRequest,
+    EngineStatus,
+    HeaderSpec,
+    TensorSpec,
+    WeightSnapshot,
+)
+from paceline.plugins.environments import (
+    Environment,
+    EnvironmentPlugin,
+    Message,
+    Observation,
+    StepResult,
+    TaskSource,
+)
+from paceline.plugins.groups import Advantage, GroupFilter, Sampler
+from paceline.plugins.model import StrictModel
+from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
+from paceline.plugins.rewards import Reward, RewardInput
+from paceline.plugins.topologies import Session, Topology
+from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, Tracker
+
+__all__ = [
+    "MAX_STOP_TOKENS",
+    "Advantage",
+    "Declared",
+    "Engine",
+    "EngineFactory",
+    "EngineLimits",
+    "EngineOutput",
+    "EngineRequest",
+    "EngineStatus",
+    "Environment",
+    "EnvironmentPlugin",
+    "GroupFilter",
+    "HeaderSpec",
+    "Message",
+    "Observation",
+    "RegularExpression",
+    "Reward",
+    "RewardInput",
+    "Sampler",
+    "Session",
+    "StepResult",
+    "StrictModel",
+    "TaskSource",
+    "TensorSpec",
+    "Topology",
+    "TrackedPoint",
+    "TrackedRun",
+    "TrackedSample",
+    "Tracker",
+    "WeightSnapshot",
+    "declared",
+    "declares",
+    "error_output",
+    "request_problem",
+]

@@ -1,0 +1,21 @@
+"""Imports `module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from paceline.errors import InvalidError
+
+
+def attribute(target: str) -> Any:
+    """What `module:attribute` names.
+
+    Raises:
+        InvalidError: there is no such module, or it has no such attribute.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidError(f"cannot import {target!r}: {error}") from None

@@ -1,0 +1,82 @@
+"""Finds a plug-in by entry-point name, and code of a job by `module:attribute`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from paceline.errors import InvalidError
+from paceline.plugins.environments import EnvironmentPlugin
+from paceline.plugins.loading import attribute
+
+KINDS = (
+    "environments",
+    "topologies",
+    "transforms",
+    "rewards",
+    "filters",
+    "samplers",
+    "replays",
+    "advantages",
+    "objectives",
+    "engines",
+    "trackers",
+)
+# What a job file may name as `module:attribute`: rewards run in children of reward workers,
+# objectives in the job's own trainer. The other kinds run in processes that jobs share, or belong
+# to the installation.
+FROM_MODULES = frozenset({"rewards", "objectives"})
+
+
+@cache
+def installed(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of one plural kind (`rewards`, `filters`, ...), by name."""
+    return {point.name: point for point in entry_points(group=f"paceline.{kind}")}
+
+
+def find(kind: str, name: str) -> Any:
+    """Import the plug-in `name` of a kind.
+
+    Raises:
+        InvalidError: nothing of this name is installed, the kind takes no `module:attribute`, or
+            the module lacks the attribute.
+    """
+    check(kind, name)
+    if ":" not in name:
+        return installed(kind)[name].load()
+    try:
+        return attribute(name)
+    except InvalidError as error:
+        raise InvalidError(f"{kind}: {error}") from None
+
+
+def environment(name: str) -> EnvironmentPlugin:
+    """The descriptor of an environment; imports neither its tasks nor its world.
+
+    Raises:
+        InvalidError: nothing of this name is installed, or it is no `EnvironmentPlugin`.
+    """
+    found = find("environments", name)
+    if not isinstance(found, EnvironmentPlugin):
+        raise InvalidError(f"environments: {name!r} is no EnvironmentPlugin but {found!r}")
+    return found
+
+
+def options_of(kind: str, name: str) -> Any:
+    """What tells the options of a plug-in (see `paceline.config.options`); None: nothing does."""
+    if kind == "environments":
+        target = environment(name).options
+        return attribute(target) if target else None
+    point = installed(f"options.{kind}").get(name)
+    return None if point is None else point.load()
+
+
+def check(kind: str, name: str) -> None:
+    """Raise `InvalidError` if `name` cannot be a plug-in of this kind; imports nothing."""
+    module, colon, attribute = name.partition(":")
+    if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
+        return
+    known = ", ".join(sorted(installed(kind))) or "none"
+    hint = f"; only {' and '.join(sorted(FROM_MODULES))} may be module:attribute" if colon else ""
+    raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}{hint}")

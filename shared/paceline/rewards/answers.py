@@ -1,0 +1,46 @@
+"""Expected answers and their normalised form, shared by the built-in rewards."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from paceline.errors import InvalidError
+from paceline.types import Task
+
+
+def expected(task: Task, field: str) -> str:
+    """The answer in the task's payload.
+
+    Raises:
+        InvalidError: the payload has no such field.
+    """
+    payload: Any = json.loads(task.payload)
+    if not isinstance(payload, dict) or field not in payload:
+        raise InvalidError(f"payload of task {task.task_id!r} has no field {field!r}")
+    value: Any = payload[field]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def normal(text: str, *, strip: bool, casefold: bool, numeric: bool) -> str | None:
+    """The normalised answer for comparison; None if it has to be a number and is not."""
+    if numeric:
+        return number(text)
+    if strip:
+        text = text.strip()
+    return text.casefold() if casefold else text
+
+
+def number(text: str) -> str | None:
+    """A decimal number without thousands separators and trailing zeros: `1,250.0` is `1250`."""
+    try:
+        value = Decimal(text.strip().replace(",", "").replace("_", ""))
+    except InvalidOperation:
+        return None
+    if not value.is_finite() or abs(value.adjusted()) > 1000:
+        return None
+    plain = f"{value:f}"
+    if "." in plain:
+        plain = plain.rstrip("0").rstrip(".")
+    return "0" if value == 0 else plain.removeprefix("+")

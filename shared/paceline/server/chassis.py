@@ -1,0 +1,346 @@
+"""What every service process shares: health, metrics, signals, drain, event logs, orphan guard."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from paceline import __version__
+from paceline.config import ServiceSettings, parse_arguments
+from paceline.enums import WorkerKind
+from paceline.errors import PacelineError, UnavailableError
+from paceline.server.health import Health, Probes
+from paceline.server.orphans import Orphans
+from paceline.telemetry import logs
+from paceline.telemetry.logs import Log
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing import OFF, Tracer
+from paceline.telemetry.tracing import start as start_tracing
+from paceline.telemetry.usage import Usage
+from paceline.transport.request_reader import CheckSize
+from paceline.transport.rpc import PUBLIC_OPTIONS, SERVER_OPTIONS, Admit, ErrorInterceptor
+from paceline.transport.rpc_authorization import Guard, RefusedCallers
+from paceline.transport.tls import server_credentials, wait_for_renewal
+
+CANCEL_S = 5.0
+LATE_S = 1.5
+VERDICT_S = 1.0
+LAST_SPANS_S = 1.0  # less than `LATE_S`: an end by force would lose them
+End = Callable[[int], object]
+log = Log("chassis")
+
+
+@dataclass(slots=True)
+class Chassis:
+    """What a service gets handed: its settings, its gRPC server (not yet started), its metrics."""
+
+    settings: ServiceSettings
+    server: aio.Server
+    metrics: Metrics
+    address: str  # host:port under which others reach it
+    health: Health = field(default_factory=Health)
+    tracer: Tracer = OFF
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    limit: threading.Timer | None = None
+    failed: bool = False
+    usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
+    check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None  # `ErrorInterceptor`
+
+    def __post_init__(self) -> None:
+        if cast(Usage | None, self.usage) is None:
+            self.usage = usage_of(self.settings, self.metrics)
+
+    def stop(self) -> None:
+        """Begin to drain; from here on the process is not ready, and its time is limited."""
+        if self.stopping.is_set():
+            return
+        self.health.drain()
+        self.stopping.set()
+        if self.limit is not None:
+            self.limit.start()
+
+
+class Service:
+    """What `serve` runs. Subclass it; all methods are optional."""
+
+    async def start(self) -> None:
+        """Called before the server accepts calls."""
+
+    async def run(self) -> None:
+        """The service's own work; returning ends the process, raising fails it."""
+        await asyncio.Event().wait()
+
+    async def drain(self) -> None:
+        """Finish or hand over what is open; cut off after `grace_s`."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+Build = Callable[[Chassis], Awaitable[Service]]
+
+
+def main(build: Build, argv: list[str] | None = None) -> int:
+    """`python -m paceline_<service> FILE [FILE ...] [--set FIELD=VALUE ...]`; the exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        settings = parse_arguments(arguments, program="python -m paceline_<service>")
+        logs.setup(settings.logs)
+        return run_process(settings, build)
+    except PacelineError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        log.error("cannot start", error=error)
+        return 3 if isinstance(error, UnavailableError) else 2
+
+
+def run_process(settings: ServiceSettings, build: Build, *, end: End = os._exit) -> int:
+    """Serve as all that this process does; the exit code. See `serve` for `end`."""
+    code = run_loop(serve(settings, build, end=end))
+    # Else the interpreter looks through all objects of torch for seconds before it ends.
+    gc.freeze()
+    return code
+
+
+def run_loop(coroutine: Any) -> Any:
+    """Asyncio on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(coroutine)
+    return uvloop.run(coroutine)
+
+
+async def serve(settings: ServiceSettings, build: Build, *, end: End | None = None) -> int:
+    """Run one service until it is told to stop; 0 after a clean drain, 1 after a failure.
+
+    `end` ends the process at once with this exit code. It is called when the service is still
+    there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
+    """
+    if settings.token and settings.kind not in (WorkerKind.GATEWAY, WorkerKind.CONTROLLER):
+        log.warning("token is not used by this kind of service", kind=settings.kind)
+    metrics = Metrics()
+    metrics.watch_process()
+    metrics.set("build", 1, service=settings.kind, version=__version__)
+    usage = usage_of(settings, metrics)
+    errors = ErrorInterceptor(metrics=metrics, usage=usage, guard=_guard(settings, metrics))
+    server = aio.server(interceptors=[errors], options=_options(settings))
+    port = bind(server, settings)
+    address = address_of(settings, port)
+    about = {"kind": settings.kind, "worker_id": settings.worker_id, "job": settings.job_id}
+    health = Health(settings=settings.probes, about=about)
+    host, port = settings.metrics_host or settings.host, settings.metrics_port
+    probes = Probes(host=host, port=port, health=health, metrics=metrics)
+    try:
+        chassis = Chassis(
+            settings=settings,
+            server=server,
+            metrics=metrics,
+            address=address,
+            health=health,
+            tracer=start_tracing(settings, metrics),
+            usage=usage,
+            check_first=errors.check_first,
+        )
+        if end is not None:
+            chassis.limit = _limit(chassis, end)
+        try:
+            return await _live(chassis, build)
+        finally:
+            chassis.tracer.close(LAST_SPANS_S)
+    finally:
+        probes.close()
+
+
+def _options(settings: ServiceSettings) -> list[tuple[str, Any]]:
+    return PUBLIC_OPTIONS if settings.kind is WorkerKind.GATEWAY else SERVER_OPTIONS
+
+
+def _guard(settings: ServiceSettings, metrics: Metrics) -> Guard | None:
+    if settings.tls is None:
+        return None
+    return Guard(
+        kind=settings.kind, domain=settings.tls.peer_name, refusals=RefusedCallers(metrics)
+    )
+
+
+async def _live(chassis: Chassis, build: Build) -> int:
+    settings = chassis.settings
+    health = HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, chassis.server)
+    _on_signals(chassis)
+    async with _beside(
+        beat=chassis.health.beat,
+        verdict=partial(_pass_verdict, chassis.health, health),
+        usage=chassis.usage.watch,
+        guard=partial(_orphan_guard, chassis),
+        renewal=partial(_renew, chassis),
+        orphans=Orphans().watch,
+    ):
+        service = await build(chassis)
+        await service.start()
+        await chassis.server.start()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        chassis.health.serve()
+        log.info("serving", kind=settings.kind, worker=settings.worker_id, address=chassis.address)
+        work = asyncio.create_task(service.run(), name="run")
+        await _until_stopped(chassis, work)
+        chassis.stop()
+        await health.enter_graceful_shutdown()
+        await _end(chassis, service, work)
+    log.info("stopped", kind=settings.kind, worker=settings.worker_id, failed=chassis.failed)
+    return 1 if chassis.failed else 0
+
+
+async def _pass_verdict(health: Health, servicer: HealthServicer) -> None:
+    """Tell gRPC health too when this process should be restarted: a controller may ask that way."""
+    before = ""
+    while True:
+        await asyncio.sleep(VERDICT_S)
+        why = health.why_dead()
+        if bool(why) != bool(before):
+            log.warning("not alive" if why else "alive again", why=why or before)
+            reply = health_pb2.HealthCheckResponse
+            await servicer.set("", reply.NOT_SERVING if why else reply.SERVING)
+        before = why
+
+
+def usage_of(settings: ServiceSettings, metrics: Metrics) -> Usage:
+    """Of a process of this kind; every episode of an environment waits for itself."""
+    return Usage(metrics, service=settings.kind, each=settings.kind is WorkerKind.ENVIRONMENT)
+
+
+def bind(server: aio.Server, settings: ServiceSettings) -> int:
+    """Bind the gRPC port; raises `UnavailableError` if it is taken, `ConfigError` about `tls`."""
+    wanted = _joined(settings.host, settings.port)
+    credentials = None if settings.tls is None else server_credentials(settings.tls)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(wanted)
+        else:
+            port = server.add_secure_port(wanted, credentials)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise UnavailableError(
+            f"port {settings.port} on {settings.host} is in use; "
+            "stop what holds it or choose another"
+        )
+    return port
+
+
+def address_of(settings: ServiceSettings, port: int) -> str:
+    """Where others reach this process; IPv6 addresses get their brackets."""
+    if not settings.advertise:
+        return _joined(settings.host, port)
+    host, _, told = settings.advertise.rpartition(":")
+    return _joined(host, told)
+
+
+def _joined(host: str, port: int | str) -> str:
+    bare = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if bare else f"{host}:{port}"
+
+
+def _on_signals(chassis: Chassis) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, chassis.stop)
+
+
+@asynccontextmanager
+async def _beside(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Let these run until the block ends; one that fails says so, and the rest goes on."""
+    tasks = [asyncio.create_task(_told(name, each), name=name) for name, each in watches.items()]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _told(name: str, watch: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await watch()
+    except Exception:  # the supervisor boundary of this task
+        log.exception("watch failed", watch=name)
+
+
+async def _until_stopped(chassis: Chassis, work: asyncio.Task[None]) -> None:
+    stop = asyncio.create_task(chassis.stopping.wait(), name="stop")
+    await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+
+
+async def _end(chassis: Chassis, service: Service, work: asyncio.Task[None]) -> None:
+    """Cancel the work if it goes on, drain, close."""
+    grace_s = chassis.settings.grace_s
+    try:
+        async with asyncio.timeout(grace_s):
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work}, timeout=CANCEL_S)
+            chassis.failed = _has_failed(work)
+            await service.drain()
+    except TimeoutError:
+        log.warning("drain cut off", grace_s=grace_s)
+    await chassis.server.stop(0.5)
+    await service.close()
+
+
+def _has_failed(work: asyncio.Task[None]) -> bool:
+    if work.done() and not work.cancelled() and (error := work.exception()) is not None:
+        log.exception("service failed", of=error, error=error, exc=type(error).__name__)
+        return True
+    return False
+
+
+def _limit(chassis: Chassis, end: End) -> threading.Timer:
+    grace_s = chassis.settings.grace_s
+
+    def cut() -> None:
+        log.error("ended by force", grace_s=grace_s, failed=chassis.failed)
+        end(1 if chassis.failed else 0)
+
+    limit = threading.Timer(grace_s + LATE_S, cut)
+    limit.daemon = True
+    return limit
+
+
+async def _renew(chassis: Chassis) -> None:
+    """End this process after its certificates have changed; its supervisor starts it again."""
+    if chassis.settings.tls is not None:
+        await wait_for_renewal(chassis.settings.tls)
+        chassis.stop()
+
+
+async def _orphan_guard(chassis: Chassis) -> None:
+    """End this process when its supervisor has been away for too long."""
+    beat = chassis.settings.supervisor
+    if beat is None:
+        return
+    started = time.time()
+    while True:
+        await asyncio.sleep(min(2.0, beat.stale_s / 4))
+        try:
+            seen = beat.path.stat().st_mtime
+        except FileNotFoundError:
+            seen = 0.0
+        if time.time() - max(seen, started) > beat.stale_s:
+            log.warning("supervisor is gone", stale_s=beat.stale_s)
+            chassis.stop()
+            return

@@ -1,0 +1,89 @@
+"""Registers a worker in the roster: joins, sends heartbeats, and rejoins when forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline import wire
+from paceline.errors import NotFoundError, PacelineError
+from paceline.telemetry.logs import Log
+from paceline.transport.rpc import call
+from paceline.types import Worker
+from paceline.v1 import roster_pb2 as pb
+from paceline.v1 import types_pb2
+from paceline.weights.route import TransferProgress
+
+if TYPE_CHECKING:
+    from paceline.v1.roster_pb2_grpc import RosterAsyncStub
+
+log = Log("membership")
+Report = Callable[[], Worker]
+
+
+class Membership:
+    """Keeps one worker in the roster.
+
+    `report` returns its current endpoint, version and load, `progress` the weights that it can
+    serve to peers, complete or partial.
+    """
+
+    def __init__(
+        self,
+        *,
+        roster: RosterAsyncStub,
+        report: Report,
+        progress: Callable[[], Sequence[TransferProgress]] = tuple,
+        period_s: float = 1.0,
+    ) -> None:
+        self._roster = roster
+        self._report = report
+        self._progress = progress
+        self._period_s = period_s
+
+    async def run(self) -> None:
+        """Join and send heartbeats until cancelled, retrying while experience is unreachable."""
+        joined = False
+        while True:
+            try:
+                if not joined:
+                    await self.join()
+                    joined = True
+                await self.beat()
+            except NotFoundError:
+                joined = False
+                await asyncio.sleep(min(0.1, self._period_s))
+                continue
+            except PacelineError as error:
+                log.warning("heartbeat failed", error=error)
+            await asyncio.sleep(self._period_s)
+
+    async def join(self) -> None:
+        """Join the roster, or update the entry there."""
+        request = pb.JoinRequest(worker=wire.to_proto(self._report(), types_pb2.Worker))
+        await call(self._roster.Join, request, timeout_s=10.0, idempotent=True)
+
+    async def beat(self) -> None:
+        """Send a heartbeat with load and served weights.
+
+        Raises:
+            NotFoundError: the roster has forgotten this worker; join again.
+        """
+        worker, transfers = self._report(), self._progress()
+        request = pb.HeartbeatRequest(
+            worker_id=worker.worker_id,
+            active_version=worker.active_version,
+            load=worker.load,
+            held_versions=[each.version for each in transfers],
+            transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
+        )
+        await call(self._roster.Heartbeat, request, timeout_s=5.0)
+
+    async def leave(self) -> None:
+        """Leave the roster, so that the worker gets no more work."""
+        request = pb.LeaveRequest(worker_id=self._report().worker_id)
+        try:
+            await call(self._roster.Leave, request, timeout_s=2.0)
+        except PacelineError as error:
+            log.warning("cannot leave", error=error)

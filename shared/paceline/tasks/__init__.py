@@ -1,1 +1,0 @@
-"""Task sources: collections of problem instances, addressed by position."""

@@ -1,0 +1,1 @@
+"""Logs, metrics, usage, traces, and monitoring rules."""

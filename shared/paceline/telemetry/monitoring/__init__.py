@@ -1,0 +1,81 @@
+"""What Prometheus and Grafana read: rules, dashboards, and the targets of a run directory.
+
+`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring: links in a
+checkout, copies in a wheel.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from paceline.files import write_json
+
+PACKAGE = Path(__file__).parent
+DASHBOARDS = PACKAGE / "dashboards"
+RULES = PACKAGE / "rules"
+PROMETHEUS_URL = "http://127.0.0.1:9090"
+TARGETS = "targets"
+
+
+class Targets:
+    """What Prometheus scrapes, a file for each process; it sees a change within a second.
+
+    Several supervisors may share the folder; names are unique in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def tell(self, name: str, *, address: str, labels: Mapping[str, str]) -> None:
+        """A process of this name answers at host:port; empty labels are left out."""
+        told = {"app": "paceline"} | {key: value for key, value in labels.items() if value}
+        write_json(self._folder / f"{name}.json", [{"targets": [address], "labels": told}])
+
+    def forget(self, name: str) -> None:
+        """It is gone for good."""
+        (self._folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def targets_of(run_dir: Path) -> Targets:
+    """Those of a run directory."""
+    return Targets(run_dir / "monitoring" / TARGETS)
+
+
+def lay_out(folder: Path) -> None:
+    """Write what `prometheus --config.file` and Grafana's provisioning need into `folder`."""
+    for source in (DASHBOARDS, RULES):
+        place = folder / source.name
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(source, place)
+    (folder / TARGETS).mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(PACKAGE / "prometheus.yml", folder / "prometheus.yml")
+    for name, content in _provisioning(folder / DASHBOARDS.name).items():
+        path = folder / "grafana" / name / "paceline.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def _provisioning(dashboards: Path) -> dict[str, dict[str, object]]:
+    source = {
+        "name": "Paceline",
+        "uid": "paceline",
+        "type": "prometheus",
+        "access": "proxy",
+        "url": PROMETHEUS_URL,
+        "isDefault": True,
+        "jsonData": {"timeInterval": "5s"},
+    }
+    provider = {
+        "name": "paceline",
+        "folder": "Paceline",
+        "type": "file",
+        "options": {"path": str(dashboards.resolve())},
+    }
+    return {
+        "datasources": {"apiVersion": 1, "datasources": [source]},
+        "dashboards": {"apiVersion": 1, "providers": [provider]},
+    }

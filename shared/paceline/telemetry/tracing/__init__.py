@@ -1,0 +1,28 @@
+"""OpenTelemetry traces from prompt to gradient step; nothing is imported for them while off."""
+
+from paceline.telemetry.tracing.context import (
+    Context,
+    derived,
+    episode_context,
+    parse,
+    sampled,
+    step_context,
+    traceparent,
+)
+from paceline.telemetry.tracing.spans import NOTHING, OFF, Span, Tracer
+from paceline.telemetry.tracing.start import start
+
+__all__ = [
+    "NOTHING",
+    "OFF",
+    "Context",
+    "Span",
+    "Tracer",
+    "derived",
+    "episode_context",
+    "parse",
+    "sampled",
+    "start",
+    "step_context",
+    "traceparent",
+]

@@ -1,0 +1,87 @@
+"""Spans as messages of OTLP, straight from how services make them.
+
+OpenTelemetry's own encoder wants a `ReadableSpan` first and takes three times as long; it was what
+most of the cost of a trace went into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2 as common
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2 as pb
+
+from paceline.telemetry.tracing.context import Context
+from paceline.telemetry.tracing.spans import Span, Value
+
+_KINDS = {"client": pb.Span.SPAN_KIND_CLIENT, "server": pb.Span.SPAN_KIND_SERVER}
+# Whether a parent is in another process is not told apart: both are said not to be.
+_FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
+
+
+def request_of(
+    spans: Iterable[Span], resource: Resource, scope: common.InstrumentationScope
+) -> ExportTraceServiceRequest:
+    """A message with the spans of one process."""
+    inside = pb.ScopeSpans(scope=scope, spans=map(message, spans))
+    return ExportTraceServiceRequest(
+        resource_spans=[pb.ResourceSpans(resource=resource, scope_spans=[inside])]
+    )
+
+
+def resource_of(attributes: Mapping[str, Value]) -> Resource:
+    """What is told of a process."""
+    return Resource(attributes=[_pair(*each) for each in attributes.items()])
+
+
+def message(span: Span) -> pb.Span:
+    """One span; the attribute `kind` becomes the span's kind."""
+    context, parent, kind = span.context, span.parent, span.attributes.get("kind", "")
+    made = pb.Span(
+        trace_id=context.trace.to_bytes(16, "big"),
+        span_id=context.span.to_bytes(8, "big"),
+        parent_span_id=parent.span.to_bytes(8, "big") if parent else b"",
+        name=span.name,
+        kind=_KINDS.get(str(kind), pb.Span.SPAN_KIND_INTERNAL),
+        start_time_unix_nano=span.start_ns,
+        end_time_unix_nano=span.end_ns,
+        attributes=[_pair(_named(k), v) for k, v in span.attributes.items() if k != "kind"],
+        flags=_FLAGS,
+    )
+    if span.error:
+        made.status.code, made.status.message = pb.Status.STATUS_CODE_ERROR, span.error
+    for name, at, attributes in span.events:
+        pairs = [_pair(_named(key), value) for key, value in attributes.items()]
+        made.events.add(name=name, time_unix_nano=at, attributes=pairs)
+    made.links.extend(map(_link, span.links))
+    return made
+
+
+def _link(context: Context) -> pb.Span.Link:
+    return pb.Span.Link(
+        trace_id=context.trace.to_bytes(16, "big"),
+        span_id=context.span.to_bytes(8, "big"),
+        flags=_FLAGS,
+    )
+
+
+def _named(name: str) -> str:
+    return name if "." in name else f"paceline.{name}"
+
+
+def _pair(name: str, value: Value) -> common.KeyValue:
+    return common.KeyValue(key=name, value=_value(value))
+
+
+def _value(value: Value) -> common.AnyValue:
+    if isinstance(value, str):
+        return common.AnyValue(string_value=value)
+    if isinstance(value, bool):
+        return common.AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return common.AnyValue(int_value=value)
+    if isinstance(value, float):
+        return common.AnyValue(double_value=value)
+    return common.AnyValue(array_value=common.ArrayValue(values=map(_value, value)))

@@ -1,0 +1,26 @@
+"""The tracer that a process's settings ask for."""
+
+from __future__ import annotations
+
+from paceline.config.service import ServiceSettings
+from paceline.errors import ConfigError
+from paceline.telemetry.metrics import Metrics
+from paceline.telemetry.tracing.spans import OFF, Tracer
+
+
+def start(settings: ServiceSettings, metrics: Metrics) -> Tracer:
+    """Off unless `tracing` is set; OpenTelemetry is imported only then.
+
+    Raises:
+        ConfigError: the `tracing` extra is not installed, or a file of the section is not there.
+    """
+    if settings.tracing is None:
+        return OFF
+    try:
+        from paceline.telemetry.tracing.export import Pipeline
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing: {error.name} is not installed; install paceline[tracing] or remove it"
+        ) from None
+    pipeline = Pipeline(settings.tracing, process=settings, metrics=metrics)
+    return Tracer(take=pipeline.put, share=settings.tracing.sample, close=pipeline.close)

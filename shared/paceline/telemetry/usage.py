@@ -1,0 +1,139 @@
+"""How busy a process is and which service it waits for, to find bottlenecks.
+
+Waits are measured by the waiting process, so that a suspended service shows up in its callers. Time
+in which the waiting process itself did not run does not count: its event loop samples the clock
+every `TICK_S`, and a late sample means that it was not running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from paceline.telemetry.metric_names import NAMES
+from paceline.telemetry.metrics import Metrics
+
+TICK_S = 0.1
+STALL_TICKS = 2.0  # ticks without a sample that count as a stall
+
+
+def ran(passed_s: float) -> float:
+    """How much of the time between two samples the process ran: one tick if the sample is late."""
+    return TICK_S if passed_s > STALL_TICKS * TICK_S else passed_s
+
+
+def nowhere(on: str) -> AbstractContextManager[None]:
+    """A `Usage.wait` that measures nothing."""
+    return nullcontext()
+
+
+class _Timed:
+    """Raises a count while a block runs, after accounting for the time before it."""
+
+    __slots__ = ("_count", "_counts", "_name")
+
+    def __init__(self, count: Callable[[], None], counts: Counter[str], name: str) -> None:
+        self._count = count
+        self._counts = counts
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._count()
+        self._counts[self._name] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._count()
+        self._counts[self._name] -= 1
+
+
+class Usage:
+    """Utilisation of one process, in cumulative seconds.
+
+    `each`: whether concurrent waits for the same service add up (episodes of an environment) or
+    count once (calls of a server).
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        service: str,
+        each: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._service = service
+        self._each = each
+        self._clock = clock
+        self._waiting: Counter[str] = Counter()
+        self._handling: Counter[str] = Counter()
+        self._seconds: dict[tuple[str, str], float] = {}  # by metric and service, not exported yet
+        self._serves = service in NAMES["handling"].services
+        self._busy: Callable[[], float] | None = None
+        self._in_use: Callable[[], float] | None = None
+        self._last = clock()
+        metrics.set("capacity", 1.0, service=service)
+        metrics.add("stalled", 0.0, service=service)
+
+    def measure_seconds(self, busy: Callable[[], float]) -> None:
+        """Measure use by `busy`, which returns the seconds in use since the start."""
+        self._busy = busy
+
+    def measure_slots(self, in_use: Callable[[], float], *, capacity: float) -> None:
+        """Measure use by `in_use`, which returns how much of `capacity` is in use now."""
+        self._in_use = in_use
+        self._metrics.set("capacity", capacity, service=self._service)
+
+    def wait(self, on: str) -> AbstractContextManager[None]:
+        """Count a wait for a service while the context is open."""
+        return _Timed(self.count, self._waiting, on)
+
+    def handle(self) -> AbstractContextManager[None]:
+        """Count a call being handled while the context is open."""
+        return _Timed(self.count, self._handling, "")
+
+    def waits(self, on: str) -> bool:
+        """Whether anything waits for this service."""
+        return self._waiting[on] > 0
+
+    def sample(self) -> None:
+        """Account for the time since the last sample, and export all that was counted."""
+        self.count()
+        for (name, on), seconds in self._seconds.items():
+            more = {"waiting_on": on} if on else {}
+            self._metrics.add(name, seconds, service=self._service, **more)
+        self._seconds.clear()
+
+    def count(self) -> None:
+        """Account for the time since the last sample; every wait does so at both of its ends."""
+        now = self._clock()
+        passed, self._last = now - self._last, now
+        seconds = ran(passed)
+        stalled = passed - seconds
+        if stalled:
+            self._add("stalled", "", stalled)
+        if self._handling[""] and self._serves:
+            self._add("handling", "", passed)
+        for on, count in self._waiting.items():
+            if count:
+                self._add("wait", on, seconds * count if self._each else seconds)
+
+    def _add(self, name: str, on: str, seconds: float) -> None:
+        key = (name, on)
+        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+
+    async def watch(self) -> None:
+        """Sample every tick, and export the capacity in use."""
+        last, started = self._clock(), time.thread_time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.sample()
+            passed, last = self._clock() - last, self._clock()
+            if self._in_use is not None:
+                self._metrics.add("busy", self._in_use() * passed, service=self._service)
+            else:
+                spent = self._busy() if self._busy else time.thread_time() - started
+                self._metrics.total("busy", spent, service=self._service)

@@ -1,0 +1,113 @@
+"""The contract of environments: their tasks, their world, and that neither needs the other."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from paceline.plugins import Environment, EnvironmentPlugin, Observation, StepResult, TaskSource
+from paceline.testing.common import expect, expect_type, is_number, resolved
+from paceline.types import Task
+
+MAX_TURNS = 64
+SOME = 16  # tasks that are looked at
+IMPORT_S = 120.0
+Answer = Callable[[Task], str]
+Played = list[tuple[Observation, float, bool, bool]]
+_ALONE = "import importlib, sys; importlib.import_module({0!r}); sys.exit({1!r} in sys.modules)"
+
+
+def fulfils_the_contract(
+    plugin: str | EnvironmentPlugin,
+    options: Mapping[str, Any] | None = None,
+    *,
+    answer: Answer = lambda _: "",
+    reward: float | None = None,
+) -> None:
+    """Tasks are the same for the same seed, and the world plays them to an end.
+
+    `answer` is what the policy says to a task in each turn; `reward` is what the episode is then
+    worth in all, None if it does not matter.
+    """
+    found = resolved("environments", plugin)
+    expect(isinstance(found, EnvironmentPlugin), f"{found!r} is no EnvironmentPlugin")
+    descriptor = cast(EnvironmentPlugin, found)
+    given = dict(options or {})
+    tasks_keep_their_order(descriptor.load_tasks(), given)
+    needs_no_world(descriptor)
+    source = descriptor.load_tasks()(seed=0, **given)
+    asyncio.run(plays(descriptor.load_world(), source[0], given, answer=answer, reward=reward))
+
+
+def tasks_keep_their_order(
+    make: Callable[..., TaskSource], options: Mapping[str, Any] | None = None
+) -> None:
+    """A task is a function of options, seed and position; its id says which it is."""
+    given = dict(options or {})
+    first, again = make(seed=7, **given), make(seed=7, **given)
+    size = len(first)
+    expect(size > 0, "a source with these options has no tasks")
+    expect(len(again) == size, "the same options and seed give another number of tasks")
+    for place in {*range(min(SOME, size)), size - 1}:
+        task = first[place]
+        expect_type(task, Task, f"task {place}")
+        expect(task == again[place], f"task {place} differs for the same options and seed")
+        expect(task == first[place], f"task {place} differs when it is asked for again")
+    try:
+        beyond = first[size]
+    except IndexError:
+        return
+    raise AssertionError(f"position {size} of {size} tasks is {beyond!r}; IndexError is due")
+
+
+def needs_no_world(plugin: EnvironmentPlugin) -> None:
+    """Tasks are imported by a service that does not have what the world needs."""
+    tasks, world = (target.partition(":")[0] for target in (plugin.tasks, plugin.world))
+    if tasks == world:
+        return
+    command = [sys.executable, "-c", _ALONE.format(tasks, world)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S)
+    expect(not done.returncode, f"{tasks} imports {world}, or fails alone: {done.stderr}")
+
+
+async def plays(
+    make: Callable[..., Environment],
+    task: Task,
+    options: Mapping[str, Any] | None = None,
+    *,
+    answer: Answer = lambda _: "",
+    reward: float | None = None,
+) -> None:
+    """The world starts, steps and ends; a replayable one does the same a second time."""
+    world = make(**(options or {}))
+    replayable = getattr(world, "replayable", None)
+    expect(isinstance(replayable, bool), f"replayable is {replayable!r}; True or False is due")
+    first = await _episode(world, task, answer(task))
+    total = sum(worth for _, worth, _, _ in first)
+    expect(reward in {None, total}, f"the episode is worth {total}, not {reward}")
+    second = await _episode(make(**(options or {})), task, answer(task))
+    if replayable:
+        expect(first == second, "replayable, but the same seed and actions lead elsewhere")
+
+
+async def _episode(world: Environment, task: Task, action: str) -> Played:
+    try:
+        shown = await world.reset(task, 3)
+        expect_type(shown, Observation, "the answer of reset")
+        expect(shown.messages or shown.text, "the first observation shows the policy nothing")
+        played: Played = [(shown, 0.0, False, False)]
+        while not (played[-1][2] or played[-1][3]):
+            expect(len(played) <= MAX_TURNS, f"no end after {MAX_TURNS} turns")
+            played.append(_checked(await world.step(action)))
+        return played
+    finally:
+        await world.close()
+
+
+def _checked(result: StepResult) -> tuple[Observation, float, bool, bool]:
+    expect_type(result, StepResult, "the answer of step")
+    expect(is_number(result.reward), f"a step is worth {result.reward!r}; a finite number is due")
+    return result.observation, float(result.reward), result.done, result.truncated

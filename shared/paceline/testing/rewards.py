@@ -1,0 +1,64 @@
+"""The contract of rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.plugins import Reward, RewardInput
+from paceline.testing.common import expect, is_number, resolved
+from paceline.types import Score, Task
+
+# What policies say when nobody looks.
+STRANGE = ("", " ", "\0", "\ud7ff\u202e\U0001f642", "{" * 1000, "9" * 5000, "nan", "\n" * 100)
+
+
+def item(
+    response: str, *, environment_reward: float = 0.0, truncated: bool = False, **payload: Any
+) -> RewardInput:
+    """A response to a task whose payload has these fields."""
+    task = Task(task_id="contract", environment="contract", payload=json.dumps(payload))
+    return RewardInput("contract-1.0/0", task, response, environment_reward, truncated)
+
+
+def fulfils_the_contract(
+    plugin: str | Reward,
+    options: Mapping[str, Any] | None = None,
+    *,
+    items: Sequence[RewardInput],
+    rewards: Sequence[float] | None = None,
+) -> None:
+    """A finite score for each item, twice the same, and for strange responses to its task too.
+
+    `rewards` are what the items are worth.
+    """
+    reward: Reward = resolved("rewards", plugin)
+    given = dict(options or {})
+    expect(items, "at least one item is needed")
+    found = [_points(reward, each, given) for each in items]
+    again = [_points(reward, each, given) for each in reversed(items)]
+    expect(found == again[::-1], f"the same items are worth {found}, then {again[::-1]}")
+    if rewards is not None:
+        expect(found == list(rewards), f"the items are worth {found}, not {list(rewards)}")
+    for text in STRANGE:
+        strange = RewardInput("contract-1.0/1", items[0].task, text, truncated=True)
+        _points(reward, strange, given)
+
+
+def _points(reward: Reward, each: RewardInput, options: Mapping[str, Any]) -> float:
+    value = reward(each, **options)
+    if inspect.isawaitable(value):
+        value = asyncio.run(_finished(value))
+    if isinstance(value, Score):
+        wrong = {name: points for name, points in value.parts.items() if not is_number(points)}
+        expect(not wrong, f"parts that are no finite numbers: {wrong} for {each.response!r}")
+        value = value.reward
+    expect(is_number(value), f"{value!r} for {each.response!r}; a finite number or Score is due")
+    return float(value)
+
+
+async def _finished(value: Any) -> Any:
+    return await value

@@ -1,0 +1,134 @@
+"""Builds a transcript from tokens as they come; sampled text is never tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paceline.enums import TokenSource
+from paceline.errors import InvalidError
+from paceline.types import StepMark, TokenSpan, Transcript, VersionRun
+
+
+class TranscriptBuilder:
+    """Grows at the end only. Neighbouring tokens of one source share a span."""
+
+    __slots__ = ("_logprobs", "_runs", "_spans", "_steps", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[TokenSpan] = []
+        self._runs: list[VersionRun] = []
+        self._steps: list[StepMark] = []
+
+    @classmethod
+    def resume(cls, transcript: Transcript) -> TranscriptBuilder:
+        """Go on from what an earlier attempt has left."""
+        made = cls()
+        made.tokens = list(transcript.tokens)
+        made._logprobs = list(transcript.logprobs)
+        made._spans = list(transcript.spans)
+        made._runs = list(transcript.versions)
+        made._steps = list(transcript.steps)
+        return made
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return len(self._logprobs)
+
+    @property
+    def turns(self) -> list[TokenSpan]:
+        """Policy spans: one for each turn, the last one perhaps unfinished."""
+        return [span for span in self._spans if span.source is TokenSource.POLICY]
+
+    @property
+    def awaits_policy(self) -> bool:
+        """Whether the last token was shown to the policy rather than sampled by it."""
+        return bool(self._spans) and self._spans[-1].source is not TokenSource.POLICY
+
+    def add(self, tokens: Sequence[int], source: TokenSource) -> None:
+        """Append tokens that the policy is shown; only what is new."""
+        if source is TokenSource.POLICY:
+            raise InvalidError("policy tokens need log-probs and versions: use add_policy")
+        self._extend(tokens, source)
+
+    def add_spans(self, tokens: Sequence[int], spans: Iterable[TokenSpan]) -> None:
+        """Append rendered tokens with spans counted from their start."""
+        for span in spans:
+            self.add(tokens[span.start : span.end], span.source)
+
+    def add_policy(
+        self, tokens: Sequence[int], logprobs: Sequence[float], versions: Iterable[VersionRun]
+    ) -> None:
+        """Append sampled tokens, the sampled end of turn among them.
+
+        Raises:
+            InvalidError: the three disagree about how many tokens there are.
+        """
+        runs = [run for run in versions if run.count]
+        told = sum(run.count for run in runs)
+        if not len(tokens) == len(logprobs) == told:
+            raise InvalidError(
+                f"{len(tokens)} policy tokens came with {len(logprobs)} log-probs "
+                f"and versions for {told}"
+            )
+        self._extend(tokens, TokenSource.POLICY)
+        self._logprobs.extend(logprobs)
+        for run in runs:
+            self._runs = merge_run(self._runs, run)
+
+    def pop_turn(self) -> tuple[list[int], list[float], list[VersionRun]]:
+        """Take the last turn off again: its tokens, log-probs and versions."""
+        if not self._spans or self._spans[-1].source is not TokenSource.POLICY:
+            return [], [], []
+        span = self._spans.pop()
+        count = span.end - span.start
+        tokens, self.tokens = self.tokens[span.start :], self.tokens[: span.start]
+        keep = len(self._logprobs) - count
+        logprobs, self._logprobs = self._logprobs[keep:], self._logprobs[:keep]
+        every = [run.version for run in self._runs for _ in range(run.count)]
+        self._runs, runs = _runs(every[:keep]), _runs(every[keep:])
+        return tokens, logprobs, runs
+
+    def mark_step(self, start: int, *, reward: float) -> None:
+        """Note what the environment said of the turn that began at `start`."""
+        self._steps.append(StepMark(start, len(self.tokens), reward))
+
+    def build(self, *, steps: bool = True) -> Transcript:
+        """The transcript so far."""
+        return Transcript(
+            tokens=tuple(self.tokens),
+            spans=tuple(self._spans),
+            logprobs=tuple(self._logprobs),
+            versions=tuple(self._runs),
+            steps=tuple(self._steps) if steps else (),
+        )
+
+    def _extend(self, tokens: Sequence[int], source: TokenSource) -> None:
+        if not tokens:
+            return
+        start = len(self.tokens)
+        self.tokens.extend(tokens)
+        if self._spans and self._spans[-1].source is source:
+            start = self._spans.pop().start
+        self._spans.append(TokenSpan(start, len(self.tokens), source))
+
+
+def merge_run(runs: list[VersionRun], run: VersionRun) -> list[VersionRun]:
+    """`runs` with one more at the end; equal neighbours become one."""
+    if runs and runs[-1].version == run.version:
+        runs[-1] = VersionRun(run.version, runs[-1].count + run.count)
+    else:
+        runs.append(run)
+    return runs
+
+
+def _runs(versions: Iterable[int]) -> list[VersionRun]:
+    runs: list[VersionRun] = []
+    for version in versions:
+        merge_run(runs, VersionRun(version, 1))
+    return runs

@@ -1,0 +1,6 @@
+"""Built-in topologies, which drive an episode: who acts when, and which transcripts result.
+
+A topology is a coroutine function in a module of its own, registered under its name in
+`pyproject.toml` (`paceline.topologies`, and `paceline.options.topologies` for its options); see
+`docs/plugins.md`.
+"""

@@ -1,0 +1,1 @@
+"""How two processes talk, and who may: gRPC, TLS, callers, access."""

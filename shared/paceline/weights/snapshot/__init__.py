@@ -1,0 +1,1 @@
+"""A snapshot of weights: layout, memory, verification, and deltas between versions."""

@@ -1,0 +1,1 @@
+"""Transfers of whole versions: which peers to pull from, retries, and the server side."""

@@ -1,0 +1,157 @@
+"""Built-in plug-ins do what `paceline.testing` asks of everybody's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.plugins import EnvironmentPlugin, registry
+from paceline.testing import (
+    advantages,
+    environments,
+    filters,
+    objectives,
+    rewards,
+    samplers,
+    topologies,
+)
+from paceline.types import Task
+
+OURS = "paceline"
+REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "exact": ({}, [1.0, 0.0]),
+    "regex": ({"pattern": r"^\d+$"}, [1.0, 0.0]),
+    "environment": ({}, [0.5, 0.25]),
+    "python": ({"function": "paceline.rewards.exact:exact", "casefold": True}, [1.0, 0.0]),
+}
+
+
+def built_in(kind: str) -> list[str]:
+    points = registry.installed(kind).items()
+    return sorted(name for name, point in points if point.dist and point.dist.name == OURS)
+
+
+def answer(task: Task) -> str:
+    return str(json.loads(task.payload)["answer"])
+
+
+@pytest.mark.parametrize("name", built_in("environments"))
+def test_environments(name: str) -> None:
+    options = {"dataset": "chain_sum", "size": 40} if name == "reasoning_gym" else {"digits": 1}
+    environments.fulfils_the_contract(name, options, answer=answer, reward=1.0)
+
+
+@pytest.mark.parametrize("name", built_in("topologies"))
+def test_topologies(name: str) -> None:
+    session = topologies.fulfils_the_contract(name)
+    assert session.calls == ["reset", *["act", "step"] * 5]
+
+
+@pytest.mark.parametrize("name", built_in("rewards"))
+def test_rewards(name: str) -> None:
+    options, worth = REWARDS[name]
+    items = [
+        rewards.item("42", answer="42", environment_reward=0.5),
+        rewards.item("no", answer="42", environment_reward=0.25),
+    ]
+    rewards.fulfils_the_contract(name, options, items=items, rewards=worth)
+
+
+@pytest.mark.parametrize("name", built_in("filters"))
+def test_filters(name: str) -> None:
+    filters.fulfils_the_contract(name, keeps=[(0.0, 1.0)], drops=[(1.0, 1.0)])
+
+
+@pytest.mark.parametrize("name", built_in("samplers"))
+def test_samplers(name: str) -> None:
+    samplers.fulfils_the_contract(name)
+
+
+@pytest.mark.parametrize("name", built_in("advantages"))
+def test_advantages(name: str) -> None:
+    advantages.fulfils_the_contract(name)
+
+
+@pytest.mark.parametrize("name", built_in("objectives"))
+def test_objectives(name: str) -> None:
+    objectives.fulfils_the_contract(name)
+
+
+def too_large(rewards: Any, groups: Any, lengths: Any) -> Any:
+    del groups, lengths
+    return rewards * 1e99
+
+
+def not_a_reason(rewards: Any) -> Any:
+    return rewards[0] > 0
+
+
+class Forgetful:
+    """Starts anew from any state."""
+
+    def __init__(self, size: int, *, seed: int, epochs: int | None) -> None:
+        del seed
+        self._left = size * (epochs or 1000)
+
+    def next(self) -> int | None:
+        self._left -= 1
+        return self._left % 17 if self._left >= 0 else None
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Any) -> None:
+        del state
+
+
+def per_micro_batch(batch: Any, options: Any) -> Any:
+    from paceline.methods.parts.batch import Loss
+
+    del options
+    return Loss((batch.logprobs * batch.advantages).mean())
+
+
+per_micro_batch.__annotations__["options"] = registry.options_of("objectives", "ppo_clip")
+
+
+async def hasty(session: Any, **options: Any) -> Any:
+    del options
+    await session.reset()
+    return (session.transcript(),)
+
+
+@pytest.mark.parametrize(
+    ("suite", "plugin", "more", "message"),
+    [
+        (
+            environments,
+            EnvironmentPlugin(tasks=f"{__name__}:missing", world="nowhere:at_all"),
+            {},
+            "cannot import",
+        ),
+        (topologies, hasty, {}, "it left before the end: reset"),
+        (
+            rewards,
+            lambda item: float("nan") if not item.response else 1.0,  # pyright: ignore
+            {"items": [rewards.item("42")]},
+            "nan for ''; a finite number or Score is due",
+        ),
+        (filters, not_a_reason, {}, "the reason for .* is False; a str is due"),
+        (
+            samplers,
+            Forgetful,
+            {},
+            "a rewind to its first state gives another order|goes on elsewhere",
+        ),
+        (advantages, too_large, {}, "finite numbers"),
+        (objectives, per_micro_batch, {}, "in two micro-batches: divide by batch.scale"),
+    ],
+)
+def test_what_breaks_a_contract_is_told(
+    suite: Any, plugin: Any, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Exception, match=message) as caught:
+        suite.fulfils_the_contract(plugin, **more)
+    assert isinstance(caught.value, AssertionError) or suite is environments

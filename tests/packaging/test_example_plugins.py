@@ -1,0 +1,118 @@
+"""The wheels of Paceline and of the example plug-ins work in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "plugins"
+EXTRAS = "gateway,controller,environment,reward,experience,trainer,rollout"
+TASKS = """
+from paceline_example.copying.tasks import CopyingTasks
+print(*(task.task_id for task in CopyingTasks(seed=0)))
+"""
+NAMES = {
+    *("copying", "stripped", "beginning", "solved", "in_order"),
+    *("batch_mean", "reinforce", "metered", "csv"),
+}
+TIMEOUT_S = 280
+WHERE = """
+import importlib.util, paceline
+print(paceline.__file__, importlib.util.find_spec("paceline_harness"))
+"""
+
+
+def said_by(*command: str | Path, cwd: Path = ROOT) -> str:
+    """What a program prints that does not fail; it sees nothing of this checkout's tests."""
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def built(project: Path, folder: Path) -> Path:
+    said_by(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with both wheels; what they need is that of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    wheels = [built(project, folder / project.name) for project in (ROOT, EXAMPLE)]
+    venv.create(folder / "venv", with_pip=True)
+    programs = folder / "venv" / "bin"
+    site = said_by(programs / "python", "-c", "import site; print(site.getsitepackages()[0])")
+    # A path in a .pth file is searched last, and .pth files there are not read: an editable
+    # Paceline is not found.
+    borrowed = [each for each in sys.path if Path(each).name == "site-packages"]
+    (Path(site.strip()) / "borrowed.pth").write_text("\n".join(borrowed))
+    pip = (programs / "python", "-m", "pip", "--quiet")
+    # Python 3.11 brings one that is older than what torch asks for.
+    said_by(*pip, "uninstall", "--yes", "setuptools")
+    pip = (*pip, "install", "--no-index")
+    said_by(*pip, "--force-reinstall", "--no-deps", *wheels)
+    said_by(*pip, f"paceline[{EXTRAS}]")  # fails if anything is missing
+    return programs
+
+
+def test_a_clean_environment_has_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
+    assert said_by(installed / "paceline", "--version", cwd=tmp_path).startswith("paceline ")
+    file, harness = said_by(installed / "python", "-c", WHERE, cwd=tmp_path).split()
+    assert Path(file).is_relative_to(installed.parent)
+    assert harness == "None"
+    listed = said_by(installed / "paceline", "plugins", cwd=tmp_path)
+    assert {line.split()[1] for line in listed.splitlines()} >= NAMES
+
+
+@pytest.mark.slow
+def test_the_examples_fulfil_their_contracts(installed: Path, tmp_path: Path) -> None:
+    pytest_ = (installed / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    said_by(*pytest_, EXAMPLE / "tests", "--rootdir", tmp_path, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_job_uses_a_plug_in_of_each_kind(
+    installed: Path, tmp_path: Path, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    job["model"] = tiny_job()["model"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    said_by(installed / "paceline", "run", "job.yaml", "--run-dir", "run", cwd=tmp_path)
+    run = tmp_path / "run"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["state"], summary["steps"]) == ("succeeded", 3)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    # Of the objective; a batch in which nothing is better than the rest trains nothing.
+    assert any("importance" in row for row in rows)
+    (values,) = run.glob("jobs/*/tracking/csv/values.csv")
+    tracked = {line.split(";")[0] for line in values.read_text().splitlines()}
+    assert {str(row) for row in range(len(rows))} <= tracked
+    (told,) = run.glob("jobs/*/tracking/csv/summary.json")
+    assert json.loads(told.read_text())["state"] == "succeeded"
+    lines = [
+        line for path in run.glob("jobs/*/trajectories/*") for line in path.read_text().splitlines()
+    ]
+    episodes = [json.loads(line) for line in lines]
+    assert len(episodes) == 3 * 8 * 8
+    (order,) = said_by(installed / "python", "-c", TASKS).splitlines()
+    for episode in episodes:
+        assert episode["topology"] == "stripped"
+        assert episode["provenance"]["engine"] == "metered-torch"
+        assert set(episode["score"]["parts"]) == {"beginning", "beginning/share"}
+        # The sampler takes one task after the other.
+        number = int(episode["group_id"].rpartition(".")[2])
+        assert episode["task_id"] == order.split()[number]

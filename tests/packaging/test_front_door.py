@@ -1,0 +1,24 @@
+"""`import paceline` is light and offers what programs need."""
+
+import subprocess
+import sys
+
+LAZY = """
+import sys, paceline
+heavy = {"grpc", "httpx", "numpy", "pydantic", "torch", "yaml"}
+print(sorted(heavy & set(sys.modules)), sorted(paceline.__all__), paceline.__version__ != "")
+from paceline import *
+from paceline.client.client import AsyncClient as A, Client as C
+from paceline.config import JobSpec as J
+print((AsyncClient, Client, JobSpec) == (A, C, J), {"Client", "JobSpec"} <= set(dir(paceline)))
+print(hasattr(paceline, "Klient"), "torch" in sys.modules)
+"""
+
+
+def test_names_are_imported_when_they_are_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=280)
+    assert done.stdout.splitlines() == [
+        "[] ['AsyncClient', 'Client', 'JobSpec', '__version__'] True",
+        "True True",
+        "False False",
+    ], done.stderr

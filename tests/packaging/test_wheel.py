@@ -1,0 +1,65 @@
+"""What a release holds, built from what the images' builds see of a checkout."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "deploy" / "helm" / "paceline" / "files" / "monitoring"
+BUILD_S = 280.0
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Files of the wheel by name."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for allowed in allowed_in_builds():
+        source, target = ROOT / allowed, folder / "source" / allowed
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, target)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "."]
+    done = subprocess.run(
+        command, cwd=folder / "source", capture_output=True, text=True, timeout=BUILD_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    with ZipFile(path) as wheel:
+        return {name: wheel.read(name) for name in wheel.namelist()}
+
+
+def allowed_in_builds() -> list[str]:
+    """What `.dockerignore` lets through."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    assert patterns[0] == "*"
+    return [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+
+
+def test_it_has_the_packages_and_nothing_of_tests(content: dict[str, bytes]) -> None:
+    packages = {path.parent.name for path in (ROOT / "services").glob("*/__init__.py")}
+    folders = {name.partition("/")[0] for name in content if ".dist-info/" not in name}
+    assert folders == {"paceline", *packages}
+    assert not [name for name in content if "harness" in name]
+
+
+def test_it_has_every_module(content: dict[str, bytes]) -> None:
+    for root in (ROOT / "shared", ROOT / "services"):
+        there = {str(path.relative_to(root)) for path in root.rglob("*.py")}
+        assert there <= set(content)
+
+
+def test_it_has_the_rules_and_dashboards_of_the_chart(content: dict[str, bytes]) -> None:
+    there = {
+        f"paceline/telemetry/monitoring/{path.relative_to(MONITORING)}": path.read_bytes()
+        for path in MONITORING.rglob("*.*")
+    }
+    assert len(there) > 10
+    assert there.items() <= content.items()

@@ -1,0 +1,1 @@
+"""What the tests and benchmarks run in: cluster, networks, fleets, peers, certificates."""

@@ -1,0 +1,16 @@
+"""A Kubernetes cluster on this machine for tests: real objects, real processes as pods.
+
+with Cluster(folder=tmp_path) as cluster:
+    cluster.apply(rendered_chart)
+    cluster.until(lambda: cluster.ready("app=web") == 2, "two ready pods")
+    host, port = cluster.address("web-0", 8080)
+
+`api` is its server, `nodes` its controllers and its kubelet. Needs Linux, root, namespaces and
+overlay mounts: `Cluster.unavailable_reason()` says what is missing. Whatever happens to the test,
+the kernel removes processes, mounts and networks with the process that made them.
+"""
+
+from paceline_harness.cluster.cluster import Cluster
+from paceline_harness.cluster.nodes.settings import Node
+
+__all__ = ["Cluster", "Node"]

@@ -1,0 +1,16 @@
+"""A Kubernetes API server for tests: real verbs, watches, patches and RBAC over memory.
+
+Usage:
+    with ApiServer(folder=tmp_path) as server:
+        kubernetes.config.load_kube_config(str(server.kubeconfig))
+
+Strategic merge and apply follow the list types and merge keys of the published schemas. What it
+does not do: run anything (controllers and a kubelet are in `cluster.nodes`), webhooks, quotas
+of anything but numbers of objects, exec and port-forward, conversion between versions of custom
+kinds, escalation checks of RBAC.
+"""
+
+from paceline_harness.cluster.api.policy.access import Access, Visit
+from paceline_harness.cluster.api.requests.server import ApiServer
+
+__all__ = ["Access", "ApiServer", "Visit"]

@@ -1,0 +1,1 @@
+"""What is decided about a request or an object: access, admission, quotas, deletion."""

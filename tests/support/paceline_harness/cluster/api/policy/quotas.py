@@ -1,0 +1,42 @@
+"""ResourceQuotas as far as they count objects: `pods`, `services`, `count/deployments.apps`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline_harness.cluster.api.requests.errors import forbidden
+from paceline_harness.cluster.api.resources.registry import Resource
+from paceline_harness.cluster.api.storage.store import Store
+
+Object = dict[str, Any]
+QUOTAS = "resourcequotas"
+
+
+def check_quotas(store: Store, resource: Resource, new: Object) -> None:
+    """Raises the 403 of the real server for one object more than a quota allows."""
+    namespace = new["metadata"]["namespace"]
+    for quota in store.all(QUOTAS, namespace):
+        hard = quota.get("spec", {}).get("hard") or {}
+        names = [name for name in (resource.storage, f"count/{resource.storage}") if name in hard]
+        used = _used(store, resource, namespace)
+        over = [name for name in names if used + 1 > int(hard[name])]
+        if over:
+            parts = (("requested", dict.fromkeys(over, 1)), ("used", dict.fromkeys(over, used)))
+            texts = [f"{title}: {_listed(counts)}" for title, counts in parts]
+            limited = _listed({name: hard[name] for name in over})
+            why = f"exceeded quota: {quota['metadata']['name']}, {', '.join(texts)}, "
+            name = new["metadata"]["name"]
+            raise forbidden(resource.group, resource.plural, name, f"{why}limited: {limited}")
+
+
+def _used(store: Store, resource: Resource, namespace: str) -> int:
+    """Pods that are over take up nothing."""
+    over = ("Succeeded", "Failed")
+    return sum(
+        resource.storage != "pods" or one.get("status", {}).get("phase") not in over
+        for one in store.all(resource.storage, namespace)
+    )
+
+
+def _listed(counts: dict[str, Any]) -> str:
+    return ",".join(f"{name}={count}" for name, count in sorted(counts.items()))

@@ -1,0 +1,1 @@
+"""Requests: HTTP, paths, patches, subresources, errors."""

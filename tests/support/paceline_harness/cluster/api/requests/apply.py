@@ -1,0 +1,124 @@
+"""Server-side apply: merge what a manager wants, drop what it wants no longer, see conflicts."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+from paceline_harness.cluster.api.policy.ownership import (
+    Manager,
+    Managers,
+    Path,
+    Paths,
+    difference,
+    dotted,
+    granular,
+    key_step,
+    leaves,
+    with_parents,
+)
+from paceline_harness.cluster.api.requests.errors import StatusError, cause
+from paceline_harness.cluster.api.resources.schemas import Node, Schema
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The object after an apply, and who owns what in it."""
+
+    value: Object
+    managers: Managers
+
+
+def apply(
+    schema: Schema,
+    live: Object,
+    wanted: Object,
+    manager: Manager,
+    *,
+    managers: Managers,
+    force: bool = False,
+) -> Applied:
+    """Apply `wanted` for a manager.
+
+    Raises:
+        StatusError: 409, a field would change that somebody else owns (unless `force`).
+    """
+    root = schema.resolve(schema.root)
+    merged: Object = _merge(schema, root, live, wanted)
+    mine = frozenset(leaves(schema, wanted))
+    others: Paths = frozenset[Path]().union(*(one.paths for one in managers.others(manager)))
+    last = with_parents(managers.find(manager).paths)
+    gone = last - with_parents(mine) - with_parents(others)
+    merged = _prune(schema, root, merged, gone, ())
+    found = difference(schema, live, merged)
+    disputes = {one: one.paths & found.changed for one in managers.others(manager)}
+    disputes = {one: paths for one, paths in disputes.items() if paths}
+    if disputes and not force:
+        raise _refusal(disputes)
+    return Applied(merged, managers.give(manager, mine, found.changed | found.removed))
+
+
+def _refusal(disputes: dict[Manager, Paths]) -> StatusError:
+    causes = [
+        cause("FieldManagerConflict", one.title, dotted(path))
+        for one, paths in disputes.items()
+        for path in sorted(paths)
+    ]
+    number = f"{len(causes)} conflict{'s' if len(causes) > 1 else ''}"
+    lines = [
+        f"{one.title}: {', '.join(dotted(path) for path in sorted(paths))}"
+        for one, paths in disputes.items()
+    ]
+    message = f"Apply failed with {number}: {'; '.join(lines)}"
+    return StatusError(409, "Conflict", message, details={"causes": causes})
+
+
+def _merge(schema: Schema, node: Node, live: Any, wanted: Any) -> Any:
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        if wanted and not granular(node, wanted):
+            return copy.deepcopy(wanted)
+        merged: Object = dict(live)
+        for name, value in wanted.items():
+            child = schema.child(node, name) or {}
+            merged[name] = _merge(schema, child, live.get(name), value)
+        return merged
+    if isinstance(wanted, list) and isinstance(live, list) and granular(node, wanted):
+        return _merge_items(schema, node, live, wanted)
+    return copy.deepcopy(wanted)
+
+
+def _merge_items(schema: Schema, node: Node, live: list[Any], wanted: list[Any]) -> list[Any]:
+    """Items that are wanted in the order in which they are wanted, the others where they were."""
+    item = schema.item(node)
+    old = {key_step(node, one): one for one in live}
+    new = {key_step(node, one): one for one in wanted}
+    merged: list[Any] = []
+    waiting = iter(new.items())
+    for key, one in old.items():
+        if key not in new:
+            merged.append(one)
+            continue
+        for name, value in waiting:
+            merged.append(_merge(schema, item, old.get(name), value))
+            if name == key or name in old:
+                break
+    merged.extend(_merge(schema, item, old.get(name), value) for name, value in waiting)
+    return merged
+
+
+def _prune(schema: Schema, node: Node, value: Any, gone: Paths, path: Path) -> Any:
+    if not gone or not granular(node, value):
+        return value
+    if isinstance(value, dict):
+        kept = {
+            name: _prune(schema, schema.child(node, name) or {}, one, gone, (*path, f"f:{name}"))
+            for name, one in value.items()
+            if (*path, f"f:{name}") not in gone
+        }
+        return kept
+    item = schema.item(node)
+    steps = [((*path, key_step(node, one)), one) for one in value]
+    return [_prune(schema, item, one, gone, step) for step, one in steps if step not in gone]

@@ -1,0 +1,1 @@
+"""Kinds of objects: schemas, defaults, validation, tables."""

@@ -1,0 +1,36 @@
+"""Events live once and are seen as core `v1` (how they are stored) and as `events.k8s.io/v1`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline_harness.cluster.api.resources.registry import Resource
+
+Object = dict[str, Any]
+
+NAMES = {
+    "regarding": "involvedObject",
+    "note": "message",
+    "reportingController": "reportingComponent",
+    "deprecatedSource": "source",
+    "deprecatedFirstTimestamp": "firstTimestamp",
+    "deprecatedLastTimestamp": "lastTimestamp",
+    "deprecatedCount": "count",
+}
+BACK = {core: new for new, core in NAMES.items()}
+
+
+def to_storage(resource: Resource, obj: Object) -> Object:
+    """From the version of the request to the stored one."""
+    if resource.group != "events.k8s.io":
+        return obj
+    return {**{NAMES.get(name, name): value for name, value in obj.items()}, "apiVersion": "v1"}
+
+
+def from_storage(resource: Resource, obj: Object) -> Object:
+    """From the stored version to that of the request."""
+    if resource.group == "events.k8s.io":
+        obj = {BACK.get(name, name): value for name, value in obj.items()}
+    if obj.get("apiVersion") == resource.api_version:
+        return obj
+    return {**obj, "apiVersion": resource.api_version}

@@ -1,0 +1,129 @@
+"""The nodes of a cluster as a process: `python -m paceline_harness.cluster.nodes SETTINGS`.
+
+It has to be the first process of a PID and a mount namespace, so that the kernel removes all its
+pods, mounts and networks with it, however it ends. It speaks in lines of JSON: first it says
+`{"gateway": ADDRESS}`; once the API server listens there it is told `{"kubeconfig": PATH}` and says
+`{"ready": true}`; each further line is a request (see `requests.py`) with an answer. It ends when
+its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import TypeAdapter
+
+from paceline.telemetry.logs import EventFormatter, Log
+from paceline_harness.cluster.nodes.client import Objects, connect
+from paceline_harness.cluster.nodes.informer import Informer
+from paceline_harness.cluster.nodes.kubelet.kubelet import Kubelet
+from paceline_harness.cluster.nodes.kubelet.logs import Logs
+from paceline_harness.cluster.nodes.kubelet.machine import this_machine
+from paceline_harness.cluster.nodes.kubelet.network import Network, hide_run
+from paceline_harness.cluster.nodes.kubelet.proxy import Proxy
+from paceline_harness.cluster.nodes.kubelet.supervisor import BackOff
+from paceline_harness.cluster.nodes.kubelet.tokens import Tokens
+from paceline_harness.cluster.nodes.registry import Registry
+from paceline_harness.cluster.nodes.requests import Requests
+from paceline_harness.cluster.nodes.settings import Settings
+from paceline_harness.cluster.nodes.workloads.claims import Claims
+from paceline_harness.cluster.nodes.workloads.deployments import Deployments
+from paceline_harness.cluster.nodes.workloads.endpoints import Endpoints
+from paceline_harness.cluster.nodes.workloads.jobs import Jobs
+from paceline_harness.cluster.nodes.workloads.scheduler import Scheduler
+from paceline_harness.cluster.nodes.workloads.stateful_sets import StatefulSets
+
+log = Log("cluster.nodes")
+
+_BACK_OFF = BackOff(base_s=10.0, most_s=300.0, stable_s=600.0)
+
+
+async def main() -> None:
+    """Serve one cluster."""
+    settings = TypeAdapter(Settings).validate_json(Path(sys.argv[1]).read_bytes())
+    hide_run()
+    network = Network(chance=random.Random())
+    try:
+        _say({"gateway": network.gateway})
+        lines = await _standard_input()
+        told = await lines.readline()
+        if told:
+            await _serve(settings, network, Path(json.loads(told)["kubeconfig"]), lines)
+    finally:
+        network.close()
+
+
+async def _serve(
+    settings: Settings, network: Network, kubeconfig: Path, lines: asyncio.StreamReader
+) -> None:
+    client = await connect(kubeconfig)
+    async with client:
+        informer = Informer(Objects(client))
+        server = urlsplit(client.configuration.host)
+        logs = Logs(settings.folder / "logs", informer)
+        runner, port = await logs.serve(network.gateway)
+        claims = settings.folder / "volumes"
+        kubelet = Kubelet(
+            informer,
+            network=network,
+            machine=this_machine(
+                images=settings.images, files=settings.files, variables=settings.variables
+            ),
+            tokens=Tokens(informer.objects, host=str(server.hostname), port=server.port or 443),
+            back_off=_hastened(settings.haste),
+            folder=settings.folder / "pods",
+            logs=logs.path,
+            claims=claims,
+        )
+        controllers = (
+            Claims(informer, folder=claims),
+            *(kind(informer) for kind in (Endpoints, Scheduler, Jobs, StatefulSets, Deployments)),
+        )
+        proxy = Proxy(informer, network)
+        registry = Registry(informer, host=network.gateway, port=port)
+        for node in settings.nodes:
+            await registry.add(node)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(controller.loop.run()) for controller in controllers]
+            tasks.append(group.create_task(proxy.run()))
+            tasks += await informer.start(group)
+            _say({"ready": True})
+            await Requests(kubelet, registry, say=_say).serve(lines)
+            await kubelet.close()
+            for task in tasks:
+                task.cancel()
+        await runner.cleanup()
+
+
+def _hastened(haste: float) -> BackOff:
+    normal = _BACK_OFF
+    return BackOff(
+        base_s=normal.base_s / haste,
+        most_s=normal.most_s / haste,
+        stable_s=normal.stable_s / haste,
+    )
+
+
+def _say(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+if __name__ == "__main__":
+    handler = logging.StreamHandler()
+    handler.setFormatter(EventFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    asyncio.run(main())

@@ -1,0 +1,58 @@
+"""How a pod speaks to the API server: ServiceAccount tokens, the authority, the address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kubernetes.aio.client import ApiException
+
+from paceline.errors import NotFoundError
+from paceline_harness.cluster.nodes.client import SERVICE_ACCOUNT, Object, Objects
+from paceline_harness.cluster.nodes.kubelet.volumes import audiences_of
+
+_LIFE_S = 3607
+
+
+class Tokens:
+    """Tokens for pods; `variables` name the API server as the kubelet does."""
+
+    def __init__(self, objects: Objects, *, host: str, port: int) -> None:
+        self._objects = objects
+        self.variables = {
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT": str(port),
+            "KUBERNETES_SERVICE_PORT_HTTPS": str(port),
+        }
+
+    async def of(self, pod: Object) -> Mapping[str, str]:
+        """A token for every audience that the pod's volumes name, by audience.
+
+        Raises:
+            NotFoundError: its ServiceAccount does not exist.
+        """
+        return {audience: await self._token(pod, audience) for audience in audiences_of(pod)}
+
+    async def _token(self, pod: Object, audience: str) -> str:
+        metadata = pod["metadata"]
+        name = pod["spec"].get("serviceAccountName", "default")
+        bound = {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        }
+        body: Object = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "spec": {
+                "audiences": [audience] if audience else [],
+                "boundObjectRef": bound,
+                "expirationSeconds": _LIFE_S,
+            },
+        }
+        try:
+            answer = await self._objects.create(SERVICE_ACCOUNT, body, subresource="token")
+        except ApiException as error:
+            raise NotFoundError(f"token of serviceaccount {name!r}: {error.reason}") from None
+        return answer["status"]["token"]

@@ -1,0 +1,52 @@
+"""What the controllers of workloads tell when the server does not take a pod of theirs."""
+
+from __future__ import annotations
+
+import json
+
+from kubernetes.aio.client import ApiException
+
+from paceline_harness.cluster.nodes.client import EVENT, POD, Kind, Object
+from paceline_harness.cluster.nodes.informer import Informer
+from paceline_harness.cluster.nodes.times import now
+from paceline_harness.cluster.nodes.workloads.pods import some_letters
+
+REFUSED = (403, 422)  # by a quota, an admission policy, or because it is not valid
+
+
+async def create_pod(informer: Informer, kind: Kind, owner: Object, body: Object) -> Object:
+    """Raises `ApiException`; what was refused is told in an event about its owner first."""
+    try:
+        return await informer.create(POD, body)
+    except ApiException as error:
+        if error.status in REFUSED:
+            await informer.objects.create(EVENT, _event(kind, owner, words_of(error)))
+        raise
+
+
+def words_of(error: ApiException) -> str:
+    """What the server said."""
+    try:
+        return json.loads(error.reason or "")["message"]
+    except (ValueError, KeyError):
+        return str(error.reason)
+
+
+def _event(kind: Kind, owner: Object, words: str) -> Object:
+    metadata = owner["metadata"]
+    about = {"apiVersion": kind.api_version, "kind": kind.name, "name": metadata["name"]}
+    about |= {"namespace": metadata["namespace"], "uid": metadata["uid"]}
+    name = f"{metadata['name']}.{some_letters()}{some_letters()}"
+    return {
+        "apiVersion": EVENT.api_version,
+        "kind": EVENT.name,
+        "metadata": {"name": name, "namespace": metadata["namespace"]},
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": f"Error creating: {words}",
+        "firstTimestamp": now(),
+        "lastTimestamp": now(),
+        "count": 1,
+        "source": {"component": f"{kind.name.lower()}-controller"},
+    }

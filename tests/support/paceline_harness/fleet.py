@@ -1,0 +1,295 @@
+"""Trainer, tracker and rollout workers as processes on the hosts of a test network.
+
+What they run is given as a folder of programs (`tracker.py`, `seed.py`, `worker.py`), because this
+library knows no service. Programs are told what to do by lines of JSON on their standard input and
+answer by lines of JSON on their standard output. All read the same monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import DeadlineError, StateError, UnavailableError
+from paceline.files import tail
+from paceline_harness.network import Host, Network
+
+JOB = "broadcast"
+_START_S = 60.0
+_REPLY_S = 120.0
+_LOG_BYTES = 3000
+_TRACKER_PORT = 7000
+_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class Program:
+    """One process that speaks lines of JSON."""
+
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], *, host: Host, log: Path
+    ) -> None:
+        self.name = name
+        self.host = host
+        self._log = log
+        self._process = process
+        self._events: list[dict[str, Any]] = []
+        self._ended = False
+        self._news = threading.Condition()
+        threading.Thread(target=self._read, name=name, daemon=True).start()
+
+    def tell(self, do: str, **fields: Any) -> None:
+        """Give a command."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def ask(self, do: str, *, timeout_s: float = _REPLY_S, **fields: Any) -> dict[str, Any]:
+        """Give a command and wait for the answer to it."""
+        with self._news:
+            seen = len(self._events)
+        self.tell(do, **fields)
+        return self.wait(do, timeout_s=timeout_s, after=seen)
+
+    def wait(
+        self, event: str, *, timeout_s: float, after: int = 0, **fields: Any
+    ) -> dict[str, Any]:
+        """The first event of this name with these fields.
+
+        Raises:
+            DeadlineError: it did not come in time.
+            UnavailableError: the process ended without it.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while (found := self._find(event, after, fields)) is None:
+                if self._ended:
+                    words = tail(self._log, num_bytes=_LOG_BYTES)
+                    raise UnavailableError(f"{self.name}: ended before {event!r}\n{words}")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineError(f"{self.name}: no {event!r} {fields} in {timeout_s} s")
+                self._news.wait(left)
+            return found
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """All of this name so far."""
+        with self._news:
+            return [each for each in self._events if each["event"] == event]
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._process.kill()
+
+    def freeze(self) -> None:
+        """It stands still; its connections stay open."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def _find(self, event: str, after: int, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        for each in self._events[after:]:
+            if each["event"] == event and all(each.get(k) == v for k, v in fields.items()):
+                return each
+        return None
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            for line in self._process.stdout:
+                with self._news:
+                    self._events.append(json.loads(line))
+                    self._news.notify_all()
+        except ValueError:  # closed with the network
+            pass
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+
+class Fleet:
+    """Programs on a network; a context manager. The tracker is on the first host.
+
+    `logs`: a folder for what the programs say on standard error.
+    """
+
+    def __init__(self, *, network: Network, programs: Path, logs: Path) -> None:
+        self.network = network
+        self.workers: dict[str, Program] = {}
+        self.seeds: list[Program] = []
+        self._programs = programs
+        self._logs = logs
+        host = network.hosts[0]
+        self._tracker = f"{host.address}:{_TRACKER_PORT}"
+        self.tracker = self._start("tracker", host, {"address": self._tracker})
+
+    def add_seeds(self, hosts: Iterable[Host]) -> None:
+        """A trainer with one seed on each host; together they have a whole snapshot."""
+        chosen = list(hosts)
+        options = {"tracker": self._tracker, "parts": len(chosen), "job-id": JOB}
+        for part, host in enumerate(chosen):
+            name = f"seed-{part}"
+            mine = {"address": host.address, "part": part, "site": f"site-{host.site}"}
+            self.seeds.append(self._start("seed", host, {**options, **mine}, name=name))
+
+    def add_workers(self, hosts: Iterable[Host], **options: Any) -> list[Program]:
+        """A worker on each host that follows its route."""
+        added: list[Program] = []
+        for host in hosts:
+            name = f"worker-{host.index}"
+            given = {
+                "tracker": self._tracker,
+                "job-id": JOB,
+                "address": host.address,
+                "worker-id": name,
+                "site": f"site-{host.site}",
+                **options,
+            }
+            self.workers[name] = self._start("worker", host, given, name=name)
+            added.append(self.workers[name])
+        return added
+
+    def settle(self, *, timeout_s: float = _START_S) -> None:
+        """Wait until all programs are up and known to the tracker."""
+        deadline = time.monotonic() + timeout_s
+        for program in [self.tracker, *self.seeds, *self.workers.values()]:
+            program.wait("ready", timeout_s=max(deadline - time.monotonic(), 0.001))
+        self.until(
+            lambda: self.members().keys() >= self.workers.keys(),
+            "all are members",
+            timeout_s=max(deadline - time.monotonic(), 0.001),
+        )
+
+    def members(self) -> dict[str, int]:
+        """Whom the tracker knows, and the version that each had when it was last heard of."""
+        return self.tracker.ask("members")["members"]
+
+    def publish(self, num_bytes: int, *, held_at: float = 1.0, **fields: Any) -> dict[str, Any]:
+        """Publish a new version; its number and the moment before it was announced.
+
+        `seed`: of its random bytes. `change`: instead the bytes of the version before, after one
+        optimiser step of this learning rate. With `held_at`, a share of the bytes, the rest of
+        them is not there before `release`.
+        """
+        for seed in self.seeds:
+            seed.ask("prepare", num_bytes=num_bytes, **fields)
+        first, *others = self.seeds
+        announced = first.ask("publish", held_at=held_at)
+        for seed in others:
+            seed.ask("publish", held_at=held_at)
+        return announced
+
+    def release(self) -> None:
+        """The seeds produce the rest of what was held."""
+        for seed in self.seeds:
+            seed.ask("release")
+
+    def arrivals(
+        self, version: int, *, timeout_s: float, workers: Iterable[Program] | None = None
+    ) -> dict[str, float]:
+        """The moment at which each worker held this version, verified."""
+        deadline = time.monotonic() + timeout_s
+        found: dict[str, float] = {}
+        for worker in self.workers.values() if workers is None else workers:
+            left = max(deadline - time.monotonic(), 0.001)
+            event = worker.wait("complete", timeout_s=left, version=version)
+            found[worker.name] = event["at_s"]
+        return found
+
+    def digests_agree(self, version: int, workers: Iterable[Program] | None = None) -> bool:
+        """Whether all hold the very bytes of this version, the last one published."""
+        expected = self.seeds[0].ask("digest")["digest"]
+        asked = self.workers.values() if workers is None else workers
+        return all(w.ask("digest", version=version)["digest"] == expected for w in asked)
+
+    def ready_share(self, worker: Program, version: int) -> float:
+        """How much of a version a worker has, 0 to 1."""
+        for each in worker.ask("progress")["transfers"]:
+            if each["version"] == version and each["num_chunks"]:
+                return float(each["num_ready"] / each["num_chunks"])
+        return 0.0
+
+    def sources(self, worker: Program, version: int) -> list[str]:
+        """Names of the workers that a worker pulls a version from now."""
+        by_address = {each.host.address: name for name, each in self.workers.items()}
+        transfers = worker.ask("progress")["transfers"]
+        endpoints = [e for t in transfers if t["version"] == version for e in t["sources"]]
+        addresses = [endpoint.rpartition("/")[2].rpartition(":")[0] for endpoint in endpoints]
+        return [by_address[address] for address in addresses if address in by_address]
+
+    def relay(self, version: int) -> Program:
+        """A worker in the middle: it pulls from a worker, and others pull from it.
+
+        Raises:
+            StateError: there is none at this moment.
+        """
+        above = {name: self.sources(worker, version) for name, worker in self.workers.items()}
+        asked = {name for names in above.values() for name in names}
+        depths = {name: _depth(name, above) for name in asked if above.get(name)}
+        if not depths:
+            raise StateError(f"nobody relays version {version}: {above}")
+        ordered = sorted(depths, key=lambda name: depths[name])
+        return self.workers[ordered[len(ordered) // 2]]
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds of all programs that carry weights, since they began."""
+        programs = [*self.seeds, *self.workers.values()]
+        return {each.name: each.ask("usage")["cpu_s"] for each in programs}
+
+    def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float) -> None:
+        """Wait for something. Raises `DeadlineError`."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"{what}: not in {timeout_s} s")
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        """Kill all programs."""
+        for program in [self.tracker, *self.seeds, *self.workers.values()]:
+            program.kill()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(
+        self, program: str, host: Host, options: Mapping[str, Any], *, name: str = ""
+    ) -> Program:
+        path = self._programs / f"{program}.py"
+        given = [f"--{key}={value}" for key, value in options.items()]
+        path_of_log = self._logs / f"{name or program}.log"
+        with path_of_log.open("ab") as log:
+            process = host.start(
+                [sys.executable, str(path), *given],
+                environment=_VARIABLES,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        return Program(name or program, process, host=host, log=path_of_log)
+
+
+def _depth(name: str, above: Mapping[str, Sequence[str]], so_far: int = 0) -> int:
+    """Workers between this one and the trainer."""
+    names = above.get(name)
+    if not names or so_far > len(above):
+        return so_far
+    return _depth(names[0], above, so_far + 1)

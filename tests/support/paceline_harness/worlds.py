@@ -1,0 +1,95 @@
+"""Small environments that misbehave on request.
+
+Tests find them by the names in `tests/plugins`, where a distribution installs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from paceline.environments.arithmetic.tasks import ArithmeticTasks
+from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult, TaskSource
+from paceline.types import Task
+
+
+class Talking:
+    """Asks `turns` questions; each answer is worth `worth`."""
+
+    def __init__(
+        self, *, turns: int = 3, worth: float = 1.0, replayable: bool = True, **options: Any
+    ) -> None:
+        del options
+        self.replayable = replayable
+        self._turns = turns
+        self._worth = worth
+        self._heard = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """The first question."""
+        del task, seed
+        return _say("q0")
+
+    async def step(self, action: str) -> StepResult:
+        """The next question."""
+        del action
+        self._heard += 1
+        done = self._heard >= self._turns
+        return StepResult(_say(f"q{self._heard}"), reward=self._worth, done=done)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Quiz(Talking):
+    """The sum of a task, again and again; each look at an answer takes `pause_s`."""
+
+    def __init__(self, *, turns: int = 3, pause_s: float = 0.02, **options: Any) -> None:
+        super().__init__(turns=turns, **options)
+        self._pause_s = pause_s
+
+    async def step(self, action: str) -> StepResult:
+        """The next question."""
+        await asyncio.sleep(self._pause_s)
+        return await super().step(action)
+
+
+def quiz_tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
+    """Sums for `Quiz`; how often one is asked for makes no difference to it."""
+    del turns, pause_s
+    return ArithmeticTasks(seed, **options)
+
+
+def talking_tasks(*, seed: int, **options: Any) -> TaskSource:
+    """Sums for those who do not look at them."""
+    del options
+    return ArithmeticTasks(seed)
+
+
+class Hanging(Talking):
+    """Never answers."""
+
+    async def step(self, action: str) -> StepResult:
+        """Hang."""
+        await asyncio.Event().wait()
+        return await super().step(action)
+
+
+class Crashing(Talking):
+    """Raises what no one expects."""
+
+    async def step(self, action: str) -> StepResult:
+        """Crash."""
+        raise ZeroDivisionError("a plug-in with a bug")
+
+
+def _say(text: str) -> Observation:
+    return Observation(messages=(Message("user", text),), text=text)
+
+
+def _plugin(world: str, tasks: str = "talking_tasks") -> EnvironmentPlugin:
+    return EnvironmentPlugin(tasks=f"{__name__}:{tasks}", world=f"{__name__}:{world}")
+
+
+TALKING, HANGING, CRASHING = _plugin("Talking"), _plugin("Hanging"), _plugin("Crashing")
+QUIZ = _plugin("Quiz", "quiz_tasks")

@@ -1,0 +1,339 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.api.documents import JobEvent, MetricRow
+from paceline.cli.check import read_job
+from paceline.cli.progress import JobProgress, Rate, partial_eval, waiting
+from paceline.cli.report import curve, draw_rewards, read_metrics, smooth
+from paceline.enums import JobState, Purpose
+from paceline.errors import InvalidError
+from paceline.progress import LedgerProgress
+from paceline.types import JobStatus
+
+COMMANDS = [
+    "run",
+    "up",
+    "submit",
+    "list",
+    "watch",
+    "logs",
+    "cancel",
+    "verify",
+    "weights",
+    "validate",
+    "plugins",
+]
+SPEC = {
+    "name": "a",
+    "model": {"path": "model"},
+    "tasks": {"environment": "arithmetic"},
+    "reward": ["exact"],
+}
+
+
+def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "paceline.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@contextmanager
+def heard() -> Generator[tuple[str, list[str]]]:
+    """A server that refuses everybody and notes what they say they are."""
+    tokens: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens.append(self.headers.get("authorization", ""))
+            self.send_error(401)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", tokens
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job file beside a folder that looks like a model."""
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(SPEC))
+    return tmp_path / "job.yaml"
+
+
+def test_help_names_all_commands_and_exit_codes() -> None:
+    found = paceline("--help")
+    assert found.returncode == 0
+    assert all(f"    {command} " in found.stdout for command in COMMANDS)
+    assert "ledger is inconsistent" in found.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from paceline.cli.entry import parser; parser().format_help(); "
+        "print(sorted({'grpc', 'pydantic', 'rich', 'httpx', 'psutil'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_validate_accepts_a_good_job(job: Path) -> None:
+    found = paceline("validate", "job.yaml", cwd=job.parent)
+    assert (found.returncode, found.stdout) == (0, "job.yaml: ok\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("nonsense=1", "nonsense: unknown field; allowed here: eval, experience"),
+        ("stop.steps=many", "stop.steps: Input should be a valid integer"),
+        ("model.path=nowhere", "model.path: nowhere is not a folder"),
+        ("tasks.environment=chess", "tasks.environment: 'chess' is not installed"),
+        ("reward=[{kind: beauty}]", "reward.0.kind: 'beauty' is not installed"),
+        ("experience.group_size=1", "experience.group_size: 1 with advantage 'grpo'"),
+        ("experience.max_staleness=-1", "experience.max_staleness: Input should be greater"),
+        ("novalue", "--set novalue: write FIELD=VALUE"),
+    ],
+)
+def test_validate_names_what_is_wrong(job: Path, override: str, text: str) -> None:
+    found = paceline("validate", "job.yaml", "--set", override, cwd=job.parent)
+    assert found.returncode == 2
+    assert text in found.stderr
+
+
+def test_a_model_without_tokenizer(job: Path) -> None:
+    (job.parent / "model" / "tokenizer.json").unlink()
+    found = paceline("run", "job.yaml", cwd=job.parent)
+    assert found.returncode == 2
+    assert "has no tokenizer.json" in found.stderr
+    assert not (job.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+def test_a_finished_run_directory_is_not_trained_in_again(job: Path, state: str) -> None:
+    folder = job.parent / "done" / "jobs" / "a-1"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"state": state}))
+    # The store refuses this URL, after the run directory was looked at.
+    words = ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
+    refused = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
+    found = paceline(*words, cwd=job.parent)
+    assert (found.returncode == 2, refused in found.stderr) == (state == "succeeded",) * 2
+    assert refused not in paceline(*words, "--again", cwd=job.parent).stderr
+
+
+def test_a_missing_file() -> None:
+    found = paceline("run", "nowhere.yaml")
+    assert (found.returncode, found.stderr) == (2, "paceline: nowhere.yaml: no such file\n")
+
+
+def test_no_gateway(job: Path) -> None:
+    for words in (["list"], ["submit", "job.yaml"], ["cancel", "a-1"], ["watch", "a-1"]):
+        found = paceline(*words, "--url", "http://127.0.0.1:1", cwd=job.parent)
+        assert found.returncode == 3
+        assert "cannot reach http://127.0.0.1:1" in found.stderr
+
+
+def test_the_gateway_of_a_run_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "gateway.json").write_text('{"http": "http://127.0.0.1:2"}')
+    found = paceline("list", "--run-dir", str(tmp_path))
+    assert "cannot reach http://127.0.0.1:2" in found.stderr
+
+
+def test_the_gateway_and_the_token_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_URL", "http://127.0.0.1:3")
+    assert "cannot reach http://127.0.0.1:3" in paceline("list").stderr
+    (tmp_path / "gateway.json").write_text('{"http": "http://127.0.0.1:2"}')
+    assert "http://127.0.0.1:2" in paceline("list", "--run-dir", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("--token-file", "No such file or directory"), ("--ca", "no such file")],
+)
+def test_a_missing_token_or_authority(option: str, text: str) -> None:
+    found = paceline("list", option, "nowhere")
+    assert found.returncode == 2
+    assert found.stderr == f"paceline: {option} nowhere: {text}\n"
+
+
+def test_the_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_TOKEN", "from-variable")
+    (tmp_path / "token").write_text("from-file\n")
+    with heard() as (url, tokens):
+        paceline("list", "--url", url)
+        paceline("list", "--url", url, "--token-file", str(tmp_path / "token"))
+    assert tokens == ["Bearer from-variable", "Bearer from-file"]
+
+
+def test_the_token_of_a_run_directory_goes_to_its_gateway_alone(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of-the-run\n")
+    with heard() as (url, tokens):
+        (tmp_path / "gateway.json").write_text(json.dumps({"http": url}))
+        paceline("list", "--run-dir", str(tmp_path))
+        paceline("list", "--run-dir", str(tmp_path), "--url", url)
+    assert tokens == ["Bearer of-the-run", ""]
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        found = paceline("up", "--run-dir", str(tmp_path), "--port", port)
+    assert found.returncode == 3
+    assert f"port {port} on 127.0.0.1 is in use" in found.stderr
+
+
+def test_store_unreachable(tmp_path: Path) -> None:
+    words = ["up", "--run-dir", str(tmp_path), "--port=0", "--store", "redis://127.0.0.1:1"]
+    found = paceline(*words)
+    assert found.returncode == 3
+    assert "store redis://127.0.0.1:1 cannot be reached" in found.stderr
+
+
+def test_logs(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "reward-0.log").write_text("".join(f"line {i}\n" for i in range(100)))
+    words = ["logs", "--run-dir", str(tmp_path)]
+    assert paceline(*words).stdout == "reward-0\n"
+    assert paceline(*words, "reward-0", "-n", "2").stdout == "line 98\nline 99\n"
+    found = paceline(*words, "nobody")
+    assert (found.returncode, "no logs of 'nobody'" in found.stderr) == (2, True)
+
+
+@pytest.fixture
+def following(tmp_path: Path) -> "Iterator[subprocess.Popen[str]]":
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").write_text("begin\n")
+    words = ["logs", "a", "-f", "--run-dir", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", *words], stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_logs_follow_and_end_with_130_when_interrupted(
+    following: "subprocess.Popen[str]", tmp_path: Path
+) -> None:
+    assert following.stdout is not None
+    assert following.stdout.readline() == "begin\n"
+    with (tmp_path / "logs" / "a.log").open("a") as handle:
+        handle.write("more\n")
+    assert following.stdout.readline() == "more\n"
+    os.kill(following.pid, signal.SIGTERM)
+    assert following.wait(timeout=60) == 130
+
+
+def test_a_model_folder_becomes_absolute(job: Path) -> None:
+    before = Path.cwd()
+    os.chdir(job.parent)
+    try:
+        spec = read_job(Path("job.yaml"), ["trainer.optimizer.lr=1e-4"])
+    finally:
+        os.chdir(before)
+    assert spec.model.path == str((job.parent / "model").resolve())
+    assert spec.trainer.optimizer.lr == 1e-4
+    with pytest.raises(InvalidError):
+        read_job(job, ["=1"])
+
+
+def event(step: int, tokens: int, **live: Any) -> JobEvent:
+    row = MetricRow(
+        index=step,
+        step=step,
+        kind=Purpose.TRAIN,
+        values={"reward_mean": 0.5, "staleness_mean": 1.25},
+    )
+    status = JobStatus("a-1", "a", "default", JobState.RUNNING, step=step, eval_reward=0.25)
+    return JobEvent(
+        status=status, metrics=[row], live=LedgerProgress(tokens_generated=tokens, **live)
+    )
+
+
+def test_progress_shows_rates_rewards_and_waits() -> None:
+    progress = JobProgress(target_steps=20)
+    counts = {"trained": 10, "durable": 0}
+    progress.update(event(1, 0, counts=counts, trainer_wait_total_s=0.0), 0.0)
+    counts = {"trained": 10, "durable": 40}
+    late = event(2, 5000, counts=counts, trainer_wait_total_s=1.0, headroom_groups=0)
+    progress.update(late, 2.0)
+    line = progress.line()
+    for text in (
+        "step 2/20",
+        "reward 0.500",
+        "staleness 1.25",
+        "tokens/s 2,500",
+        "episodes/s 20.0",
+    ):
+        assert text in line
+    assert "trainer for episodes (50% of the time), rollout for trainer" in line
+    assert progress.table("a-1").row_count == len(progress.status) + 1
+
+
+def test_an_eval_that_measured_too_little_is_told_beside_the_one_that_counts() -> None:
+    progress = JobProgress()
+    values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
+    row = MetricRow(index=2, step=6, kind=Purpose.EVAL, values=values)
+    status = JobStatus(
+        "a-1", "a", "default", JobState.RUNNING, step=6, eval_reward=0.25, eval_step=4
+    )
+    progress.update(JobEvent(status=status, metrics=[row]), 0.0)
+    partial = "0.250 (step 4); 0.000 at step 6 does not count: 29 of 500 measured"
+    assert progress.status["held-out reward"] == partial
+    nothing = {"reward": None, "measured": 0, "of": 500, "complete": False}
+    assert partial_eval({"step": 0, **nothing}).startswith("no reward at step 0 does not count")
+    row = MetricRow(index=3, step=4, kind=Purpose.EVAL, values={**values, "complete": True})
+    progress.update(JobEvent(status=status, metrics=[row]), 0.0)
+    assert progress.status["held-out reward"] == "0.250 (step 4)"
+
+
+def test_nobody_waits() -> None:
+    assert waiting(0.0, 3) == "nobody"
+
+
+def test_a_rate_needs_two_points_and_forgets_a_counter_that_fell() -> None:
+    rate = Rate()
+    rate.add(0.0, 10)
+    assert rate.per_s is None
+    rate.add(1.0, 30)
+    assert rate.per_s == 20
+    rate.add(2.0, 5)
+    assert rate.per_s is None
+
+
+def test_report(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = ['{"step": 1, "kind": "train", "values": {"reward_mean": 0.1}}'] * 2
+    rows += ['{"step": 1, "kind": "eval", "values": {"reward": 0.2}}', '{"step": 2, "ki']
+    path.write_text("\n".join(rows))
+    found = read_metrics(path)
+    assert len(found) == 3
+    assert curve(found, kind=Purpose.TRAIN, name="reward_mean") == ([1], [0.1])
+    draw_rewards(found, tmp_path / "reward.png", title="a")
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert smooth([1.0, 3.0, 5.0], width=2) == [1.0, 2.0, 4.0]

@@ -1,0 +1,205 @@
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+
+from paceline.config.load import load_settings
+from paceline.errors import StateError, StoreError, UnavailableError
+from paceline.files import lock_for_life
+from paceline.local.processes import Processes
+from paceline.local.store import EmbeddedStore, check_url
+from paceline.local.supervisor import Local
+
+
+def store_in(run_dir: Path) -> EmbeddedStore:
+    processes = Processes(folder=run_dir / "processes", logs=run_dir / "logs")
+    return EmbeddedStore(run_dir, processes=processes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EmbeddedStore]:
+    made = store_in(tmp_path)
+    yield made
+    made.stop()
+
+
+@contextlib.contextmanager
+def client_of(store: EmbeddedStore) -> Generator[Redis]:
+    client = Redis.from_url(store.url)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_what_was_written_is_there_after_a_restart(store: EmbeddedStore, tmp_path: Path) -> None:
+    store.start()
+    with client_of(store) as client:
+        client.set("a", "1")
+    store.stop()
+    assert not store.answers()
+    again = store_in(tmp_path)
+    again.start()
+    with client_of(again) as client:
+        assert client.get("a") == b"1"
+
+
+def test_a_store_that_runs_is_adopted(store: EmbeddedStore, tmp_path: Path) -> None:
+    store.start()
+    other = store_in(tmp_path)
+    with client_of(store) as client:
+        before = client.info("server")["process_id"]  # pyright: ignore[reportIndexIssue]
+        other.start()
+        assert client.info("server")["process_id"] == before  # pyright: ignore[reportIndexIssue]
+    other.stop()
+    assert not store.answers()
+
+
+def test_the_store_outlives_its_killed_parent(tmp_path: Path) -> None:
+    code = f"""
+import time
+from pathlib import Path
+from paceline.config.load import load_settings
+from paceline.local.store import EmbeddedStore
+from paceline.local.processes import Processes
+run_dir = Path({str(tmp_path)!r})
+processes = Processes(folder=run_dir / "processes", logs=run_dir / "logs")
+EmbeddedStore(run_dir, processes=processes).start()
+print("on", flush=True)
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    parent.kill()
+    parent.wait()
+    store = store_in(tmp_path)
+    assert store.answers()
+    store.stop()
+    assert not store.answers()
+
+
+def test_a_long_run_directory_gets_a_short_socket(tmp_path: Path) -> None:
+    run_dir = tmp_path / ("long" * 30)
+    store = store_in(run_dir)
+    assert len(store.url) < 110
+    assert store_in(run_dir).url == store.url
+    store.start()
+    store.stop()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://user:secret@127.0.0.1:1/0", "store redis://127.0.0.1:1/0 cannot be reached"),
+        ("redis+cluster://:secret@127.0.0.1:1", "store redis.cluster://127.0.0.1:1 cannot be"),
+        ("redis://:sec/ret@127.0.0.1:1", "special characters in a password must be"),
+        ("http://127.0.0.1:1", "store_url http://127.0.0.1:1: has an unknown scheme"),
+    ],
+)
+def test_a_store_that_cannot_be_reached(url: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=text) as caught:
+        check_url(url)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(StoreError, match=text):
+        Local(tmp_path, http_port=0, store_url=url).start()
+
+
+def test_a_port_in_use_starts_nothing(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UnavailableError, match=f"port {port} on 127.0.0.1 is in use"):
+            Local(tmp_path, http_port=port).start()
+    assert not (tmp_path / "store").exists()
+
+
+def test_one_supervisor_per_run_directory(tmp_path: Path) -> None:
+    lock = lock_for_life(tmp_path / "up.lock", what="a supervisor")
+    with pytest.raises(StateError, match="a supervisor already runs"):
+        Local(tmp_path, http_port=0).start()
+    lock.close()
+
+
+def processes_of(run_dir: Path) -> dict[str, int]:
+    """Python processes with a settings file of this run directory, and the store, by name."""
+    found: dict[str, int] = {}
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] == "zombie":
+            continue
+        for word in process.info["cmdline"] or []:
+            if word.startswith(str(run_dir / "settings")):
+                found[Path(word).stem] = process.pid
+    return found
+
+
+def wait_for(run_dir: Path, names: set[str], *, without: int = 0) -> dict[str, int]:
+    deadline = time.monotonic() + 150
+    while True:
+        found = processes_of(run_dir)
+        if names <= set(found) and without not in found.values():
+            return found
+        assert time.monotonic() < deadline, f"only {found} run"
+        time.sleep(0.1)
+
+
+BASE = {"gateway", "experience", "controller"}
+ALL = {*BASE, "environment-0", "reward-0"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_everything_comes_up_survives_kills_and_goes_down(tmp_path: Path) -> None:
+    with Local(tmp_path, http_port=0) as local:
+        first = wait_for(local.run_dir, ALL)
+        for name in sorted(BASE):
+            os.kill(first[name], signal.SIGKILL)
+            second = wait_for(local.run_dir, ALL, without=first[name])
+            kept = ALL - {name}
+            assert {n: second[n] for n in kept} == {n: first[n] for n in kept}
+            first = second
+    assert processes_of(local.run_dir) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path), "--port=0"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        before = wait_for(tmp_path, ALL)
+        assert first.stdout is not None
+        assert b"serving at" in first.stdout.readline()
+    finally:
+        first.kill()
+        first.wait()
+    with Local(tmp_path, http_port=0):
+        assert wait_for(tmp_path, ALL) == before
+    assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_limits_of_a_file_reach_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "limits.yaml"
+    path.write_text("limits: {tenant: {submitted: 3}, reason_bytes: 512}\n")
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(run_dir), "--port=0"]
+    served = subprocess.Popen([*command, "--limits", str(path)])
+    try:
+        for name in wait_for(run_dir, ALL):
+            told = load_settings(run_dir / "settings" / f"{name}.yaml").limits
+            assert (told.tenant.submitted, told.reason_bytes) == (3, 512)
+    finally:
+        served.terminate()
+        served.wait(60)

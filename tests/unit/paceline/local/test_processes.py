@@ -1,0 +1,275 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import StateError
+from paceline.files import lock_for_life, read_json, tail, write_json
+from paceline.local.ports import PortSlots, is_free
+from paceline.local.processes import Processes, summarise
+from paceline.server.failures import describe
+from paceline.server.restarts import RestartBackoff
+
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
+    "while True: time.sleep(1)"
+)
+# Like torchrun: a child in a session of its own, with the same mark among its arguments.
+NESTING = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[1:]],
+                 start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("on", flush=True)
+time.sleep(600)
+"""
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = again(tmp_path)
+    yield made
+    for record in made.records():
+        made.kill(record.name)
+
+
+def again(tmp_path: Path) -> Processes:
+    return Processes(folder=tmp_path / "processes", logs=tmp_path / "logs")
+
+
+def start(processes: Processes, tmp_path: Path, code: str = SLEEP) -> int:
+    mark = str(tmp_path / "settings.yaml")
+    return processes.start("a", [sys.executable, "-c", code, mark], mark=mark).pid
+
+
+def said(tmp_path: Path, text: str) -> bool:
+    return text in (tmp_path / "logs" / "a.out").read_text()
+
+
+def marked(tmp_path: Path) -> list[int]:
+    mark = str(tmp_path / "settings.yaml")
+    found: list[int] = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if mark in (process.info["cmdline"] or []) and process.info["status"] != "zombie":
+            found.append(process.pid)
+    return found
+
+
+def test_start_alive_stop(processes: Processes, tmp_path: Path) -> None:
+    pid = start(processes, tmp_path)
+    assert processes.alive("a")
+    assert os.getpgid(pid) == pid
+    processes.stop("a", grace_s=60)
+    assert not processes.alive("a")
+    assert processes.exit_code("a") == -signal.SIGTERM
+
+
+def test_children_get_one_thread_and_stay_offline(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path, "import os; print(os.environ['OMP_NUM_THREADS'], flush=True)")
+    until(lambda: not processes.alive("a"))
+    assert said(tmp_path, "1")
+    assert processes.exit_code("a") == 0
+
+
+def test_one_that_ignores_sigterm_is_killed_after_its_grace(
+    processes: Processes, tmp_path: Path
+) -> None:
+    start(processes, tmp_path, STUBBORN)
+    until(lambda: said(tmp_path, "on"))
+    processes.stop("a", grace_s=0.2)
+    assert processes.exit_code("a") == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("leader_first", [False, True])
+def test_stop_leaves_no_orphans(processes: Processes, tmp_path: Path, leader_first: bool) -> None:
+    pid = start(processes, tmp_path, NESTING)
+    until(lambda: said(tmp_path, "on"))
+    below = psutil.Process(pid).children(recursive=True)
+    assert len(below) == 2
+    if leader_first:
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not processes.alive("a"))
+    processes.stop("a", grace_s=1)
+    until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
+    assert marked(tmp_path) == []
+
+
+def test_start_removes_what_an_earlier_life_left(processes: Processes, tmp_path: Path) -> None:
+    first = start(processes, tmp_path, NESTING)
+    until(lambda: said(tmp_path, "on"))
+    os.kill(first, signal.SIGKILL)
+    second = start(processes, tmp_path)
+    assert marked(tmp_path) == [second]
+
+
+def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -> None:
+    pid = start(processes, tmp_path)
+    other = again(tmp_path)
+    assert [record.pid for record in other.records()] == [pid]
+    assert other.alive("a")
+    assert other.exit_code("a") is None
+    other.stop("a", grace_s=60)
+    assert not processes.alive("a")
+
+
+def test_what_is_about_to_start_is_noted(processes: Processes, tmp_path: Path) -> None:
+    """A supervisor may be killed between the start of a process and the note of its pid."""
+    mark = str(tmp_path / "settings.yaml")
+    with pytest.raises(FileNotFoundError):
+        processes.start("a", [str(tmp_path / "nothing"), mark], mark=mark)
+    child = subprocess.Popen([sys.executable, "-c", SLEEP, mark], start_new_session=True)
+    other = again(tmp_path)
+    assert [record.mark for record in other.records()] == [mark]
+    assert not other.alive("a")
+    other.stop("a", grace_s=1)
+    assert child.wait(60) == -signal.SIGKILL
+
+
+def test_supervisors_share_a_folder(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path)
+    other = Processes(folder=tmp_path / "processes", logs=tmp_path / "logs", owner="other")
+    assert other.records() == []
+
+
+def test_a_reused_pid_is_not_ours(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path)
+    path = tmp_path / "processes" / "a.json"
+    content = read_json(path)
+    assert content is not None
+    write_json(path, {**content, "created": content["created"] - 100, "mark": ""})
+    other = again(tmp_path)
+    assert not other.alive("a")
+    other.stop("a", grace_s=1)
+    assert processes.alive("a")
+
+
+def test_forget_removes_the_state_file(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path)
+    processes.stop("a", grace_s=60)
+    processes.forget("a")
+    assert again(tmp_path).records() == []
+
+
+def test_last_words_begin_with_the_error(processes: Processes, tmp_path: Path) -> None:
+    start(processes, tmp_path, "raise ValueError('no such model')")
+    until(lambda: not processes.alive("a"))
+    words = processes.last_words("a").splitlines()
+    assert words[0] == "ValueError: no such model"
+    assert words[1].startswith("Traceback")
+    assert processes.last_words("unknown") == ""
+
+
+def test_summarise_prefers_the_error_of_a_rank() -> None:
+    text = "[rank0]: RuntimeError: boom\nnoise\nelastic.ChildFailedError: \nroot cause"
+    assert summarise(text, lines=1) == "[rank0]: RuntimeError: boom\nroot cause"
+
+
+def test_last_words_say_what_the_launcher_does_not(processes: Processes, tmp_path: Path) -> None:
+    failing = (
+        "import sys, traceback\n"
+        "text = 'ERROR chassis service failed\\nTraceback (most recent call last):\\n'\n"
+        "open(sys.argv[1], 'a').write(text + 'torch.OutOfMemoryError: CUDA out of memory.\\n')\n"
+        "print('E1122 20:00:00 1 torch/distributed/elastic/multiprocessing/api.py:882] failed')\n"
+        "print('Traceback (most recent call last):\\n  File \"run.py\"')\n"
+        "print('torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \\n=====')\n"
+        "print('  traceback : Signal 9 (SIGKILL) received by PID 4')\n"
+        "sys.exit(1)\n"
+    )
+    log = tmp_path / "logs" / "a-rank1.log"
+    mark = str(tmp_path / "mark")
+    processes.start("a", [sys.executable, "-c", failing, str(log), mark], mark=mark)
+    until(lambda: not processes.alive("a"))
+    words = processes.last_words("a").splitlines()
+    assert words[:2] == [
+        "ended by SIGKILL",
+        "OOM: torch.OutOfMemoryError: CUDA out of memory.",
+    ]
+    assert not any("ChildFailedError" in row or row.startswith("E1122") for row in words)
+
+
+def test_what_a_failure_is_called() -> None:
+    assert describe(ValueError("x")) == "ValueError: x"
+    assert describe(MemoryError()) == "OOM: MemoryError"
+    allocator = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
+    assert describe(allocator).startswith("OOM: RuntimeError: DefaultCPUAllocator")
+    assert describe(StateError("gone")) == "paceline.errors.StateError: gone"
+
+
+@given(st.lists(st.floats(0, 60), min_size=1, max_size=30))
+def test_pauses_grow_to_the_limit_and_are_forgotten_after_a_stable_life(
+    lives: list[float],
+) -> None:
+    restarts = RestartBackoff(base_s=0.25, max_s=15.0, stable_s=10.0)
+    now, before = 0.0, 0.0
+    for lived_s in lives:
+        now += lived_s
+        restarts.failed(now, lived_s=lived_s)
+        pause = restarts.due_s - now
+        expected = 0.25 if lived_s >= 10 or before == 0 else min(15.0, before * 2)
+        assert pause == pytest.approx(expected)
+        before = pause
+
+
+def test_ports_are_kept_and_distinct(tmp_path: Path) -> None:
+    slots = PortSlots(tmp_path / "ports.json")
+    first, second = slots.take("a"), slots.take("b")
+    assert first != second
+    assert PortSlots(tmp_path / "ports.json").take("a") == first
+    assert slots.known("a") == first
+    assert slots.known("c") is None
+
+
+def test_a_port_that_somebody_else_holds_is_replaced(tmp_path: Path) -> None:
+    slots = PortSlots(tmp_path / "ports.json")
+    first = slots.take("a")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))
+        other.listen()
+        assert not is_free(first)
+        assert slots.take("a") != first
+
+
+def test_a_lock_for_life_has_one_holder(tmp_path: Path) -> None:
+    held = lock_for_life(tmp_path / "lock", what="a supervisor")
+    with pytest.raises(StateError, match=f"a supervisor already runs .*pid {os.getpid()}"):
+        lock_for_life(tmp_path / "lock", what="a supervisor")
+    held.close()
+    lock_for_life(tmp_path / "lock", what="a supervisor").close()
+
+
+def test_small_files(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "a.json"
+    assert read_json(path) is None
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    path.write_text("{")
+    assert read_json(path) is None
+    assert tail(path, num_bytes=10) == "{"
+
+
+def test_files_of_processes_are_for_the_owner_alone(processes: Processes, tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        start(
+            processes, tmp_path, f"import pathlib; pathlib.Path({str(tmp_path / 'made')!r}).mkdir()"
+        )
+        until((tmp_path / "made").exists)
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)

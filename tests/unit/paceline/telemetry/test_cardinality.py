@@ -1,0 +1,124 @@
+"""What Prometheus has to keep of 100 jobs and 1,000 workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from paceline.enums import DropReason, EpisodeState
+from paceline.progress import LedgerProgress
+from paceline.telemetry.metric_names import NAMES, OTHER
+from paceline.telemetry.metrics import GaugeSet, Metrics
+from paceline.v1 import types_pb2
+from paceline_controller.scaling.decide import Decision, ScalingMemory
+from paceline_controller.scaling.gauges import values_of
+from paceline_controller.scaling.rehearsal import spec_of
+from paceline_controller.scaling.rollout import JobMemory, Target
+from paceline_controller.scaling.signals import JobSignals, PoolSignals, Signals
+from paceline_controller.scaling.simulated import WorkloadModel
+from paceline_experience.ledger.meter import BATCH, STATISTICS, STEP, JobMeter
+from paceline_harness.series import MOST_SERIES, SAYS, num_series, said, worst
+
+JOBS = [f"job-{number}" for number in range(100)]
+WORKERS = {"rollout": 700, "trainer": 100, "environment": 150, "reward": 50}
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_a_worker_has_at_most_forty_series(kind: str) -> None:
+    """With everything that it can ever say, each series of its own."""
+    assert num_series(worst(kind, "job-0")) <= MOST_SERIES
+    wanted = {name for name, spec in NAMES.items() if kind in spec.services}
+    assert wanted <= set(SAYS[kind]), "the table lacks a metric"
+
+
+@pytest.mark.parametrize("kind", SAYS)
+def test_the_table_says_only_what_labels_may(kind: str) -> None:
+    for name, labels in said(kind, "job-0"):
+        assert labels.keys() == set(NAMES[name].labels), name
+    metrics = worst(kind, "job-0")
+    others = [
+        sample.name
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if OTHER in sample.labels.values() and "phase" not in sample.labels
+    ]
+    # Parts of rewards have a bound, beyond which there is one more series; so have callers.
+    assert set(others) <= {
+        "paceline_score_seconds_total",
+        "paceline_part_scores_total",
+        "paceline_refused_calls_total",
+    }
+
+
+def everything() -> dict[str, Any]:
+    """A row of a step with all that rows can have."""
+    names = [*BATCH, *STEP, *STATISTICS]
+    ages = {str(age): 1 for age in range(20)}
+    return dict.fromkeys(names, 1.0) | {"staleness": ages, "batch_episodes": 8}
+
+
+def of_a_ledger() -> LedgerProgress:
+    """What a ledger tells, with episodes in every state, dropped for every reason."""
+    counts = {str(state): 1 for state in EpisodeState} | {"admitted": len(EpisodeState)}
+    dropped = {str(reason): 1 for reason in DropReason}
+    return LedgerProgress(counts=counts, dropped=dropped, reward_mean=1.0, eval_reward=1.0)
+
+
+def live_through(metrics: Metrics, job: str) -> None:
+    """A job does everything that is told of one."""
+    meter = JobMeter(metrics, job)
+    meter.open()
+    meter.bounded(spec_of(WorkloadModel()))
+    for purpose in (types_pb2.PURPOSE_TRAIN, types_pb2.PURPOSE_EVAL):
+        parts = {f"part-{number}": 1.0 for number in range(20)}
+        score = types_pb2.Score(reward=1.0, parts=parts)
+        meter.submitted(types_pb2.Trajectory(purpose=purpose, score=score))
+    meter.expired(1)
+    meter.decided([0.0, 1.0])
+    meter.decided([1.0, 1.0])
+    meter.row("train", everything())
+    meter.show(of_a_ledger(), Counter(attempts=1))
+    meter.checkpointed()
+    meter.verified(0)
+
+
+def test_a_thousand_workers_of_a_hundred_jobs() -> None:
+    """All processes together, those that hold series of every live job too."""
+    workers = sum(
+        num_series(worst(kind, JOBS[number % len(JOBS)]))
+        for kind, count in WORKERS.items()
+        for number in range(count)
+    )
+    experience, controller = Metrics(), Metrics()
+    for job in JOBS:
+        live_through(experience, job)
+    scaled(controller, JOBS)
+    assert num_series(experience) <= 90 * len(JOBS)
+    assert num_series(controller) <= 10 * len(JOBS)
+    assert workers + num_series(experience) + num_series(controller) < 50_000
+
+
+def scaled(metrics: Metrics, jobs: list[str]) -> GaugeSet:
+    """The controller has looked at these jobs."""
+    target = Target(1.0, starves=False, plenty=False, why="", rate=1.0)
+    pools = {"default": PoolSignals(ready=1, tokens=1.0, busy_s=1.0)}
+    signals = Signals(
+        seconds=1.0,
+        jobs=tuple(JobSignals(job, spec_of(WorkloadModel()), pools=pools) for job in jobs),
+    )
+    memory = ScalingMemory(jobs={job: JobMemory() for job in jobs})
+    gauges = GaugeSet(metrics)
+    gauges.show(values_of(signals, Decision({}, memory, {}, dict.fromkeys(jobs, target))))
+    return gauges
+
+
+def test_jobs_that_come_and_go_leave_the_controller_as_it_was() -> None:
+    metrics = Metrics()
+    gauges = scaled(metrics, [])
+    before = num_series(metrics)
+    gauges = scaled(metrics, JOBS)
+    assert num_series(metrics) > before
+    gauges.show(values_of(Signals(seconds=1.0), Decision({}, ScalingMemory(), {}, {})))
+    assert num_series(metrics) == before

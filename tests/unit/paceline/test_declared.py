@@ -1,0 +1,78 @@
+"""What a plug-in declares is read the same way for everybody, and of what is installed only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import parse_job
+from paceline.config.named import patterns, problems
+from paceline.plugins import RewardInput
+from paceline.types import Task
+from paceline_reward.parts import read_parts
+from paceline_reward.pool import ChildPool
+from paceline_reward.scorer import Scorer
+
+
+def spec_of(**changes: Any) -> Any:
+    job = {
+        "name": "sums",
+        "model": {"path": "m"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": "exact"}],
+    }
+    return parse_job({**job, **changes})
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "pairwise"])
+def test_an_advantage_that_compares_needs_groups(kind: str) -> None:
+    alone = {"advantage": kind, "group_size": 1}
+    (line,) = problems(spec_of(experience=alone))
+    assert line.startswith(f"experience.group_size: 1 with advantage '{kind}', which compares")
+    assert not list(problems(spec_of(experience={**alone, "group_size": 2})))
+    # One that declares nothing to the gateway is asked where it runs.
+    assert not list(problems(spec_of(experience={"advantage": "short", "group_size": 1})))
+
+
+def test_a_need_that_nobody_knows_is_refused() -> None:
+    (line,) = problems(spec_of(experience={"advantage": "unheard_of"}))
+    assert line == (
+        "experience.advantage: advantage 'unheard_of' needs 'telepathy', "
+        "which is unknown; known: group>=2, reference"
+    )
+
+
+def test_a_need_may_depend_on_options() -> None:
+    assert not list(problems(spec_of(trainer={"objective": {"kind": "grpo", "kl": 0.0}})))
+    (line,) = problems(spec_of(trainer={"objective": {"kind": "grpo", "kl": 0.1}}))
+    assert line.startswith("trainer.objective: objective 'grpo' with these options needs a refer")
+
+
+def test_only_what_is_installed_runs_inline() -> None:
+    kinds = ["rushed", "exact", "regex", "silent", "paceline_test_declaring:quick"]
+    parts = read_parts(json.dumps([{"kind": kind, **_options(kind)} for kind in kinds]))
+    assert [part.inline is not None for part in parts] == [True, True, False, False, False]
+
+
+def _options(kind: str) -> dict[str, str]:
+    return {"pattern": "x"} if kind == "regex" else {}
+
+
+def test_regular_expressions_are_found_by_their_mark() -> None:
+    reward = [{"kind": "regex", "pattern": "a+"}, {"kind": "rushed", "mark": "b+"}, "silent"]
+    found = patterns(spec_of(reward=reward))
+    assert found == {"reward.0.pattern": "a+", "reward.1.mark": "b+"}
+
+
+async def test_a_reward_loads_before_the_clock_of_a_score(tmp_path: Path) -> None:
+    pool = ChildPool(processes=1)
+    item = RewardInput("g/0", Task("t", "arithmetic", "{}"), "")
+    section = json.dumps([{"kind": "silent", "note": str(tmp_path / "loaded"), "timeout_s": 60.0}])
+    try:
+        (score,) = await Scorer(pool=pool).score(section, [item])
+    finally:
+        await pool.close()
+    assert score.reward == 1.0

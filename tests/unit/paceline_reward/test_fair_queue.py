@@ -1,0 +1,81 @@
+import asyncio
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_reward.fair_queue import FairQueue, QueueOwner
+
+OWNERS = [
+    QueueOwner("a", "a1"),
+    QueueOwner("a", "a2"),
+    QueueOwner("a", "a3"),
+    QueueOwner("b", "b1"),
+]
+
+
+async def scored(queue: FairQueue, owner: QueueOwner, order: list[QueueOwner]) -> None:
+    async with queue.slot(owner):
+        order.append(owner)
+        await asyncio.sleep(0)
+
+
+async def test_a_long_queue_of_one_tenant_does_not_keep_another_waiting() -> None:
+    queue, order = FairQueue(1), list[QueueOwner]()
+    long = [asyncio.create_task(scored(queue, OWNERS[i % 3], order)) for i in range(60)]
+    await asyncio.sleep(0)
+    short = [asyncio.create_task(scored(queue, OWNERS[3], order)) for _ in range(5)]
+    await asyncio.gather(*long, *short)
+    last = max(index for index, owner in enumerate(order) if owner.tenant == "b")
+    assert last <= 2 * 5 + 1
+    assert Counter(order) == {OWNERS[0]: 20, OWNERS[1]: 20, OWNERS[2]: 20, OWNERS[3]: 5}
+
+
+async def test_jobs_of_a_tenant_take_turns() -> None:
+    queue, order = FairQueue(1), list[QueueOwner]()
+    many = [asyncio.create_task(scored(queue, OWNERS[0], order)) for _ in range(30)]
+    await asyncio.sleep(0)
+    few = [asyncio.create_task(scored(queue, OWNERS[1], order)) for _ in range(3)]
+    await asyncio.gather(*many, *few)
+    assert max(index for index, owner in enumerate(order) if owner == OWNERS[1]) <= 7
+
+
+@settings(deadline=None)
+@given(
+    slots=st.integers(1, 3),
+    acts=st.lists(
+        st.tuples(st.sampled_from(OWNERS), st.integers(0, 3), st.booleans()), max_size=25
+    ),
+)
+def test_places_are_never_lost_or_given_twice(
+    slots: int, acts: list[tuple[QueueOwner, int, bool]]
+) -> None:
+    """Also when those who wait, or have just been given a place, are cancelled."""
+
+    async def play() -> None:
+        queue, inside = FairQueue(slots), 0
+
+        async def hold(owner: QueueOwner, rounds: int) -> None:
+            nonlocal inside
+            async with queue.slot(owner):
+                inside += 1
+                assert inside <= slots
+                try:
+                    for _ in range(rounds):
+                        await asyncio.sleep(0)
+                finally:
+                    inside -= 1
+
+        tasks: list[asyncio.Task[None]] = []
+        for owner, rounds, cancel in acts:
+            tasks.append(asyncio.create_task(hold(owner, rounds)))
+            if rounds % 2:
+                await asyncio.sleep(0)
+            if cancel:
+                tasks[len(tasks) // 2].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(each is None or isinstance(each, asyncio.CancelledError) for each in done)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(hold(OWNERS[0], 1) for _ in range(slots * 3)))
+
+    asyncio.run(play())

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.enums import ScoreStatus
+from paceline.errors import InvalidError
+from paceline.plugins import RewardInput
+from paceline.rewards.answers import number
+from paceline.rewards.environment import environment
+from paceline.rewards.exact import exact
+from paceline.rewards.python import python
+from paceline.rewards.regex import regex
+
+MakeItem = Callable[..., RewardInput]
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "options", "reward"),
+    [
+        ("42", "42", {}, 1.0),
+        (" 42\n", 42, {}, 1.0),
+        (" 42", "42", {"strip": False}, 0.0),
+        ("Yes", "yes", {}, 0.0),
+        ("Yes", "yes", {"casefold": True}, 1.0),
+        ("1,250.0", 1250, {"numeric": True}, 1.0),
+        ("43", 42, {"numeric": True}, 0.0),
+        ("43", "many", {"numeric": True}, 0.0),
+    ],
+)
+def test_exact(
+    item: MakeItem, response: str, answer: Any, options: dict[str, Any], reward: float
+) -> None:
+    score = exact(item(response, answer=answer), **options)
+    assert (score.reward, score.status) == (reward, ScoreStatus.OK)
+    assert score.raw_answer == response
+
+
+def test_exact_numeric_without_a_number_is_a_parse_error(item: MakeItem) -> None:
+    score = exact(item("a lot"), numeric=True)
+    assert (score.reward, score.status) == (0.0, ScoreStatus.PARSE_ERROR)
+
+
+def test_exact_names_the_missing_field(item: MakeItem) -> None:
+    with pytest.raises(InvalidError, match="has no field 'result'"):
+        exact(item("42"), answer_field="result")
+
+
+@given(st.integers(), st.integers(0, 5))
+def test_number_ignores_zeros_and_separators(value: int, zeros: int) -> None:
+    assert number(f" {value:,}.{'0' * zeros} ") == str(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "nan", "inf", "1e9999999", "--1"])
+def test_number_refuses(text: str) -> None:
+    assert number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"), [("-0.0", "0"), ("+3", "3"), ("1e3", "1000"), ("0.50", "0.5")]
+)
+def test_number(text: str, plain: str) -> None:
+    assert number(text) == plain
+
+
+def test_regex_compares_its_group(item: MakeItem) -> None:
+    pattern = r"answer is (?P<answer>\d+)"
+    assert regex(item("the answer is 42."), pattern=pattern).reward == 1.0
+    wrong = regex(item("the answer is 41."), pattern=pattern)
+    assert (wrong.reward, wrong.status, wrong.raw_answer) == (0.0, ScoreStatus.OK, "41")
+
+
+def test_regex_without_group_rewards_the_match(item: MakeItem) -> None:
+    assert regex(item("<think>x</think>"), pattern="</think>").reward == 1.0
+
+
+def test_regex_without_match_is_a_parse_error(item: MakeItem) -> None:
+    score = regex(item("no idea"), pattern=r"(?P<answer>\d+)")
+    assert (score.reward, score.status) == (0.0, ScoreStatus.PARSE_ERROR)
+
+
+def test_regex_with_a_bad_pattern_raises(item: MakeItem) -> None:
+    with pytest.raises(re.error):
+        regex(item("x"), pattern="(")
+
+
+def test_environment_passes_through(item: MakeItem) -> None:
+    assert environment(item("", environment_reward=0.25)) == 0.25
+
+
+def test_python_calls_the_function(item: MakeItem) -> None:
+    function = "paceline.rewards.exact:exact"
+    assert python(item("42"), function=function, casefold=True).reward == 1.0
