@@ -10,6 +10,7 @@ import pytest
 
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc as pb_grpc
+from paceline.v1 import types_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 JOB_S = 300.0  # a whole job, with the start of its workers
@@ -59,7 +60,7 @@ def test_grpc_does_the_same(platform: Any, tiny_job: Callable[..., Any]) -> None
                 pb.WatchJobRequest(job_id=job_id), timeout=JOB_S, metadata=who
             )
         ]
-        assert states[-1] == "cancelled"
+        assert states[-1] == types_pb2.JOB_STATE_CANCELLED
         report = jobs.VerifyJob(pb.VerifyJobRequest(job_id=job_id), timeout=60, metadata=who)
         assert report.ok, list(report.problems)
         assert report.dropped["cancelled"] > 0

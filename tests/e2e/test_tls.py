@@ -31,6 +31,7 @@ from paceline.transport.principal import ALL_TENANTS, Principal, Role, principal
 from paceline.v1 import access_pb2, options_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline.wire import number_of
 from paceline_harness.certificates import Authority
 from paceline_harness.leaks import Place, files, leaks, processes
 
@@ -92,7 +93,8 @@ class Secured:
 
     def job_key(self, job_id: str) -> bytes:
         """The key of a job's weights, as a rollout worker is told it."""
-        (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == "rollout"]
+        kind = number_of(WorkerKind.ROLLOUT)
+        (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == kind]
         request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=rollout)
         with self.channel(WorkerKind.ROLLOUT) as channel:
             routes: Any = RosterStub(channel).WatchRoute(request, timeout=CALL_S)
@@ -233,7 +235,7 @@ def _slots(folder: Path) -> dict[str, int]:
 
 def streams(secured: Secured) -> list[str]:
     """The schemes under which trainer and rollout worker give weights."""
-    kinds = ("trainer", "rollout")
+    kinds = {number_of(WorkerKind.TRAINER), number_of(WorkerKind.ROLLOUT)}
     found = [worker.weights_endpoint for worker in secured.workers() if worker.kind in kinds]
     return [endpoint.partition("://")[0] for endpoint in found]
 

@@ -158,7 +158,7 @@ def test_objects_wait_for_a_gateway_that_is_away(
     world.start("ctl-0", kubernetes=SHORT)
     world.services.kill(WorkerKind.GATEWAY)
     world.apply("patient", tiny_job(name="patient"))
-    until_true(lambda: "not brought on" in world.log(), "not tried")
+    until_true(lambda: "cannot advance" in world.log(), "not tried")
     assert not world.status("patient")
     world.kill("ctl-0")
     world.services.start(WorkerKind.GATEWAY, http_port=0)

@@ -1,7 +1,7 @@
 """What Prometheus and Grafana read: rules, dashboards, and the targets of a run directory.
 
-`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring: links in a
-checkout, copies in a wheel.
+`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring. A wheel has
+a copy of them beside this file; in a checkout they are read where they are.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import yaml
 from paceline.files import write_json
 
 PACKAGE = Path(__file__).parent
-DASHBOARDS = PACKAGE / "dashboards"
-RULES = PACKAGE / "rules"
+CHART = PACKAGE.parents[3] / "deploy" / "helm" / "paceline" / "files" / "monitoring"
+SOURCE = PACKAGE if (PACKAGE / "dashboards").is_dir() else CHART
+DASHBOARDS = SOURCE / "dashboards"
+RULES = SOURCE / "rules"
 PROMETHEUS_URL = "http://127.0.0.1:9090"
 TARGETS = "targets"
 
