@@ -18,7 +18,7 @@ from paceline.local.supervisor import Local
 from paceline.telemetry import monitoring
 from paceline_harness.prometheus import Prometheus, Sample, local_targets
 
-RULES = Path(monitoring.__file__).parent / "rules" / "utilisation.yaml"
+RULES = monitoring.RULES / "utilisation.yaml"
 PERIOD_S = 1.0
 FROZEN = 0.9  # share of the time
 ANSWER_S = 240.0
