@@ -1,7 +1,7 @@
 """What Prometheus and Grafana read: rules, dashboards, and the targets of a run directory.
 
-`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring. A wheel has
-a copy of them beside this file; in a checkout they are read where they are.
+`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring. A wheel
+has a copy of them beside this file; in a checkout they are read where they are.
 """
 
 from __future__ import annotations
