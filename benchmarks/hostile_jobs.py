@@ -1,8 +1,8 @@
-"""Thousands of broken job files at a gateway, an experience service and a store that really run.
+"""Submits thousands of malformed job files to a running gateway, experience service and store.
 
-Every mutant is a valid job file of which one to three fields were changed: type, size, nesting,
-unicode, special floats, names of plug-ins, keys. They go over REST as JSON and as YAML, and over
-gRPC. Nothing may be answered with a fault of the server's, and nothing may restart.
+Each mutant is a valid job file in which one to three fields were changed: type, size, nesting,
+Unicode, special floats, names of plug-ins, keys. They are sent over REST as JSON and as YAML, and
+over gRPC. No reply may be a server error, and no service may restart.
 
     .venv/bin/python benchmarks/hostile_jobs.py --json benchmarks/results/hostile_jobs.json
 """
@@ -41,13 +41,13 @@ from paceline.v1 import experience_pb2, jobs_pb2, types_pb2
 TOKEN = "pl_bootstrap_of_this_benchmark"
 METADATA = (("authorization", f"Bearer {TOKEN}"),)
 TIMEOUT_S = 60.0
-# Answers that say that the server did something wrong.
+# Status codes that mean a server error.
 FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS", "DEADLINE_EXCEEDED"}
 Change = Callable[[random.Random, Any], Any]
 
 
 def jobs(model: Path, **sections: Any) -> list[dict[str, Any]]:
-    """Valid ones with every field written out; keyword arguments replace whole sections."""
+    """Valid job files with every field; keyword arguments replace whole sections."""
     common = {"model": {"path": str(model)}, "tasks": {"environment": "arithmetic"}} | sections
     answer = {"kind": "regex", "pattern": r"(?i)answer: (?P<answer>\d+)"}
     given: list[dict[str, Any]] = [
@@ -113,7 +113,7 @@ LINES = [
 
 
 def mutant(chance: random.Random, valid: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """What was done to it, and a job file."""
+    """The names of the changes, and the changed job file."""
     made = copy.deepcopy(chance.choice(valid))
     done: list[str] = []
     for _ in range(chance.choice([1, 1, 1, 2, 3])):
@@ -131,7 +131,7 @@ def mutant(chance: random.Random, valid: list[dict[str, Any]]) -> tuple[str, dic
 
 
 def _places(value: Any) -> Generator[tuple[Any, Any]]:
-    """Every place in a document that something stands at."""
+    """Every (container, key) of a document."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = list(cast(dict[Any, Any], value).items())
@@ -143,13 +143,13 @@ def _places(value: Any) -> Generator[tuple[Any, Any]]:
 
 
 def _shallow(value: Any) -> bool:
-    """Whether to look into it: what an earlier change has nested stays as it is."""
+    """Whether to descend; large values of earlier changes are left alone."""
     return not isinstance(value, (dict, list)) or len(json.dumps(value)) < 4_000
 
 
 def as_yaml(chance: random.Random, made: dict[str, Any]) -> bytes:
-    """The job file as YAML, now and then with a line that only YAML has."""
-    # JSON is YAML, and writing YAML takes longer than what is measured.
+    """The job file as YAML, sometimes with a line that is not JSON."""
+    # JSON is valid YAML, and writing YAML would take longer than the request.
     text = "\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items())
     if chance.random() < 0.1:
         text += f"\n{chance.choice(LINES)}"
@@ -166,11 +166,11 @@ class Site:
     processes: dict[str, psutil.Process]
 
     def memory(self) -> dict[str, float]:
-        """Resident, in MiB."""
+        """Resident memory in MiB."""
         return {n: p.memory_info().rss / 2**20 for n, p in self.processes.items()}
 
     def end(self, job_id: str) -> None:
-        """An accepted job is over: no controller runs here that would do it."""
+        """End an accepted job, since there is no controller to do it."""
         self.http.post(f"/v1/jobs/{job_id}/cancel").raise_for_status()
         call: Any = self.experience.unary_unary("/paceline.v1.Experience/SetJobState")
         request = experience_pb2.SetJobStateRequest(
@@ -181,7 +181,7 @@ class Site:
 
 @contextmanager
 def running(folder: Path) -> Generator[Site]:
-    """A store, an experience service and a gateway as processes of their own."""
+    """A store, an experience service and a gateway as separate processes."""
     slots = PortSlots(folder / "ports")
     ports = [slots.take(name) for name in ("experience", "gateway", "http")]
     store = ValkeyServer(port=0, data_dir=folder / "store", unix_socket_path=folder / "s")
@@ -236,14 +236,14 @@ def _until_ready(http: httpx.Client) -> None:
 
 @dataclass
 class Found:
-    """What the answers were."""
+    """Statistics of the replies."""
 
     statuses: Counter[str] = field(default_factory=Counter[str])
     took_ms: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     faults: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def note(self, how: str, status: str, took_s: float, done: str, text: str) -> None:
-        """One answer."""
+        """Record a reply."""
         self.statuses[f"{how} {status}"] += 1
         self.took_ms.setdefault(how, []).append(took_s * 1e3)
         if status in FAULTS or status.startswith("5"):
@@ -251,7 +251,7 @@ class Found:
 
 
 def send(site: Site, how: str, chance: random.Random, made: dict[str, Any]) -> tuple[str, str, str]:
-    """Status, what was said, and the id of the job if there is one."""
+    """Status, text, and the id of the job if it was accepted."""
     if how == "gRPC":
         call: Any = site.gateway.unary_unary("/paceline.v1.Jobs/SubmitJob")
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(made))
@@ -271,7 +271,7 @@ def send(site: Site, how: str, chance: random.Random, made: dict[str, Any]) -> t
 
 
 def measure(site: Site, *, mutants: int, seed: int, model: Path) -> Found:
-    """Send them one after another."""
+    """Send the mutants one after another."""
     chance = random.Random(seed)
     valid = jobs(model)
     found = Found()
@@ -289,7 +289,7 @@ def measure(site: Site, *, mutants: int, seed: int, model: Path) -> Found:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """Figures of all answers together and of each way."""
+    """Statistics of all replies, and by protocol."""
     ways = found.took_ms | {"all": [each for some in found.took_ms.values() for each in some]}
     latency = {name: _latency(took) for name, took in ways.items()}
     return {
@@ -306,7 +306,7 @@ def _latency(took: list[float]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure and write the result; 1 if something was answered with a fault or restarted."""
+    """Measure and write the result; returns 1 after a server error or a restart."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--mutants", type=int, default=10_000)

@@ -1,4 +1,4 @@
-"""CPU of the experience process and of the store for each episode that goes through the ledger.
+"""CPU time of experience and of the store per episode in the ledger.
 
 Usage: python benchmarks/ledger.py [--json PATH] [--steps N] [--submit N]
 """
@@ -63,7 +63,7 @@ class Silent:
 
 
 def trajectory(assignment: Assignment, place: int) -> bytes:
-    """A single turn, encoded: a prompt of 12 tokens and an answer of 5."""
+    """Encoded single-turn trajectory: a prompt of 12 tokens and a response of 5."""
     index = assignment.indices[place]
     transcript = Transcript(
         tokens=tuple(range(17)),
@@ -141,7 +141,7 @@ async def open_ledger(folder: Path) -> AsyncGenerator[tuple[JobLedger, psutil.Pr
 
 
 def pages(items: list[bytes], size: int) -> Iterable[list[bytes]]:
-    """Parts of `size`."""
+    """Split into pages of `size`."""
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
@@ -171,7 +171,7 @@ async def one_step(ledger: JobLedger, step: int, *, per_submit: int, meter: Mete
 
 
 async def measure(steps: int, per_submit: int) -> dict[str, Any]:
-    """CPU milliseconds per episode, by stage, and of the store."""
+    """CPU milliseconds per episode by stage, and of the store."""
     meter = Meter()
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         async with open_ledger(Path(folder)) as (ledger, server):

@@ -1,8 +1,8 @@
-"""A tenant's jobs beside those of another tenant, who sends broken job files or honest ones.
+"""Times a tenant's job next to another tenant with malformed or valid jobs.
 
-The neighbour may run one job at a time. In some rounds its jobs are mutants of valid ones that
-submit has accepted (see hostile_jobs.py), in the others the valid ones. In each round the victim's
-job trains the same number of steps; compared is how long it takes, from submit to end.
+The neighbour may run one job at a time. In hostile rounds its jobs are mutants that were accepted
+(see hostile_jobs.py), in honest rounds valid jobs. In each round the victim's job trains the same
+number of steps; its time from submission to end is compared.
 
     .venv/bin/python benchmarks/neighbours.py --json benchmarks/results/neighbours.json
 """
@@ -47,10 +47,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ("store", "experience", "gateway", "controller", "environment", "reward", "tracking")
 LOOK_S = 0.25
 END_S = 120.0
-# Most jobs are cancelled while they start, every fifth has time to train.
+# Most jobs are cancelled while they start; every fifth has time to train.
 MOST_S = (2.0, 2.0, 2.0, 2.0, 25.0)
 HONEST_EVERY = 5  # rounds
-# One runs, one waits.
+# One job runs while another waits.
 QUOTA = Quota(jobs=1, submitted=2, rollout_workers=2)
 SECTIONS: dict[str, Any] = {
     "sampling": {"max_tokens": 4, "max_context": 16, "on_truncation": "score"},
@@ -62,7 +62,7 @@ Specs = Iterator[dict[str, Any]]
 
 @dataclass
 class Round:
-    """One job of the victim, and what the neighbour did meanwhile."""
+    """One job of the victim, and the neighbour's jobs meanwhile."""
 
     neighbour: str
     seconds: float = 0.0
@@ -74,16 +74,16 @@ class Round:
 
 
 class Neighbour:
-    """Has two jobs submitted at any time, and cancels each some time after it has begun."""
+    """Keeps two jobs submitted, and cancels each some time after its start."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._most_s = cycle(MOST_S)
         self._left_s: dict[str, float] = {}
-        self._begun: dict[str, float] = {}  # live jobs: when they began, 0 while they are queued
+        self._begun: dict[str, float] = {}  # live jobs: start time, 0 while queued
 
     def run(self, specs: Specs, into: Round, until: Callable[[], bool]) -> None:
-        """One job after another; all are over at the end."""
+        """Submit jobs until told to stop, then wait for all to end."""
         while not until():
             self._look(into)
             if len(self._begun) < 2:
@@ -104,7 +104,7 @@ class Neighbour:
             job_id = self._client.submit(spec).status.job_id
             self._begun[job_id], self._left_s[job_id] = 0.0, next(self._most_s)
         except QuotaError:
-            time.sleep(LOOK_S)  # the last one is over, but not yet counted so
+            time.sleep(LOOK_S)  # the last job has ended, but the quota still counts it
         except (InvalidError, PermissionDeniedError):
             into.refused += 1
         except PacelineError as error:
@@ -129,32 +129,32 @@ class Neighbour:
             self._cancel(status.job_id)
 
     def _cancel(self, job_id: str) -> None:
-        with suppress(StateError):  # it is over
+        with suppress(StateError):  # it has ended
             self._client.cancel(job_id)
 
 
 class Processes:
-    """Which processes of the shared services have been seen."""
+    """Process ids of the shared services seen so far."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "processes"
         self._seen: dict[str, set[int]] = {}
 
     def look(self) -> None:
-        """Note those that run now."""
+        """Record the running processes."""
         for path in self._folder.glob("*.json"):
             pid = int((read_json(path) or {}).get("pid") or 0)
             if pid and psutil.pid_exists(pid):
                 self._seen.setdefault(path.stem, set()).add(pid)
 
     def restarts(self) -> dict[str, int]:
-        """How often each of them began anew."""
+        """Number of restarts of each."""
         found = {n: len(p) - 1 for n, p in self._seen.items() if n.startswith(SHARED)}
         return {name: count for name, count in found.items() if count}
 
 
 def mutants(chance: random.Random, valid: list[dict[str, Any]]) -> Specs:
-    """Without end; the same for the same seed. Only what JSON can say is sent."""
+    """Endless mutants, reproducible by seed; skips those that JSON cannot represent."""
     while True:
         _, made = mutant(chance, valid)
         try:
@@ -165,13 +165,13 @@ def mutants(chance: random.Random, valid: list[dict[str, Any]]) -> Specs:
 
 
 def honest(valid: list[dict[str, Any]]) -> Specs:
-    """The valid ones in turn."""
+    """Cycle through the valid job files."""
     while True:
         yield from valid
 
 
 def compare(arguments: argparse.Namespace, local: Local) -> dict[str, Any]:
-    """Rounds until enough mutants have run."""
+    """Run rounds until enough mutants have run."""
     with Client(local.url, token=local.token, timeout_s=60.0) as admin:
         admin.set_quota("neighbour", quota=QUOTA)
         clients = [
@@ -200,7 +200,7 @@ def one_round(
     own: dict[str, Any],
     processes: Processes,
 ) -> Round:
-    """A job of the victim beside jobs of the neighbour."""
+    """Run a job of the victim next to jobs of the neighbour."""
     made, over = Round(kind), threading.Event()
 
     def is_over() -> bool:
@@ -218,7 +218,7 @@ def one_round(
         over.set()
         beside.join()
     if status.state != "succeeded":
-        raise SystemExit(f"the victim's job {job_id} has {status.state}: {status.reason}")
+        raise SystemExit(f"the victim's job {job_id} ended as {status.state}: {status.reason}")
     return made
 
 
@@ -227,7 +227,7 @@ def _count(rounds: list[Round], kind: str) -> int:
 
 
 def summary(rounds: list[Round]) -> dict[str, Any]:
-    """Figures by kind of neighbour, and the ratio of the victim's times."""
+    """Statistics by kind of neighbour, and the ratio of the victim's times."""
     rows = {
         kind: _row([r for r in rounds if r.neighbour == kind]) for kind in ("honest", "hostile")
     }
@@ -255,12 +255,14 @@ def _row(rounds: list[Round]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure and write the result; 1 if the platform answered with a fault or something stuck."""
+    """Measure and write the result; returns 1 after a server error, a restart or a stuck job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "arithmetic")
-    parser.add_argument("--mutants", type=int, default=200, help="accepted ones that have to run")
-    parser.add_argument("--steps", type=int, default=100, help="of the victim's job")
+    parser.add_argument(
+        "--mutants", type=int, default=200, help="number of accepted mutants to run"
+    )
+    parser.add_argument("--steps", type=int, default=100, help="steps of the victim's job")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     load = [os.getloadavg()[0]]

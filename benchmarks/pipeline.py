@@ -1,8 +1,8 @@
-"""End-to-end throughput of the whole platform on this machine.
+"""End-to-end throughput of an installation on this machine.
 
-Runs jobs through `paceline up`, REST and all seven services, and reads what the services say of
-themselves (roster loads) over the steady part of the run: tokens/s, episodes/s, busy shares, wait
-reasons, staleness, CPU seconds by process.
+Runs jobs with `paceline up` and REST on all services, and evaluates the loads that they report to
+the roster during the steady part of the run: tokens/s, episodes/s, busy shares, wait reasons,
+staleness, CPU seconds by process.
 
     .venv/bin/python benchmarks/pipeline.py --json benchmarks/results/pipeline.json
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ("gateway", "controller", "experience", "environment", "reward")
 
-# Throughput: nothing filtered (every generated episode is trained), evaluation rare.
+# For throughput: no filters, so every episode is trained on, and rare evaluations.
 DEMO: dict[str, Any] = {
     "experience.filters": [],
     "experience.batch_groups": 64,
@@ -55,7 +55,7 @@ SIMULATED: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Sample:
-    """What the platform said of itself at one moment."""
+    """Reported loads at one moment."""
 
     at_s: float
     step: int
@@ -63,7 +63,7 @@ class Sample:
 
 
 def main() -> int:
-    """Run the scenarios and write the table."""
+    """Run the scenarios and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=80)
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Where and under which load this ran."""
+    """The machine, and its load."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
@@ -92,7 +92,7 @@ def machine() -> dict[str, Any]:
 
 
 def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
-    """One scenario on a fresh platform."""
+    """Run one scenario on a fresh installation."""
     spec, samples, summary = observe(job, overrides)
     return table(name, spec, steady(spec, samples), summary)
 
@@ -100,9 +100,9 @@ def run(name: str, job: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 def observe(
     job: Path, overrides: dict[str, Any], *more: str
 ) -> tuple[dict[str, Any], list[Sample], dict[str, Any]]:
-    """Run a job on a fresh platform to its end: its spec, what was seen, and its summary.
+    """Run a job on a fresh installation to its end; returns spec, samples and summary.
 
-    `more` are options of `paceline up`.
+    `more` are additional options of `paceline up`.
     """
     folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
     spec = load_job(job, overrides).model_dump(mode="json")
@@ -122,7 +122,7 @@ def observe(
 
 
 def wait_for(path: Path) -> dict[str, Any]:
-    """The content of a JSON file that a service is about to write."""
+    """Wait for a JSON file of a service, and read it."""
     deadline = time.monotonic() + 60
     while not path.exists():
         if time.monotonic() > deadline:
@@ -132,7 +132,7 @@ def wait_for(path: Path) -> dict[str, Any]:
 
 
 async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
-    """One sample each half second until the job has ended."""
+    """Sample every half second until the job has ended."""
     samples: list[Sample] = []
     experience = experience_address(folder)
     async with connect(experience) as channel:
@@ -158,7 +158,7 @@ def experience_address(folder: Path) -> str:
 
 
 def steady(spec: dict[str, Any], samples: list[Sample]) -> list[Sample]:
-    """From the first step after a tenth of the run to the one before the last."""
+    """The samples between the first tenth of the steps and the last step."""
     steps = spec["stop"]["steps"]
     return [s for s in samples if steps // 10 <= s.step < steps]
 
@@ -166,7 +166,7 @@ def steady(spec: dict[str, Any], samples: list[Sample]) -> list[Sample]:
 def table(
     name: str, spec: dict[str, Any], moving: list[Sample], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Figures over a part of a run."""
+    """Statistics of a part of a run."""
     first, last = moving[0], moving[-1]
     seconds = last.at_s - first.at_s
     per_step = spec["experience"]["batch_groups"] * spec["experience"]["group_size"]
@@ -205,7 +205,7 @@ def table(
 
 
 def difference(first: Sample, last: Sample, kind: str, key: str) -> float:
-    """How much a counter grew, over all workers of a kind."""
+    """Increase of a counter, summed over the workers of a kind."""
     grown = 0.0
     for worker, load in last.load.items():
         if worker.startswith(f"{kind}:"):
@@ -215,7 +215,7 @@ def difference(first: Sample, last: Sample, kind: str, key: str) -> float:
 
 
 def share(first: Sample, last: Sample, kind: str, key: str) -> float:
-    """Growth of a counter of seconds, per second."""
+    """Increase of a counter of seconds, per second."""
     return round(difference(first, last, kind, key) / (last.at_s - first.at_s), 3)
 
 

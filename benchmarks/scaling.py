@@ -1,4 +1,4 @@
-"""How rollout workers follow a simulated job: time to the planner's number, turns, waiting, cost.
+"""Autoscaling of a simulated job: time to the planned size, reversals, waiting and cost.
 
 Usage: python benchmarks/scaling.py [--json PATH] [--hours N] [--seeds N]
 """
@@ -42,10 +42,10 @@ LAWS = {
 
 
 def grown(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
-    """From one worker, for so long after the first order: how far from the planner's number.
+    """Start with one worker, and run until some hours after the second resize.
 
-    `planned` is that of the law itself, not of the figures as they were measured; periods count
-    from the moment at which everything that was ordered is up for the first time.
+    `planned` follows from the true workload, not from measurements of it. `periods` are counted
+    from the first moment at which all requested workers are up.
     """
     world, rehearsal = World(law, seed=seed), Rehearsal(law, OPTIONS)
     number = planned(law, OPTIONS)
@@ -73,25 +73,25 @@ def grown(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
 
 
 def is_near(size: int, number: float) -> bool:
-    """Within a tenth, or one worker."""
+    """Whether a size is within a tenth, or one worker, of a number."""
     return abs(size - number) <= max(1.0, 0.1 * number)
 
 
 class Paid:
-    """Counts what the workers that were asked for cost, in worker-hours."""
+    """Counts the worker-hours of requested workers."""
 
     def __init__(self, rehearsal: Rehearsal) -> None:
         self._rehearsal = rehearsal
         self.hours = 0.0
 
     def size(self, world: World) -> Mapping[str, int]:
-        """As it is decided."""
+        """Sizes decided by the rehearsal."""
         self.hours += sum(world.asked.values()) * PERIOD_S / 3600
         return self._rehearsal.size(world)
 
 
 def kept(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
-    """From the right number on: turns in an hour, waiting, worker-hours."""
+    """Start with the planned size: reversals per hour, waiting, worker-hours."""
     world = World(law, seed=seed)
     number = planned(law, OPTIONS)
     paid = Paid(Rehearsal(law, OPTIONS, replicas=round(number)))
@@ -108,7 +108,7 @@ def kept(law: WorkloadModel, seed: int, hours: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every law, without noise and with 20 %."""
+    """Run every workload without noise and with 20 % noise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--hours", type=float, default=4.0)

@@ -1,12 +1,12 @@
-"""What traces cost: two platforms side by side, the one without them, the other with them.
+"""Cost of tracing: two installations side by side, one of them with tracing.
 
-Both run the pipeline benchmark at the same time on the same processors, so that whatever else
-disturbs the machine disturbs both; figures are of the time in which both are in their steady part.
-The one with traces sends them to a real OTLP receiver, which has to share the machine, too. They
-take turns in being started first. Medians over rounds of the ratio of a round: of throughput, and
-of processor time for a thousand episodes. `rounds_differ` is half of the range of these ratios: a
-difference below it says nothing. A large share of traces shows what a small one costs, in
-proportion: spans are all that more traces add.
+Both run the pipeline benchmark at the same time on the same cores, so that other load on the
+machine affects both; only the time in which both are steady counts. The traced one exports to a
+real OTLP receiver on the same machine. They take turns in starting first. The results are medians
+over rounds of the ratios of throughput and of CPU time per thousand episodes. `rounds_differ` is
+half of the range of these ratios; smaller differences are not significant. The cost is proportional
+to the sampled share, since more traces only add spans, so a large share shows the cost of a small
+one.
 
     .venv/bin/python benchmarks/tracing.py --json benchmarks/results/tracing.json
 """
@@ -30,7 +30,7 @@ FIGURES = ("episodes_per_s", "cpu_seconds_per_1000_episodes")
 
 
 def main() -> int:
-    """Run the rounds and write the table."""
+    """Run the rounds and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=4)
@@ -38,7 +38,9 @@ def main() -> int:
     parser.add_argument("--samples", type=float, nargs="+", default=[0.01, 0.2])
     parser.add_argument("--scenario", choices=["demo", "simulated"], default="demo")
     parser.add_argument("--job", type=Path, default=ROOT / "examples" / "arithmetic.yaml")
-    parser.add_argument("--model", type=Path, default=None, help="instead of the job's")
+    parser.add_argument(
+        "--model", type=Path, default=None, help="model folder, instead of the job's"
+    )
     arguments = parser.parse_args()
     found = {
         "machine": machine(),
@@ -52,7 +54,7 @@ def main() -> int:
 
 
 def measure_share(arguments: argparse.Namespace, sample: float) -> dict[str, Any]:
-    """All rounds with one share of episodes that are traced."""
+    """Run all rounds with one sampled share."""
     rounds: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
         rounds.append(measure(arguments, sample, traced_first=number % 2 == 0))
@@ -63,7 +65,7 @@ def measure_share(arguments: argparse.Namespace, sample: float) -> dict[str, Any
 
 
 def measure(arguments: argparse.Namespace, sample: float, *, traced_first: bool) -> dict[str, Any]:
-    """One round."""
+    """Run one round."""
     overrides = {**(DEMO if arguments.scenario == "demo" else SIMULATED)}
     overrides["stop.steps"] = arguments.steps
     if arguments.model is not None:
@@ -94,12 +96,12 @@ def measure(arguments: argparse.Namespace, sample: float, *, traced_first: bool)
 
 
 def processor_time(figures: dict[str, Any]) -> float:
-    """Seconds of all services for a thousand episodes."""
+    """CPU seconds of all services per thousand episodes."""
     return round(1000 * sum(figures["cpu_seconds"].values()) / max(figures["episodes"], 1), 4)
 
 
 def compare(rounds: Sequence[dict[str, Any]], figure: str) -> dict[str, float]:
-    """Medians of both sides and of their ratio in each round, and how far rounds differ."""
+    """Medians of both installations and of their ratio, and the variation between rounds."""
     ratios = [row["with"][figure] / row["without"][figure] for row in rounds]
     return {
         **{

@@ -1,4 +1,4 @@
-"""Samples per second of take, step, commit and publish: one rank, one thread, gRPC on loopback.
+"""Throughput of take, step, commit and publish with one rank, one thread and gRPC on loopback.
 
 `python benchmarks/trainer_step.py [--json PATH] [--steps N] [--sequences N] [--profile PATH]`
 """
@@ -38,7 +38,7 @@ WARM_UP = 2
 
 
 class Source(ExperienceServicer, RosterServicer, JobsServicer):
-    """A ledger that always has a batch."""
+    """A fake ledger that always has a batch."""
 
     def __init__(self, *, steps: int, sequences: int) -> None:
         self._steps = steps
@@ -50,7 +50,7 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
         self.commits: list[tuple[float, dict[str, Any]]] = []
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
-        """Succeeded as soon as the last step is in."""
+        """The job succeeds with the last step."""
         done = self._step >= self._steps
         state = types_pb2.JOB_STATE_SUCCEEDED if done else types_pb2.JOB_STATE_RUNNING
         return types_pb2.Job(status=types_pb2.JobStatus(job_id="j", state=state))
@@ -60,7 +60,7 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
         return pb.RewindReply(parent_version=-1)
 
     async def TakeBatch(self, request: Any, context: Any) -> AsyncIterator[pb.BatchPart]:
-        """The same samples every time."""
+        """The same samples for every step."""
         if self._step >= self._steps:
             yield pb.BatchPart(stop=types_pb2.STOP_REASON_FINISHED)
             return
@@ -75,24 +75,24 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
             yield pb.BatchPart(samples=self._samples[start : start + 256])
 
     async def CommitStep(self, request: Any, context: Any) -> pb.CommitStepReply:
-        """Note the time."""
+        """Record the time."""
         self.commits.append((time.perf_counter(), dict(request.metrics)))
         self._step += 1
         return pb.CommitStepReply(step=self._step)
 
     async def CommitCheckpoint(self, request: Any, context: Any) -> pb.CommitCheckpointReply:
-        """Noted nowhere."""
+        """Accepted and ignored."""
         return pb.CommitCheckpointReply()
 
     async def PublishVersion(self, request: Any, context: Any) -> roster_pb2.PublishVersionReply:
-        """The next number."""
+        """The next version number."""
         version = types_pb2.PolicyVersion(version=self._versions, step=request.step)
         self._versions += 1
         return roster_pb2.PublishVersionReply(version=version)
 
 
 def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
-    """A prompt and a short answer."""
+    """A prompt and a short response."""
     length = PROMPT + ANSWER
     return pb.TrainSample(
         group_id=f"g{index // 8}",
@@ -111,7 +111,7 @@ def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
 
 
 def serve(pipe: multiprocessing.connection.Connection, steps: int, sequences: int) -> None:
-    """The other process."""
+    """Entry point of the ledger's process."""
     asyncio.run(_serve(pipe, steps, sequences))
 
 
@@ -130,7 +130,7 @@ async def _serve(pipe: multiprocessing.connection.Connection, steps: int, sequen
 
 
 def make_model(path: Path) -> None:
-    """About a million parameters."""
+    """Write a model with about a million parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -149,7 +149,7 @@ def make_model(path: Path) -> None:
 
 
 async def train(spec: JobSpec, port: int, folder: Path) -> None:
-    """The trainer's own loop, in this process."""
+    """Run the trainer's loop in this process."""
     import torch
 
     from paceline.weights import WeightServer
@@ -210,7 +210,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
 
 
 def report(commits: list[tuple[float, dict[str, Any]]], sequences: int) -> dict[str, Any]:
-    """Figures over the steps after the warm-up."""
+    """Statistics of the steps after the warm-up."""
     measured = commits[WARM_UP:]
     seconds = (commits[-1][0] - commits[WARM_UP - 1][0]) / len(measured)
     names = ("step_s", "wait_s", "publish_s", "checkpoint_s")
@@ -226,7 +226,7 @@ def report(commits: list[tuple[float, dict[str, Any]]], sequences: int) -> dict[
 
 
 def main() -> None:
-    """Run, print, write."""
+    """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=20)

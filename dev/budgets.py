@@ -1,4 +1,4 @@
-"""Says what is larger than CONTRIBUTING allows, and which class names mean two things."""
+"""Reports sizes beyond the limits in CONTRIBUTING, and ambiguous class names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> int:
-    """Print what is too large; exit code 1 if anything is."""
+    """Print violations; returns 1 if there are any."""
     sources = sorted(
         path
         for folder in FOLDERS
@@ -71,7 +71,7 @@ def _folders(sources: list[Path]) -> Iterator[str]:
 
 
 def _names(sources: list[Path]) -> Iterator[str]:
-    """Classes of what is shipped; a test may call its fake what it likes."""
+    """Class names in shipped code; tests may name their fakes freely."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in sources:
         place = path.relative_to(ROOT)

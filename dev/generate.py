@@ -1,6 +1,6 @@
-"""Writes everything that is generated and checked in; `--check` compares and writes nothing.
+"""Writes all generated files that are checked in; `--check` only compares them.
 
-Each generator is a script with `files()`: what is to be in the repository, by path.
+Each generator is a script whose `files()` returns the desired content by path.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ GENERATORS = (
     "deploy/monitoring/write.py",
     "benchmarks/chaos/page.py",
 )
-# What the scripts import beyond packages.
+# Import paths of the scripts.
 FOLDERS = ("benchmarks", "deploy/monitoring")
-# Nothing else is in these places, so a file that nobody writes any more goes.
+# Only generated files match these patterns: those that no generator writes are deleted.
 OWNED = (
     "shared/paceline/v1/*_pb2*.py*",
     "deploy/helm/paceline/files/monitoring/dashboards/*.json",
@@ -31,7 +31,7 @@ OWNED = (
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or with `--check` name those that are not current (exit code 1)."""
+    """Write the files, or with `--check` list outdated ones (exit code 1)."""
     checks = arguments == ["--check"]
     sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
     wanted: dict[Path, str] = {}
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     for script in GENERATORS:
         made = runpy.run_path(str(ROOT / script))["files"]()
         stale += (found := _different(made))
-        if not checks:  # at once: later scripts import what earlier ones have written
+        if not checks:  # immediately, since later scripts import files of earlier ones
             _write(found, made)
         wanted |= made
     left_over = _left_over(wanted)
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         for path in left_over:
             path.unlink()
     for path in (*stale, *left_over):
-        print(f"{path.relative_to(ROOT)}: {'not current: make generate' if checks else 'renewed'}")
+        print(f"{path.relative_to(ROOT)}: {'outdated, run make generate' if checks else 'written'}")
     return 1 if checks and (stale or left_over) else 0
 
 

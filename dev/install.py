@@ -17,34 +17,34 @@ import venv
 from collections.abc import Mapping
 from pathlib import Path
 
-# uv reads no settings of pip: mirrors, local folders and caps that pip obeys are handed to it.
+# uv ignores settings of pip: mirrors, local folders and constraints are passed to it.
 UV_NAMES = {
     "find-links": "UV_FIND_LINKS",
     "constraint": "UV_CONSTRAINT",
     "cert": "SSL_CERT_FILE",
 }
 PYPI = "https://pypi.org/simple"
-# Where pip looks into several indexes it takes the best version of all.
+# With several indexes pip takes the best version of all.
 UV_DEFAULTS = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 PIP_SCOPES = ("global.", "install.", ":env:.")
 
 
 def main(arguments: list[str]) -> int:
-    """Install; the exit code is that of the installer."""
+    """Install; returns the exit code of the installer."""
     folder, *wanted = arguments
     environment = Path(folder)
     if not (environment / "bin" / "python").exists():
         venv.create(environment, with_pip=True)
     compiled = "--compile" in wanted
     wanted = [argument for argument in wanted if argument != "--compile"]
-    print(f"{folder}: installs {' '.join(wanted)}", flush=True)
+    print(f"{folder}: installing {' '.join(wanted)}", flush=True)
     return (
         0 if _with_uv(environment, wanted, compiled) else _with_pip(environment, wanted, compiled)
     )
 
 
 def _with_uv(environment: Path, wanted: list[str], compiled: bool) -> bool:
-    """Whether uv was there and has installed all."""
+    """Whether uv is available and has installed everything."""
     tool = _uv(environment)
     if tool is None:
         return False
@@ -58,7 +58,7 @@ def _with_uv(environment: Path, wanted: list[str], compiled: bool) -> bool:
     command = [tool, "pip", "install", "-q", "--python", environment / "bin" / "python", *more]
     if subprocess.run([*command, *wanted], env=settings, check=False).returncode == 0:
         return True
-    print("uv could not install it: pip tries", file=sys.stderr, flush=True)
+    print("uv failed, falling back to pip", file=sys.stderr, flush=True)
     return False
 
 
@@ -69,7 +69,7 @@ def _with_pip(environment: Path, wanted: list[str], compiled: bool) -> int:
 
 
 def _uv(environment: Path) -> str | None:
-    """The uv of this machine, or one that pip puts into the environment."""
+    """The uv of this machine, or one installed into the environment with pip."""
     own = environment / "bin" / "uv"
     if found := shutil.which("uv"):
         return found
@@ -80,7 +80,7 @@ def _uv(environment: Path) -> str | None:
 
 
 def _pip_settings(environment: Path) -> dict[str, str]:
-    """What pip is told by files and variables, by name; the more special one wins."""
+    """Settings of pip from files and variables, by name; the more specific one wins."""
     command = [environment / "bin" / "python", "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.partition("=") for line in done.stdout.splitlines()]
@@ -93,9 +93,9 @@ def _pip_settings(environment: Path) -> dict[str, str]:
 
 
 def uv_settings(pip: Mapping[str, str]) -> dict[str, str]:
-    """Variables of uv that say what these settings say to pip."""
+    """Environment variables of uv equivalent to these settings of pip."""
     found = {UV_NAMES[key]: " ".join(pip[key].split()) for key in UV_NAMES if pip.get(key)}
-    # Of a version that several have, uv takes the files of the first; its default comes last.
+    # If several indexes have a version, uv uses the first; its default index comes last.
     *first, last = [pip.get("index-url", PYPI), *pip.get("extra-index-url", "").split()]
     found |= {"UV_DEFAULT_INDEX": last} | ({"UV_INDEX": " ".join(first)} if first else {})
     if links := found.get("UV_FIND_LINKS"):

@@ -1,4 +1,4 @@
-"""The table of all metrics in docs/metrics.md."""
+"""Generates the table of all metrics in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ END = "<!-- end of table -->\n"
 
 
 def files() -> dict[Path, str]:
-    """The file with its content."""
+    """Path and content of the file."""
     head, _, rest = DOCUMENT.read_text().partition(BEGIN)
     tail = rest.partition(END)[2]
     return {DOCUMENT: head + BEGIN + table() + END + tail}
 
 
 def table() -> str:
-    """All metrics as Markdown."""
+    """The table as Markdown."""
     rows = ["| metric | kind | labels | of | what |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*rows, *map(_row, NAMES.values())]) + "\n"
 

@@ -1,4 +1,4 @@
-"""Writes what is made from the options of the protos: methods of the SDK, tables of the docs."""
+"""Generates SDK methods and tables of the docs from options in the protos."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.transport.rpc_authorization import Callers, callers
 ROOT = Path(__file__).parents[1]
 SDK = ROOT / "shared" / "paceline" / "client" / "operations.py"
 BEGIN, END = "<!-- table: dev/operations.py -->\n", "<!-- end of table -->\n"
-# Job files and streams of events: these methods are written by hand, in `client.py`.
+# Job files and event streams: these methods are handwritten, in `client.py`.
 BY_HAND = frozenset({"SubmitJob", "WatchJob"})
 HEAD = '''"""A method for each operation of the REST API. Made by dev/operations.py."""
 
@@ -57,7 +57,7 @@ KINDS = {
 
 
 def files() -> dict[Path, str]:
-    """Every file with its content."""
+    """Path and content of every file."""
     api, security = ROOT / "docs" / "api.md", ROOT / "docs" / "security.md"
     return {
         SDK: _formatted(sdk()),
@@ -67,7 +67,7 @@ def files() -> dict[Path, str]:
 
 
 def sdk() -> str:
-    """The module of the SDK."""
+    """Source of the SDK module."""
     found = sorted((each for each in for_users() if _is_made(each)), key=lambda each: each.name)
     documents = {document_of(each.reply.DESCRIPTOR.name) for each in found}
     documents |= {_body(field) for each in found for field in _fields(each) if field.message_type}
@@ -84,7 +84,7 @@ def sdk() -> str:
 
 
 def name_of(operation: str) -> str:
-    """`ListWeights` is `list_weights`; the jobs themselves go without saying: `GetJob` is `get`."""
+    """Name in the SDK: `ListWeights` is `list_weights`; `Job` is dropped, so `GetJob` is `get`."""
     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", operation).lower()
     return re.sub(r"_jobs?$", "", snake)
 
@@ -165,7 +165,7 @@ def _optional(field: Any) -> str:
 
 
 def routes() -> Iterator[str]:
-    """The table of docs/api.md."""
+    """Rows of the table in docs/api.md."""
     yield "| operation | REST | gRPC | role |"
     yield "|---|---|---|---|"
     for each in sorted(for_users(), key=lambda each: each.service != "Jobs"):
@@ -178,7 +178,7 @@ def routes() -> Iterator[str]:
 
 
 def rows() -> Iterator[str]:
-    """The table of docs/security.md."""
+    """Rows of the table in docs/security.md."""
     yield "| server | service | methods | who may call them |"
     yield "|---|---|---|---|"
     for server, services in callers().items():
@@ -203,7 +203,7 @@ def _with_table(page: Path, lines: Iterator[str]) -> str:
 
 
 def _formatted(code: str) -> str:
-    """As `make check` wants it."""
+    """Format and lint the source as `make check` requires."""
     for command in (("check", "--select=I", "--fix"), ("format",)):
         ruff = [sys.executable, "-m", "ruff", *command, "--quiet", f"--stdin-filename={SDK}", "-"]
         code = subprocess.run(ruff, input=code, capture_output=True, text=True, check=True).stdout

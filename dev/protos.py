@@ -1,4 +1,4 @@
-"""The code under shared/paceline/v1, from the protos."""
+"""Generates shared/paceline/v1 from the protos."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOGLE = Path(http_pb2.__file__).parents[2]
 
 
 def files() -> dict[Path, str]:
-    """Every generated module with its content."""
+    """Path and content of every generated module."""
     protos = sorted(SOURCES.glob("paceline/v1/*.proto"))
     services = [path for path in protos if "\nservice " in path.read_text()]
     with tempfile.TemporaryDirectory() as folder:

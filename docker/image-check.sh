@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the light images, measures what each adds to its base, and starts each as its user.
-# With docker, or with buildah, which needs root here. Where buildah cannot pull the base, a minimal
-# Debian with its Python stands in for it (debootstrap).
+# Builds the light images, measures the size that each adds to its base, and starts each as its user,
+# with docker, or as root with buildah. If buildah cannot pull the base, a minimal Debian with its
+# Python (debootstrap) replaces it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,7 @@ have_base() {
   fi
 }
 
-# `python` and `pip` where the real base has them; the packages of a distribution are its own there too.
+# `python` and `pip` at the paths of the real base, and pip may install packages as it may there.
 stand_in() {
   local root container
   root=$(mktemp -d)

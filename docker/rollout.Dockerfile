@@ -1,4 +1,4 @@
-# A rollout worker beside SGLang, on SGLang's own image.
+# A rollout worker with SGLang, on SGLang's image.
 ARG BASE=docker.io/lmsysorg/sglang:v0.5.23
 ARG BUILD_BASE=docker.io/library/python:3.11-slim-bookworm
 
@@ -9,7 +9,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE}
 ARG SERVICE=rollout
-# Further distributions, for example engines: "my-engine==1.2".
+# Additional distributions, for example engines: "my-engine==1.2".
 ARG PLUGINS=""
 ARG VERSION=0
 ARG REVISION=unknown
@@ -19,9 +19,9 @@ LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# SGLang pins what Paceline leaves open, so what Paceline needs beyond it goes into an environment above
-# SGLang's, which stays as it was tested. A second torch fails the build. Pools name SGLang's own
-# interpreter in their settings: `engines.sglang.python: /opt/sglang/bin/python` (docs/engines.md).
+# SGLang pins many dependencies, so Paceline's are installed in an environment layered over SGLang's,
+# which stays as it was tested. A second torch fails the build. Pools name SGLang's interpreter in
+# their settings: `engines.sglang.python: /opt/sglang/bin/python` (docs/engines.md).
 # hadolint ignore=DL3013,DL3042,SC2086
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python3 -m venv --without-pip --system-site-packages /opt/paceline \

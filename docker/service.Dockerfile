@@ -1,17 +1,17 @@
-# gateway, controller, environment, reward or experience: Python, its dependencies and Paceline, no torch.
+# gateway, controller, environment, reward, experience or tracking: Paceline and its dependencies, without torch.
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
 ARG SERVICE
-# Further distributions for this service, for example plug-ins: "reasoning-gym>=0.1.20 my-rewards==1.2".
+# Additional distributions, for example plug-ins: "reasoning-gym>=0.1.20 my-rewards==1.2".
 ARG PLUGINS=""
 WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# Without pip in it, and away from the base's own packages, so that it is copied whole. The list of
-# what was installed lies beside it for tools that make bills of materials. Of the Kubernetes client,
-# half of the controller's image, the synchronous half loses its byte code: only the issuer of
-# certificates uses it, once a day.
+# A virtual environment without pip, separate from the base's packages, so that it can be copied as a
+# whole. The list of installed packages next to it is for tools that create bills of materials. The
+# Kubernetes client is half of the controller's image: its synchronous part is kept without byte
+# code, since only the certificate issuer uses it, once a day.
 # hadolint ignore=DL3013,SC2086
 RUN python -m venv --without-pip /opt/paceline \
     && pip --python /opt/paceline/bin/python install --no-cache-dir \
@@ -33,7 +33,7 @@ ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     PYTHONSAFEPATH=1 \
     HOME=/tmp
-# A volume that is mounted here for the first time belongs to whom the folder belongs to.
+# A new volume mounted here inherits the owner of the folder.
 RUN install -d -o 10001 -g 10001 /var/lib/paceline
 WORKDIR /opt/paceline
 USER 10001:10001
@@ -41,6 +41,6 @@ USER 10001:10001
 EXPOSE 8400 8401 8300
 ENTRYPOINT ["python", "-m"]
 CMD ["paceline.cli", "--help"]
-# The light images stay light: whatever a plug-in brings in.
+# Fails if torch is importable, even if a plug-in pulled it in.
 RUN python -c "import sys; from importlib.util import find_spec; sys.exit('torch is in this image' if find_spec('torch') else 0)" \
     && python -c "import paceline_${SERVICE}.service"

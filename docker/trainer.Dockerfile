@@ -9,7 +9,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${BASE}
 ARG SERVICE=trainer
-# Further distributions, for example objectives: "my-objectives==1.2".
+# Additional distributions, for example objectives: "my-objectives==1.2".
 ARG PLUGINS=""
 ARG VERSION=0
 ARG REVISION=unknown
@@ -19,7 +19,7 @@ LABEL org.opencontainers.image.title="paceline-${SERVICE}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-# An environment above the base's own, whose torch it uses; a second torch fails the build.
+# An environment layered over the base's, whose torch it uses; a second torch fails the build.
 # hadolint ignore=DL3013,DL3042,SC2086
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     python3 -m venv --without-pip --system-site-packages /opt/paceline \

@@ -1,8 +1,8 @@
-"""What a job was promised, checked against records that are not the ledger's own.
+"""Checks the guarantees of a job against records that are independent of the ledger.
 
-Three records are compared: the journals of the job's plug-ins (answers, scores, batches that the
-trainer was given), what Paceline wrote for its users (exported trajectories, metric rows,
-versions), and the job's state. The ledger's own books are only added up.
+It compares the journals of the job's plug-ins (answers, scores, batches that the trainer received),
+Paceline's output for its users (exported trajectories, metric rows, versions), and the job's state.
+Of the ledger itself only the sum of its counts is checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A promise that was not kept, `count` times; `at` is when, as far as is known (0: unknown)."""
+    """A guarantee that was broken `count` times, at wall-clock time `at` (0: unknown)."""
 
     column: str
     count: int
@@ -42,7 +42,7 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version as somebody has told of it."""
+    """A published version, as recorded in a log or a file."""
 
     at: float
     version: int
@@ -52,16 +52,16 @@ class Published:
 
 @dataclass(slots=True)
 class Books:
-    """All that is known of one job."""
+    """All records of one job."""
 
     job_id: str
-    state: str  # of the job, at the end or when nobody waited any longer
+    state: str  # of the job, at its end or when the campaign stopped waiting
     ended: bool
     step: int
     batch_groups: int
     group_size: int
     wanted: tuple[str, ...] = ("succeeded",)
-    forgetful: bool = False  # its store has lost what was acknowledged
+    forgetful: bool = False  # its store has lost acknowledged writes
     evaluates: bool = True
     exported: list[Event] = field(default_factory=list[Event])  # lines of all files
     measured: list[Event] = field(default_factory=list[Event])  # held-out trajectories
@@ -71,17 +71,17 @@ class Books:
     answers: dict[str, set[str]] = field(default_factory=dict[str, set[str]])  # by task
     scored: dict[str, str] = field(default_factory=dict[str, str])  # task by training episode
     batches: list[Event] = field(default_factory=list[Event])
-    counts: dict[str, int] = field(default_factory=dict[str, int])  # as the audit says
+    counts: dict[str, int] = field(default_factory=dict[str, int])  # from the verification
     problems: tuple[str, ...] = ()
 
     @property
     def per_step(self) -> int:
-        """Episodes of a batch."""
+        """Number of episodes in a batch."""
         return self.batch_groups * self.group_size
 
 
 def check(books: Books) -> list[Breach]:
-    """Every promise that was not kept."""
+    """All broken guarantees."""
     if not books.ended:
         return [Breach("stuck_jobs", 1, f"{books.job_id} is {books.state} at step {books.step}")]
     rules = (_state, _export, _trained, _accounted, _twice, _rewards, _evals, _rows, _versions)
@@ -91,7 +91,7 @@ def check(books: Books) -> list[Breach]:
 
 
 def _once(found: list[Breach]) -> list[Breach]:
-    """Several rules may miss the same episode: what the worst of them misses is lost."""
+    """Merge losses: several rules may miss the same episodes, so the largest count is used."""
     lost = [breach for breach in found if breach.column == "lost"]
     others = [breach for breach in found if breach.column != "lost"]
     if not lost:
@@ -102,12 +102,12 @@ def _once(found: list[Breach]) -> list[Breach]:
 
 
 def fingerprint(logprobs: Sequence[float]) -> str:
-    """Of a trajectory's log-probs, as `chaos.objective` makes it of tensors."""
+    """Digest of a trajectory's log-probs, equal to that of `chaos.objective` for a tensor."""
     return blake2b(struct.pack(f"<{len(logprobs)}f", *logprobs), digest_size=8).hexdigest()
 
 
 def lineage(books: Books) -> dict[int, Event]:
-    """The batch of each step as the trainer whose weights went on was given it."""
+    """Batch of each step, as received by the trainer whose weights were kept."""
     last: dict[int, Event] = {}
     for batch in sorted(books.batches, key=lambda each: (each["incarnation"], each["at"])):
         last[int(batch["step"])] = batch
@@ -125,24 +125,24 @@ def _state(books: Books) -> Iterator[Breach]:
 
 
 def _export(books: Books) -> Iterator[Breach]:
-    """Every committed step is in the export, once."""
+    """Every committed step is exported exactly once."""
     lines = Counter((line["group_id"], line["index"], line["attempt"]) for line in books.exported)
     repeated = len(books.exported) - len(lines)
     if repeated:
         yield Breach("repeated_lines", repeated, f"{books.job_id}: exported more than once")
     missing = books.step * books.per_step - len(distinct(books.exported))
     if missing > 0:
-        yield Breach("lost", missing, f"{books.job_id}: committed, and not exported")
+        yield Breach("lost", missing, f"{books.job_id}: committed, but not exported")
 
 
 def _trained(books: Books) -> Iterator[Breach]:
-    """What the trainer was given is what the export says was trained."""
+    """The trainer received exactly what the export lists as trained."""
     if books.state != "succeeded":
-        return  # the ledger has gone back, and what was trained since counts for nothing
+        return  # the ledger was rewound, so later batches do not count
     trained = lineage(books)
     if absent := [step for step in range(books.step) if step not in trained]:
         count = len(absent) * books.per_step
-        yield Breach("lost", count, f"{books.job_id}: no trainer had steps {absent}")
+        yield Breach("lost", count, f"{books.job_id}: no trainer received steps {absent}")
     steps = {name: step for step, batch in trained.items() for name in batch["prints"]}
     given = Counter(name for batch in trained.values() for name in batch["prints"])
     lines = distinct(books.exported).values()
@@ -156,27 +156,27 @@ def _trained(books: Books) -> Iterator[Breach]:
             at = max(float(trained[step]["at"]) for step in where)
             yield Breach(column, sum(names.values()), text, at)
     if never := sum((exported - given).values()):
-        yield Breach("lost", never, f"{books.job_id}: exported as trained, and in no batch")
+        yield Breach("lost", never, f"{books.job_id}: exported as trained, but in no batch")
 
 
 def _accounted(books: Books) -> Iterator[Breach]:
-    """What was scored is trained or dropped, and nothing is under way after the end."""
+    """Scored episodes are trained or dropped, and none is in flight after the end."""
     exported = distinct(books.exported)
     kept = {f"{group}/{index}" for group, index in exported}
-    if books.forgetful:  # a group whose admission was lost comes again under another name
+    if books.forgetful:  # a group whose admission was lost gets another name
         tasks = {line["task_id"] for line in exported.values()}
         kept |= {name for name, task in books.scored.items() if task in tasks}
     unknown = len(books.scored.keys() - kept) - books.counts.get("dropped", 0)
     if unknown > 0:
-        yield Breach("lost", unknown, f"{books.job_id}: scored, and neither trained nor dropped")
+        yield Breach("lost", unknown, f"{books.job_id}: scored, but neither trained nor dropped")
     over = ("durable", "trained", "dropped")
     left = books.counts.get("admitted", 0) - sum(books.counts.get(name, 0) for name in over)
     if left:
-        yield Breach("lost", abs(left), f"{books.job_id}: admitted, and in no final state")
+        yield Breach("lost", abs(left), f"{books.job_id}: admitted, but in no final state")
 
 
 def _twice(books: Books) -> Iterator[Breach]:
-    """One epoch: a task is trained on as one group."""
+    """Within an epoch each task is trained on as one group."""
     groups: defaultdict[str, set[str]] = defaultdict(set)
     for line in books.exported:
         groups[line["task_id"]].add(line["group_id"])
@@ -187,20 +187,20 @@ def _twice(books: Books) -> Iterator[Breach]:
 
 
 def _rewards(books: Books) -> Iterator[Breach]:
-    """Every reward is the truth about words that the environment has heard."""
+    """Every reward is the true one, for an answer that the environment received."""
     trained = distinct(books.exported).values()
     for line in [*trained, *distinct(books.measured).values()]:
         task, words, reward = line["task_id"], line["response_text"], line["score"]["reward"]
         name = f"{line['group_id']}/{line['index']}"
         if abs(reward - truth(task, words)) > _CLOSE:
-            text = f"{name}: reward {reward}, the truth is {truth(task, words)}"
+            text = f"{name}: reward {reward}, the true one is {truth(task, words)}"
             yield Breach("false_zeros", 1, text)
         elif words not in books.answers.get(task, ()):
-            yield Breach("false_zeros", 1, f"{name}: nobody has answered {words!r}")
+            yield Breach("false_zeros", 1, f"{name}: no environment received {words!r}")
 
 
 def _evals(books: Books) -> Iterator[Breach]:
-    """No true reward is 0, so no mean is; the last version is measured."""
+    """No mean is 0, since no true reward is; the last version is evaluated."""
     rows = [row for row in books.rows if row["kind"] == "eval"]
     for row in rows:
         if row["reward"] is not None and row["reward"] < LEAST_WORTH - _CLOSE:
@@ -212,7 +212,7 @@ def _evals(books: Books) -> Iterator[Breach]:
 
 
 def _rows(books: Books) -> Iterator[Breach]:
-    """A row for each committed step, and for each time that a commit was acknowledged."""
+    """Each committed step has a row, and each acknowledged commit has one."""
     there = Counter(int(row["step"]) for row in books.rows if row["kind"] == "train")
     told, at = Counter[int](), dict[int, float]()
     for time_s, step in books.acknowledged:
@@ -226,7 +226,7 @@ def _rows(books: Books) -> Iterator[Breach]:
 
 
 def _versions(books: Books) -> Iterator[Breach]:
-    """A number means one publication, an incarnation one process."""
+    """A version number stands for one publication, an incarnation for one process."""
     seen: defaultdict[int, dict[tuple[int, str], float]] = defaultdict(dict)
     for each in books.published:
         if each.digest:
@@ -246,5 +246,5 @@ def _versions(books: Books) -> Iterator[Breach]:
 
 
 def logprobs_of(line: Event) -> list[float]:
-    """Of all policy tokens of a trajectory."""
+    """Log-probs of all policy tokens of a trajectory."""
     return [value for transcript in line["transcripts"] for value in transcript["logprobs"]]

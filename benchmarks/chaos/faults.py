@@ -1,4 +1,4 @@
-"""The kinds of fault: how each is injected, and the sign by which recovery is known."""
+"""The kinds of fault: how each is injected, and which sign shows recovery."""
 
 from __future__ import annotations
 
@@ -33,47 +33,47 @@ PAUSE_S = 0.4
 
 @dataclass(slots=True)
 class Scene:
-    """Where a fault happens."""
+    """The target of faults: an installation and its current job."""
 
     site: Site
     view: View
     chance: random.Random
     job_id: str
     freezes_s: tuple[float, ...] = FREEZES_S
-    forgets: bool = False  # the store has lost what was acknowledged
-    shift_s: float = 0.0  # of the store's clock
+    forgets: bool = False  # the store has lost acknowledged writes
+    shift_s: float = 0.0  # offset of the store's clock
 
     def pid(self, name: str) -> int:
-        """Of a process; 0: it does not run."""
+        """Process id; 0 if it does not run."""
         return self.site.pid_of(name)
 
     def trainer(self) -> str:
-        """Its name."""
+        """Name of the trainer process."""
         return f"trainer-{self.job_id}"
 
     def rank(self) -> int:
-        """The process that trains, below the launcher."""
+        """Pid of the training process, a child of the launcher; 0 if there is none."""
         with suppress(psutil.NoSuchProcess):
             below = psutil.Process(self.pid(self.trainer())).children()
             return below[-1].pid if below else 0
         return 0
 
     def incarnation(self) -> int:
-        """Of the newest trainer that was given a batch."""
+        """Incarnation of the newest trainer that received a batch."""
         found = [e for e in self.view.events if e["event"] == "batch" and e["job"] == self.job_id]
         return max((int(event["incarnation"]) for event in found), default=0)
 
 
 @dataclass(slots=True)
 class Injected:
-    """A fault that was injected; times by the wall clock."""
+    """An injected fault; times are wall-clock times."""
 
     kind: str
-    about: str  # what exactly
+    about: str  # details
     began: float
-    counts_from: float  # of the recovery: the beginning, or the end of what lasted
+    counts_from: float  # start of the recovery time: the beginning, or the end of a lasting fault
     sign: Sign | None = None
-    restarts: str = ""  # process whose start is stated apart
+    restarts: str = ""  # process whose restart is measured separately
     damaged: str = ""  # checkpoint
     job_id: str = ""
     recovered_s: float | None = None
@@ -85,7 +85,7 @@ Inject = Callable[[Scene], Injected | None]
 
 
 def kinds() -> dict[str, Inject]:
-    """All kinds that can be injected here."""
+    """All kinds that can be injected on this machine."""
     made: dict[str, Inject] = {}
     for service in (*SERVICES, "trainer-rank"):
         made[f"kill {service}"] = _bound(kill, service)
@@ -108,7 +108,7 @@ def kinds() -> dict[str, Inject]:
 
 
 def not_injected(site: Site) -> list[str]:
-    """What this machine does not allow."""
+    """Kinds that this machine does not support, with reasons."""
     found: list[str] = []
     if not FAKETIME.exists():
         found.append("jumps of the store's clock: libfaketime is not installed")
@@ -118,14 +118,14 @@ def not_injected(site: Site) -> list[str]:
 
 
 def kill(scene: Scene, service: str) -> Injected | None:
-    """SIGKILL."""
+    """Send SIGKILL to a process."""
     name = _victim(scene, service)
     pid = scene.rank() if service == "trainer-rank" else scene.pid(name)
     if not pid:
         return None
     aim = _aim(scene, service, name, pid)
     if service == "rollout":
-        # Its tokens take milliseconds: only one that stands still surely dies with requests.
+        # A request takes milliseconds: freeze the worker first so that it dies with requests.
         os.kill(pid, signal.SIGSTOP)
         time.sleep(HELD_S)
     began = time.time()
@@ -138,7 +138,7 @@ def kill(scene: Scene, service: str) -> Injected | None:
 
 
 def freeze(scene: Scene, service: str) -> Injected | None:
-    """SIGSTOP, and SIGCONT after a while."""
+    """Send SIGSTOP to a process, and SIGCONT after a while."""
     name = _victim(scene, service)
     pid = scene.pid(name)
     pids = [scene.rank(), pid] if service == "trainer" else [pid]
@@ -172,7 +172,7 @@ def freeze(scene: Scene, service: str) -> Injected | None:
 
 
 def out_of_memory(scene: Scene) -> Injected | None:
-    """Writes are refused for a while."""
+    """Make the store refuse writes for a while."""
     store = scene.site.store
     seconds = scene.chance.choice((2.0, 4.0))
     began = time.time()
@@ -185,7 +185,7 @@ def out_of_memory(scene: Scene) -> Injected | None:
 
 
 def lost_second(scene: Scene) -> Injected | None:
-    """Power fails: the store dies, and its file lacks what was written in the last second."""
+    """Simulate a power failure: kill the store and truncate its last second of writes."""
     store, began = scene.site.store, time.time()
     lost_s = scene.chance.uniform(0.2, 1.0)
     with store.held():
@@ -199,7 +199,7 @@ def lost_second(scene: Scene) -> Injected | None:
 
 
 def disk_full(scene: Scene) -> Injected | None:
-    """Nothing can be written to the run directory, the store's file included."""
+    """Fill the file system of the run directory, which includes the store's file."""
     if not scene.site.has_disk:
         return None
     seconds = scene.chance.choice((1.0, 3.0))
@@ -215,18 +215,18 @@ def disk_full(scene: Scene) -> Injected | None:
 
 
 def clock_jump(scene: Scene, way: str) -> Injected | None:
-    """The store's wall clock jumps and stays there."""
+    """Shift the store's wall clock permanently."""
     jump = scene.chance.choice(SHIFTS_S[way])
     scene.shift_s += jump
     began = time.time()
     scene.site.store.shift_clock(scene.shift_s)
-    time.sleep(1.5)  # libfaketime looks each second
+    time.sleep(1.5)  # libfaketime reads the offset once per second
     sign = signs.committed(scene.view, began + 1.5, scene.job_id)
     return Injected(f"store clock {way}", f"{jump:+g} s", began, began, sign)
 
 
 def damaged_checkpoint(scene: Scene, how: str) -> Injected | None:
-    """The newest checkpoint is damaged, and the trainer has to load one."""
+    """Damage the newest checkpoint and kill the trainer, which then has to load one."""
     folder = scene.site.run_dir / "jobs" / scene.job_id / "checkpoints"
     whole = sorted(path.parent for path in folder.glob("step-*/paceline.json"))
     if not whole or not scene.rank():
@@ -248,7 +248,7 @@ def damaged_checkpoint(scene: Scene, how: str) -> Injected | None:
 
 
 def network(scene: Scene, how: str) -> Injected | None:
-    """Connections to experience: nothing gets through, all is late, or they are reset."""
+    """Hold, delay or reset the connections to experience."""
     relay, began = scene.site.relay, time.time()
     about = ""
     if how == "cut":
@@ -262,7 +262,7 @@ def network(scene: Scene, how: str) -> Injected | None:
         relay.slow(delay_s)
         time.sleep(4.0)
         relay.slow(0.0)
-        about = f"each piece {delay_s:g} s late, for 4 s"
+        about = f"each chunk delayed by {delay_s:g} s, for 4 s"
     else:
         share = scene.chance.choice((0.0, 0.5, 1.0))
         relay.reset(share, scene.chance)
@@ -273,7 +273,7 @@ def network(scene: Scene, how: str) -> Injected | None:
 
 
 def plugin(scene: Scene, what: str) -> Injected | None:
-    """Calls to a plug-in of the job fail for a while."""
+    """Make calls to a plug-in of the job fail for a while."""
     of, _, how = what.partition(":")
     share = {"raise": 0.5, "garbage": 0.5, "hang": 0.2, "exit": 0.5}[how]
     began, seconds = time.time(), 2.0
@@ -290,7 +290,7 @@ def plugin(scene: Scene, what: str) -> Injected | None:
 
 
 def _victim(scene: Scene, service: str) -> str:
-    """Name of a process; of environment workers the one with more to do."""
+    """Name of the target process; among environment workers, the one with most episodes."""
     scene.view.look()
     scene.view.forget_dead()
     if service in ("trainer", "trainer-rank"):
@@ -306,7 +306,7 @@ def _victim(scene: Scene, service: str) -> str:
 
 
 def _aim(scene: Scene, service: str, name: str, pid: int) -> Callable[[float], Sign | None]:
-    """What is known before the fault; the sign, given when it began."""
+    """Record the state before the fault; returns a function from its time to the sign."""
     view, job, client = scene.view, scene.job_id, scene.site.client
     family, incarnation = _family(pid), scene.incarnation()
 

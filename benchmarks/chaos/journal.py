@@ -1,6 +1,6 @@
-"""What plug-ins of a job write down by themselves: lines of JSON, a file for each process.
+"""Journals that plug-ins of a job write: JSON lines, one file per process.
 
-Nothing here goes through Paceline, so that its books can be compared with something else.
+They bypass Paceline, so its records can be checked against them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends events; whole lines, so that a killed process leaves no half one behind another."""
+    """Appends events as whole lines, so that a killed process leaves no partial line."""
 
     def __init__(self, folder: Path, role: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -24,26 +24,26 @@ class Journal:
         self._head = {"pid": os.getpid(), "role": role}
 
     def note(self, event: str, **fields: Any) -> None:
-        """An event, with the time of the wall clock."""
+        """Append an event with its wall-clock time."""
         line = {"event": event, "at": time.time(), **self._head, **fields}
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
 
 @cache
 def journal(folder: str, role: str) -> Journal:
-    """That of this process."""
+    """The journal of this process."""
     return Journal(Path(folder), role)
 
 
 class Reader:
-    """Reads what was appended to a folder since the last look."""
+    """Reads what was appended to the journals of a folder since the last call."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
 
     def news(self) -> list[dict[str, Any]]:
-        """New events of all processes, in the order of their times."""
+        """New events of all processes, by time."""
         found: list[dict[str, Any]] = []
         for path in self._folder.glob("*.jsonl"):
             found.extend(self._of(path))

@@ -1,4 +1,4 @@
-"""A random Llama of some thousand parameters, with a tokenizer of characters; into a folder."""
+"""Writes a random Llama with a few thousand parameters and a character tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ["<pad>", "<bos>", "<eos>", *"0123456789+-*=", " "]
 
 
 def make(folder: Path) -> None:
-    """Write it in Hugging Face layout."""
+    """Write model and tokenizer in Hugging Face layout."""
     folder.mkdir(parents=True, exist_ok=True)
     words = {name: number for number, name in enumerate(NAMES)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))

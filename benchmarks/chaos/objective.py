@@ -1,7 +1,7 @@
-"""Decoupled PPO that writes down what it was given: the trainer's own record of each batch.
+"""Decoupled PPO that records its input: an independent record of each batch of the trainer.
 
-A sequence is known by the log-probs that the engine reported for it, which nobody changes on the
-way and which an export of trajectories has too.
+A sequence is identified by the log-probs that the engine reported for it; these pass through the
+system unchanged and are also in exported trajectories.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class RecordedOptions(DecoupledOptions):
 
 
 def recorded(batch: TokenBatch, options: RecordedOptions) -> Loss:
-    """As `decoupled_ppo` says, once it is written down."""
+    """`decoupled_ppo` of a batch, after recording the batch."""
     _record(options.notes).take(batch, _step_of_caller())
     return decoupled_ppo(batch, options)
 
 
 def fingerprint(logprobs: np.ndarray) -> str:
-    """Of the log-probs of a sequence, as float32."""
+    """Digest of the log-probs of a sequence, as float32."""
     return blake2b(logprobs.astype(np.float32).tobytes(), digest_size=8).hexdigest()
 
 
 class Record:
-    """Collects micro-batches to whole batches; one for each process."""
+    """Collects micro-batches into whole batches; one instance per process."""
 
     def __init__(self, notes: str) -> None:
         settings = yaml.safe_load(Path(sys.argv[-1]).read_text())
@@ -53,7 +53,7 @@ class Record:
         self._found: list[str] = []
 
     def take(self, batch: TokenBatch, step: int) -> None:
-        """A micro-batch of a step; the last one of a batch makes a line."""
+        """Record a micro-batch of a step; the last one of a batch writes a line."""
         owner = batch.sequences.numpy()
         values = batch.behaviour.numpy()
         found = [fingerprint(values[owner == i]) for i in range(batch.num_sequences)]
@@ -69,10 +69,10 @@ def _record(notes: str) -> Record:
 
 
 def _step_of_caller() -> int:
-    """An objective is not told the step; the learner that calls it has it."""
+    """Find the step in the calling learner, since objectives do not receive it."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "_update" and "step" in frame.f_locals:
             return int(frame.f_locals["step"])
         frame = frame.f_back
-    raise LookupError("the learner's step is not found; has `Learner._update` changed?")
+    raise LookupError("cannot find the step of the learner; has `Learner._update` changed?")

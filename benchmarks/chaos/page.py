@@ -1,4 +1,4 @@
-"""docs/faults.md, from the JSON of a campaign and `page.md`."""
+"""Generates docs/faults.md from the JSON of a campaign and the template `page.md`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 
 
 def files() -> dict[Path, str]:
-    """The page of the campaign whose results are kept, with its content."""
+    """Path and content of the page for the stored results."""
     return {ROOT / "docs" / "faults.md": write_page(json.loads(RESULTS.read_text()))}
 
 
 def write_page(result: dict[str, Any]) -> str:
-    """The page."""
+    """Fill the template with the results of a campaign."""
     parts = {
         "profile": result["profile"],
         "run": _run(result),
@@ -39,7 +39,7 @@ def _run(result: dict[str, Any]) -> str:
     return (
         f"Profile `{result['profile']}`, seed {result['seed']}, {result['seconds'] / 60:.0f} "
         f"minutes, {result['total']['injected']} faults in {len(result['jobs'])} jobs"
-        f"{f', {left} more left out' if left else ''}. "
+        f"{f', {left} more not injected' if left else ''}. "
         f"{machine['cores']} cores, shared with other work: load averages {load} before and "
         f"{later} after."
     )
@@ -63,7 +63,7 @@ def _recovery(result: dict[str, Any]) -> str:
     for service, spread in result["restarts"].items():
         what = "weights" if service == "rollout" else "a checkpoint"
         lines.append(
-            f"| *a killed {service} is there again: imports, then {what}* | {_cells(spread)} | |"
+            f"| *restart of a killed {service}: imports, then {what}* | {_cells(spread)} | |"
         )
     return "\n".join(lines)
 
@@ -74,13 +74,13 @@ def _cells(spread: dict[str, Any]) -> str:
 
 
 def _found(result: dict[str, Any]) -> str:
-    """What was not as promised, one line each."""
+    """Broken guarantees and missing signs of recovery, one line each."""
     lines = [
         f"* {each['column'].replace('_', ' ')}, {each['count']}, after `{each['after']}`: "
         f"{each['text']}"
         for each in result["findings"]
     ]
     lines += [f"* no sign in time: {text}" for text in result["no_sign_in_time"]]
-    found = "\n".join(["Found:", "", *lines]) if lines else "Nothing was found."
+    found = "\n".join(["Found:", "", *lines]) if lines else "No findings."
     notes = "".join(f"\n* {text}" for text in result.get("notes", ()))
-    return f"{found}\n\nNotes by hand:\n{notes}" if notes else found
+    return f"{found}\n\nNotes:\n{notes}" if notes else found

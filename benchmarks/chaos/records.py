@@ -1,4 +1,4 @@
-"""Finds the records of a job: files of the run directory, journals of plug-ins, the API."""
+"""Collects the records of a job from the run directory, the journals and the API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEP = re.compile(r"trainer step step=(\d+) ")
 
 
 def log_lines(folder: Path, name: str) -> Iterator[tuple[float, str]]:
-    """Events of a process, oldest first: time by the wall clock and text."""
+    """Log lines of a process, oldest first: wall-clock time and text."""
     for path in sorted(folder.glob(f"{name}.log*"), reverse=True):
         for line in path.read_text(errors="replace").splitlines():
             if found := _LINE.match(line):
@@ -32,7 +32,7 @@ def log_lines(folder: Path, name: str) -> Iterator[tuple[float, str]]:
 
 
 def from_log(books: Books, folder: Path) -> None:
-    """Publications and commits that a trainer's log tells of."""
+    """Add publications and commits from the log of the trainer."""
     for at, text in log_lines(folder, f"trainer-{books.job_id}"):
         if found := _PUBLISHED.match(text):
             books.published.append(Published(at, int(found[1]), int(found[2]), found[3]))
@@ -41,7 +41,7 @@ def from_log(books: Books, folder: Path) -> None:
 
 
 def from_files(books: Books, folder: Path) -> None:
-    """What Paceline has written for the user of the job."""
+    """Add what Paceline wrote for the user of the job."""
     for path in sorted((folder / "trajectories").glob("*.jsonl")):
         books.exported += json_lines(path)
     books.rows += json_lines(folder / "metrics.jsonl")
@@ -52,7 +52,7 @@ def from_files(books: Books, folder: Path) -> None:
 
 
 def from_journals(books: Books, events: Sequence[Event], *, since: float) -> None:
-    """What the plug-ins of the job have noted; all jobs of a platform share their folder."""
+    """Add journal entries of the job's plug-ins; all jobs of an installation share the folder."""
     answers: defaultdict[str, set[str]] = defaultdict(set)
     for event in events:
         kind = event["event"]
@@ -71,7 +71,7 @@ def _is_training(name: str, books: Books) -> bool:
 
 
 def from_api(books: Books, client: Client) -> None:
-    """What the ledger says of itself, and what it has measured."""
+    """Add the verification of the ledger, and its eval trajectories."""
     audit = client.verify(books.job_id)
     books.counts, books.problems = dict(audit.counts), tuple(audit.problems)
     token, more = "", True
@@ -86,7 +86,7 @@ def from_api(books: Books, client: Client) -> None:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a file; none if there is no such file."""
+    """All complete lines of a file; none if it does not exist."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]

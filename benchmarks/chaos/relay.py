@@ -1,4 +1,4 @@
-"""A TCP relay in front of a server, that can hold, slow down and reset what goes through it."""
+"""A TCP relay that can hold, delay and reset the connections through it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends RST
 
 
 class Relay:
-    """Listens on a port of loopback; runs in a thread of its own until `close`.
+    """Listens on a loopback port in a separate thread until `close`.
 
-    `target` says at each connection to which port it goes.
+    `target` returns the destination port of each new connection; None refuses it.
     """
 
     def __init__(self, target: Callable[[], int | None]) -> None:
@@ -33,23 +33,23 @@ class Relay:
         self._thread.start()
 
     def hold(self) -> None:
-        """Nothing gets through any more, and nobody is told."""
+        """Stop forwarding, without closing connections."""
         self._call(self._open.clear)
 
     def release(self) -> None:
-        """What was held goes on."""
+        """Resume forwarding."""
         self._call(self._open.set)
 
     def slow(self, delay_s: float) -> None:
-        """Each piece is so late; 0: none is."""
+        """Delay each chunk by so many seconds; 0: no delay."""
         self._call(lambda: setattr(self, "_delay_s", delay_s))
 
     def reset(self, share: float, chance: random.Random) -> None:
-        """Break this share of the connections, at least one, by RST."""
+        """Reset this share of the connections with RST, at least one."""
         self._call(lambda: self._reset(share, chance))
 
     def close(self) -> None:
-        """Break everything."""
+        """Stop, and break all connections."""
         self._call(self._loop.stop)
         self._thread.join()
 

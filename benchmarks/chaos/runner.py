@@ -1,4 +1,4 @@
-"""Jobs one after another, faults thrown at them by a seeded schedule, accounts at each end."""
+"""Runs jobs in sequence, injects faults on a seeded schedule, and checks each finished job."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ MANY, KEPT = 1_000_000, 65_536
 CANCELLED, TIME_OVER = "cancel while a trainer rewinds", "time over while a trainer rewinds"
 ENDINGS = ("steps", CANCELLED, TIME_OVER)
 HURRY = 0.1
-"""Share of faults after which nobody waits for recovery."""
+"""Share of faults that are followed by the next one without waiting for recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much of it."""
+    """Size and time limits of a campaign."""
 
     rounds: int
     faults_per_job: int
-    steps: int  # of a job that ends by them
-    wall_s: float  # of one that ends by time
-    budget_s: float  # no fault is injected after it
-    patience_s: float  # for a sign of recovery
-    end_s: float  # for a job to end
+    steps: int  # of jobs that end after a number of steps
+    wall_s: float  # of jobs that end by time
+    budget_s: float  # time after which no fault is injected
+    patience_s: float  # timeout for a sign of recovery
+    end_s: float  # timeout for the end of a job
     freezes_s: tuple[float, ...]
 
 
 @dataclass(slots=True)
 class Told:
-    """Everything that came of it."""
+    """Results of a campaign."""
 
     injected: list[Injected] = field(default_factory=list[Injected])
     breaches: list[tuple[str, Breach]] = field(default_factory=list[tuple[str, Breach]])
@@ -57,7 +57,7 @@ class Told:
 
 
 class Runner:
-    """One campaign, of the kinds that match a pattern; `close` ends its site."""
+    """One campaign with the kinds of fault that match a pattern; `close` stops the site."""
 
     def __init__(self, *, model: Path, profile: Profile, seed: int, wanted: str = "") -> None:
         self._model, self._profile = model, profile
@@ -71,7 +71,7 @@ class Runner:
         self._kinds = {name: how for name, how in kinds().items() if re.search(wanted, name)}
 
     def run(self, *, after_job: Callable[[], object]) -> Told:
-        """Until the schedule or the time is over."""
+        """Run jobs until the schedule is exhausted or time is up."""
         schedule = list(self._schedule())
         endings = cycle(ENDINGS)
         while schedule and self._left_s() > 0:
@@ -81,12 +81,12 @@ class Runner:
         return self.told
 
     def close(self) -> None:
-        """Everything down."""
+        """Stop everything."""
         self.site.close()
         self.site.remove(all_of_it=not self._kept)
 
     def _schedule(self) -> Iterator[str]:
-        """Each round has each kind once, in another order."""
+        """Each round has every kind once, in random order."""
         for _ in range(self._profile.rounds):
             names = list(self._kinds)
             self._chance.shuffle(names)
@@ -104,7 +104,7 @@ class Runner:
         )
         mine: list[Injected] = []
         if self._until(job_id, lambda status: status.step >= 1 or status.state.terminal):
-            # What the platform says of it later goes by the store's clock, which jumps.
+            # Later values of `runtime_s` depend on the store's clock, which jumps.
             self._running_since = time.monotonic() - self._last(job_id).runtime_s
             self._throw(scene, schedule, ending, mine)
             self._end(scene, ending, mine)
@@ -127,7 +127,7 @@ class Runner:
             time.sleep(self._chance.uniform(0.0, 1.0))
 
     def _is_late(self, ending: str) -> bool:
-        """Its end must not be missed."""
+        """The end of the job is near, and must not be missed."""
         return ending == TIME_OVER and self._running_s() > self._profile.wall_s - 12.0
 
     def _running_s(self) -> float:
@@ -140,7 +140,7 @@ class Runner:
             _say(f"{name}: not injected: {error}")
             return
         if done is None:
-            _say(f"{name}: nothing to hit")
+            _say(f"{name}: no target")
             return
         done.job_id = scene.job_id
         mine.append(done)
@@ -154,7 +154,7 @@ class Runner:
         _say(f"  {done.kind}: {done.about}{took}{', NO SIGN' if done.late else ''}")
 
     def _or_over(self, scene: Scene, done: Injected) -> signs.Sign:
-        """The sign, or -1 once there is nothing left that could give one."""
+        """The sign, or -1 once the job has ended and can give none."""
         asked = 0.0
 
         def sign() -> float | None:
@@ -171,7 +171,7 @@ class Runner:
         return sign
 
     def _end(self, scene: Scene, ending: str, mine: list[Injected]) -> None:
-        """Bring the job to its end; in the middle of a rewind where that is how it has to end."""
+        """Bring the job to its end, in the middle of a rewind if its ending requires that."""
         if ending == CANCELLED:
             self._cancel_in_rewind(scene, mine)
         elif ending == TIME_OVER:
@@ -198,7 +198,7 @@ class Runner:
         began = time.time()
         for _ in range(50):
             with suppress(PacelineError):
-                self.site.client.cancel(scene.job_id, reason="a fault")
+                self.site.client.cancel(scene.job_id, reason="injected fault")
                 break
             time.sleep(0.2)
         after = self._last(scene.job_id).step
@@ -260,7 +260,7 @@ class Runner:
             _say(f"  BREACH {breach.column} {breach.count}: {breach.text}")
         if found or any(each.late for each in mine):
             self._kept.append(self.site.keep(scene.job_id))
-            _say(f"  logs are kept in {self._kept[-1]}")
+            _say(f"  logs kept in {self._kept[-1]}")
         for each in mine:
             each.restart_s = self._restart_s(each)
         self.told.injected += mine
@@ -269,7 +269,7 @@ class Runner:
         self.told.jobs.append({**job, "faults": len(mine), "reason": reason[-500:]})
 
     def _damage(self, scene: Scene, mine: list[Injected]) -> Iterator[Breach]:
-        """A damaged checkpoint must not be loaded."""
+        """Find damaged checkpoints that were loaded."""
         starts = [
             (at, text)
             for at, text in log_lines(self.site.run_dir / "logs", scene.trainer())
@@ -283,7 +283,7 @@ class Runner:
                 yield Breach("damaged_loads", 1, text, each.began)
 
     def _restart_s(self, each: Injected) -> float | None:
-        """Until the process in its place works: it has weights, or has loaded its checkpoint."""
+        """Seconds until the replacement process has weights or has loaded its checkpoint."""
         if not each.restarts:
             return None
         word = "rollout active " if each.restarts.startswith("rollout") else "trainer starts "
@@ -292,7 +292,7 @@ class Runner:
         return engines[0] - each.began if engines else None
 
     def _replace_site(self, job_id: str) -> None:
-        """A job that does not end would hold up the next ones."""
+        """Start a new site: a job that does not end would block the next ones."""
         _say(f"{job_id} is stuck; a new site")
         self.site.close()
         self.site.remove(all_of_it=False)
@@ -323,7 +323,7 @@ class Runner:
             return bool(found)
 
         if not wait_for(looked, self._profile.end_s):
-            raise TimeoutError(f"the gateway says nothing of {job_id}")
+            raise TimeoutError(f"the gateway does not answer about {job_id}")
         return found[-1]
 
     def _until(
@@ -338,10 +338,10 @@ class Runner:
     def _spec(self, ending: str) -> dict[str, Any]:
         self._jobs += 1
         notes = {"notes": str(self.site.notes)}
-        first = self._jobs * MANY  # no two jobs have a task in common
+        first = self._jobs * MANY  # no two jobs share a task
         world = {**notes, "pause_s": PAUSE_S, "size": MANY // 2, "start": first}
         held_out = {"start": first + MANY // 2, "held_out": True, "pause_s": 0.05}
-        every = CHECKPOINT if ending == "steps" else RARE_CHECKPOINT  # the rest has far to repeat
+        every = CHECKPOINT if ending == "steps" else RARE_CHECKPOINT  # the others repeat many steps
         stop: dict[str, Any] = {"steps": self._profile.steps if ending == "steps" else MANY}
         if ending == TIME_OVER:
             stop["wall_s"] = self._profile.wall_s

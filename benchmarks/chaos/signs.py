@@ -1,4 +1,4 @@
-"""The first sign that the work which a fault hit goes on; each gives its time, None: not yet."""
+"""Signs of recovery: each returns when interrupted work first continued; None: not yet."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from paceline.errors import PacelineError
 
 
 def episodes_elsewhere(view: View, pids: set[int], since: float) -> Sign | None:
-    """Tokens of an episode that these workers had, somewhere else; None: they had none."""
+    """Another worker got an answer in an episode of these workers; None if they had none."""
     keys = _only_theirs(view, pids)
     return _answered(view, keys, pids, since) if keys else None
 
 
 def episodes_go_on(view: View, pids: set[int], since: float) -> Sign | None:
-    """The same, but there or elsewhere."""
+    """An episode of these workers got an answer, in any worker; None if they had none."""
     keys = _only_theirs(view, pids)
     return _answered(view, keys, set(), since) if keys else None
 
 
 def _only_theirs(view: View, pids: set[int]) -> set[Key]:
-    """Without groups that other workers have a part of: a sibling would be taken for a sign."""
+    """Groups of these workers only: siblings in other workers would be mistaken for a sign."""
     mine = {each.key for each in view.open_at(pids)}
     return mine - {each.key for each in view.attempts.values() if each.pid not in pids}
 
@@ -42,7 +42,7 @@ def _answered(view: View, keys: set[Key], not_by: set[int], since: float) -> Sig
 
 
 def scores_elsewhere(view: View, pids: set[int], since: float) -> Sign | None:
-    """A score of an episode that these processes were scoring, by another; None: there was none."""
+    """Another process scored an episode of these processes; None if they had none."""
     names = {name for name, pid in view.scoring.items() if pid in pids}
     if not names:
         return None
@@ -55,11 +55,11 @@ def scores_elsewhere(view: View, pids: set[int], since: float) -> Sign | None:
 
 
 def all_answered(view: View, since: float, *, pause_s: float) -> Sign | None:
-    """Each training episode that waited for tokens has got some: when the last of them had.
+    """All training episodes that were waiting for tokens have their answers.
 
-    Which of them the rollout worker had is not known outside, so all of them are waited for.
+    Which of them a rollout worker had is not observable, so this waits for all.
     """
-    view.look()  # one that has closed a moment before waits no more
+    view.look()  # episodes that closed just before no longer wait
     waiting = {
         place
         for place, each in view.attempts.items()
@@ -85,7 +85,7 @@ def _waits(attempt: Attempt, at: float, pause_s: float) -> bool:
 
 
 def new_episode(view: View, since: float, pid: Callable[[], int], old: int) -> Sign:
-    """Tokens of an episode that was handed out after another process took over from `old`."""
+    """An answer in an episode that was leased after another process replaced `old`."""
 
     def sign() -> float | None:
         new = pid()
@@ -101,7 +101,7 @@ def new_episode(view: View, since: float, pid: Callable[[], int], old: int) -> S
 
 
 def handed_out(view: View, since: float) -> Sign:
-    """Tokens of an episode that was begun after a moment."""
+    """An answer in an episode that began after a moment."""
 
     def sign() -> float | None:
         begun = {

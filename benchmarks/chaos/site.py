@@ -1,4 +1,4 @@
-"""A whole Paceline on this machine, with a relay before its experience and a disk of its own."""
+"""A complete local installation with a relay in front of experience and a separate disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ chaos = chaos.objective:recorded
 
 
 class Relayed(Local):
-    """Everybody reaches experience through the relay."""
+    """Routes all connections to experience through the relay."""
 
     relay: Relay | None = None
 
@@ -58,7 +58,7 @@ class Relayed(Local):
 
 
 class Site:
-    """Starts it with two workers of each kind; `close` ends it and leaves the files."""
+    """An installation with two workers of each kind; `close` stops it and keeps its files."""
 
     def __init__(self, base: Path | None = None) -> None:
         self.base = base or Path(tempfile.mkdtemp(prefix="paceline-faults-"))
@@ -67,7 +67,7 @@ class Site:
         self.run_dir.mkdir()
         self.has_disk = _mount(self.run_dir)
         _install_plugins(self.base / "plugins")
-        logging.raiseExceptions = False  # a full disk is no reason to fill the terminal
+        logging.raiseExceptions = False  # a full disk would flood the terminal
         logs.setup(LogSettings(path=self.base / "supervisor.log"))
         self.store = Store(self.run_dir, self.notes)
         self.store.start()
@@ -77,11 +77,11 @@ class Site:
         self.client = self.new_client()
 
     def new_client(self) -> Client:
-        """Of the gateway."""
+        """A client of the gateway."""
         return Client(self.local.url, token=self.local.token, timeout_s=20.0)
 
     def pid_of(self, name: str) -> int:
-        """Of a process by its name or the beginning of it; 0: it does not run."""
+        """Pid of a process by a prefix of its name; 0 if it does not run."""
         for path in sorted((self.run_dir / "processes").glob(f"{name}*.json")):
             with suppress(OSError, ValueError, KeyError):
                 pid = int(json.loads(path.read_text())["pid"])
@@ -90,12 +90,12 @@ class Site:
         return 0
 
     def names(self, beginning: str) -> list[str]:
-        """Names of started processes."""
+        """Names of started processes with a prefix."""
         found = (self.run_dir / "processes").glob(f"{beginning}*.json")
         return sorted(path.stem for path in found)
 
     def fill_disk(self) -> Path:
-        """Take all the room that is left; the file that has it."""
+        """Fill the remaining space; returns the file that occupies it."""
         path = self.run_dir / "ballast"
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         piece = DISK_BYTES
@@ -108,7 +108,7 @@ class Site:
         return path
 
     def close(self) -> None:
-        """Everything down."""
+        """Stop everything."""
         self.client.close()
         self.relay.release()
         self.relay.slow(0.0)
@@ -118,14 +118,14 @@ class Site:
         self.store.stop()
 
     def keep(self, job_id: str) -> Path:
-        """Copy what tells of a job to where it stays; the folder."""
+        """Copy the logs and files of a job to a folder that is kept; returns it."""
         kept = self.base / f"kept-{job_id}"
         for name in ("logs", f"jobs/{job_id}"):
             shutil.copytree(self.run_dir / name, kept / name, dirs_exist_ok=True)
         return kept
 
     def remove(self, *, all_of_it: bool) -> None:
-        """Drop the run directory if it has a file system of its own, and all else if wanted."""
+        """Unmount the run directory if it is a separate file system; optionally delete the rest."""
         if self.has_disk:
             subprocess.run(["umount", "-l", str(self.run_dir)], check=False)
         if all_of_it:
@@ -136,7 +136,7 @@ class Site:
 
 
 def make_model(folder: Path) -> Path:
-    """The model of all jobs."""
+    """Create the model that all jobs use."""
     if not (folder / "config.json").exists():
         program = HERE / "chaos" / "model.py"
         subprocess.run([sys.executable, str(program), str(folder)], check=True)
@@ -144,7 +144,7 @@ def make_model(folder: Path) -> Path:
 
 
 def wait_for(condition: Any, timeout_s: float, *, every_s: float = 0.1) -> bool:
-    """Whether it came true in time."""
+    """Whether a condition became true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ def wait_for(condition: Any, timeout_s: float, *, every_s: float = 0.1) -> bool:
 
 
 def _mount(folder: Path) -> bool:
-    """A small file system of its own, so that it can be full; only root may."""
+    """Mount a small file system that can be filled; needs root."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -162,7 +162,7 @@ def _mount(folder: Path) -> bool:
 
 
 def _install_plugins(folder: Path) -> None:
-    """What `pip install` of a distribution with these entry points would leave."""
+    """Create what `pip install` of a distribution with these entry points would create."""
     info = folder / "paceline_chaos-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paceline-chaos\nVersion: 0\n")

@@ -1,4 +1,4 @@
-"""The store of a run: the embedded one, kept running, with a clock that can jump."""
+"""The embedded store of a run, restarted when it dies, with a clock that can jump."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEMBERED_S = 5.0
 
 
 class _Preloaded(Processes):
-    """Processes with a clock of their own, read from a file."""
+    """Processes whose clock offset is read from a file."""
 
     def __init__(self, *, clock: Path, **more: Any) -> None:
         super().__init__(**more)
@@ -37,7 +37,7 @@ class _Preloaded(Processes):
         labels: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Record:
-        """As ever, with libfaketime where there is one."""
+        """Start a process, with libfaketime if it is installed."""
         more = {
             "LD_PRELOAD": str(FAKETIME),
             "FAKETIME_TIMESTAMP_FILE": str(self._clock),
@@ -51,7 +51,7 @@ class _Preloaded(Processes):
 
 
 class Store:
-    """Starts it again when it is dead, as the supervisor of a machine would."""
+    """Restarts the embedded store when it dies, as a supervisor would."""
 
     def __init__(self, run_dir: Path, notes: Path) -> None:
         self._clock = notes / "store.clock"
@@ -71,57 +71,57 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Address of the store."""
         return self._embedded.url
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Its process id; 0 if it does not run."""
         record = self._processes.find(NAME)
         return record.pid if record is not None else 0
 
     def start(self) -> None:
-        """Up, and looked after."""
+        """Start the store and its watchdog."""
         self._embedded.start()
         self._guard.start()
 
     def stop(self) -> None:
-        """Down."""
+        """Stop both."""
         self._stopping.set()
         self._guard.join()
         self._embedded.stop()
 
     def set(self, **values: str | int) -> None:
-        """CONFIG SET."""
+        """Set configuration values with CONFIG SET."""
         with redis.Redis.from_url(self.url, socket_timeout=10.0) as client:
             for name, value in values.items():
                 client.config_set(name.replace("_", "-"), value)
 
     def used_bytes(self) -> int:
-        """Memory in use."""
+        """Bytes of memory in use."""
         with redis.Redis.from_url(self.url, socket_timeout=10.0) as client:
             info: Any = client.info("memory")
             return int(info["used_memory"])
 
     def shift_clock(self, seconds: float) -> None:
-        """Its wall clock goes so many seconds before or behind that of the machine."""
+        """Set the offset of its wall clock from that of the machine."""
         self._clock.write_text(f"{seconds:+.0f}\n")
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Nobody starts it again before the block ends."""
+        """Prevent restarts until the block ends."""
         with self._held:
             yield
 
     def cut(self, *, lost_s: float) -> int:
-        """Take from the append-only file what was written in so many seconds; how many bytes.
+        """Truncate the last `lost_s` seconds of the append-only file; returns the bytes removed.
 
-        Only while it is dead, inside of `held`.
+        Only while the store is dead, within `held`.
         """
         with_times = [sizes for at, sizes in self._sizes if at <= time.monotonic() - lost_s]
         before, lost = with_times[-1] if with_times else {}, 0
         for path, size in self._files().items():
-            kept = before.get(path, size)  # a file that has begun meanwhile is not cut
+            kept = before.get(path, size)  # newer files are not truncated
             if kept < size:
                 os.truncate(path, kept)
                 lost += size - kept
@@ -144,5 +144,5 @@ class Store:
                         self._embedded.launch()
                 finally:
                     self._held.release()
-            except OSError:  # the disk is full, or a file has gone
+            except OSError:  # the disk is full, or a file vanished
                 continue

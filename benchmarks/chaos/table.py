@@ -1,4 +1,4 @@
-"""What came of a campaign, by kind of fault and in total."""
+"""Results of a campaign, by kind of fault and in total."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chaos.runner import Told
 
 
 def table(told: Told) -> dict[str, Any]:
-    """Counts by kind and in total, seconds to recover and to start again, jobs, and findings."""
+    """Counts by kind and in total, recovery and restart times, jobs, and findings."""
     names = sorted({each.kind for each in told.injected} | {kind for kind, _ in told.breaches})
     rows = {name: _row(told, [name]) for name in names}
     restarts = {
@@ -50,7 +50,7 @@ def _row(told: Told, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _spread(values: Iterable[float | None]) -> dict[str, Any]:
-    """Median, 90th percentile and maximum of what was measured."""
+    """Count, median, 90th percentile and maximum of the measured values."""
     found = sorted(value for value in values if value is not None)
     if not found:
         return {"measured": 0, "median": None, "p90": None, "max": None}

@@ -1,4 +1,4 @@
-"""What goes on at this moment, by the journals of the plug-ins."""
+"""The current state of episodes and scores, from the journals of the plug-ins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from chaos.journal import Reader
 
-Key = tuple[str, int]  # task and seed: a group, whoever has it and under whichever name
+Key = tuple[str, int]  # task and seed: identify a group across workers and names
 
 
 @dataclass(slots=True)
@@ -22,11 +22,11 @@ class Attempt:
     key: Key
     held_out: bool
     since: float  # its last event
-    turn_over: bool  # it has answered, and thinks about that
+    turn_over: bool  # an answer has come, and the environment processes it
 
 
 class View:
-    """Follows the journals; `look` reads what is new."""
+    """Follows the journals; `look` reads new events."""
 
     def __init__(self, notes: Path) -> None:
         self._reader = Reader(notes)
@@ -35,7 +35,7 @@ class View:
         self.scoring: dict[str, int] = {}  # pid by name of the episode
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Read new events."""
         for event in self._reader.news():
             self.events.append(event)
             self._take(event)
@@ -45,21 +45,21 @@ class View:
         for event in reversed(self.events):
             if event["at"] > at:
                 yield event
-            elif event["at"] < at - 30.0:  # files are read one after another, so not quite sorted
+            elif event["at"] < at - 30.0:  # nearly sorted: files are read in sequence
                 return
 
     def first(self, since: float, wanted: Callable[[dict[str, Any]], bool]) -> float | None:
-        """When the first such event after a moment was."""
+        """Time of the first matching event after a moment."""
         times = [event["at"] for event in self.since(since) if wanted(event)]
         return min(times, default=None)
 
     def open_at(self, pids: set[int]) -> list[Attempt]:
-        """Training episodes under way in these processes."""
+        """Training episodes in progress in these processes."""
         found = self.attempts.values()
         return [each for each in found if each.pid in pids and not each.held_out]
 
     def forget_dead(self) -> None:
-        """A process that is dead has nothing under way."""
+        """Discard the episodes and scores of dead processes."""
         pids = {each.pid for each in self.attempts.values()} | set(self.scoring.values())
         dead = {pid for pid in pids if not psutil.pid_exists(pid)}
         self.attempts = {k: v for k, v in self.attempts.items() if v.pid not in dead}
@@ -89,7 +89,7 @@ Sign = Callable[[], float | None]
 
 
 def wait_for_sign(view: View, sign: Sign, timeout_s: float) -> float | None:
-    """When the sign was; None: it was not within the time."""
+    """Time of the sign; None if it does not come in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         view.look()

@@ -1,8 +1,8 @@
-"""Tasks, environment and reward of the jobs that faults are thrown at.
+"""Tasks, environment and reward of the jobs that faults are injected into.
 
-Each task has a number of its own, so that an episode can be followed without Paceline's names. The
-reward is known beforehand from task and answer and is never 0: a 0 anywhere is a false one. Both
-plug-ins fail as the file `mood.json` in their journal's folder says.
+Each task has a unique number, so an episode can be followed without Paceline's names. The reward is
+a function of task and answer and is never 0, so any 0 is false. Both plug-ins fail according to the
+file `mood.json` in the folder of their journals.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ ENVIRONMENT = EnvironmentPlugin(tasks="chaos.world:CountedTasks", world="chaos.w
 
 
 def truth(task: str, answer: str) -> float:
-    """What an answer to a task is worth: one of two values, as a digest decides."""
+    """The true reward of an answer to a task: one of two values, chosen by a digest."""
     return WORTH[zlib.crc32(f"{task}\0{answer}".encode()) & 1]
 
 
 class CountedTasks:
-    """`size` tasks from `start` on, one for each number."""
+    """`size` tasks numbered from `start`."""
 
     def __init__(self, seed: int = 0, *, size: int = 1000, start: int = 0, **options: Any) -> None:
         del seed, options
         self._size, self._start = size, start
 
     def __len__(self) -> int:
-        """Tasks of one epoch."""
+        """Number of tasks in an epoch."""
         return self._size
 
     def __getitem__(self, position: int, /) -> Task:
@@ -56,7 +56,7 @@ class CountedTasks:
 
 
 class Counted:
-    """Shows the number of its task and listens to `turns` answers, `pause_s` to each."""
+    """Shows the number of its task and takes `turns` answers, pausing `pause_s` after each."""
 
     replayable = True
 
@@ -68,14 +68,14 @@ class Counted:
         self._heard = 0
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The number."""
+        """Show the number."""
         number = json.loads(task.payload)["number"]
         self._about |= {"task": task.task_id, "seed": seed, "episode": next(_instances)}
         self._note("reset")
         return _say(f"{number:06d}=")
 
     async def step(self, action: str) -> StepResult:
-        """Whatever was said."""
+        """Record the answer, whatever it is."""
         self._note("answered", words=action)
         await asyncio.sleep(self._pause_s)
         match mood(self._notes, "environment"):
@@ -94,7 +94,7 @@ class Counted:
         return StepResult(_say("+"), reward=0.0, done=self._heard >= self._turns)
 
     async def close(self) -> None:
-        """The end of this attempt."""
+        """Record the end of this attempt."""
         if "episode" in self._about:
             self._note("closed")
 
@@ -103,7 +103,7 @@ class Counted:
 
 
 def reward(item: RewardInput, *, notes: str, pause_s: float = 0.01) -> Score | float:
-    """The truth, unless in another mood."""
+    """The true reward, unless a failure is due."""
     mine = journal(notes, "reward")
     mine.note("scoring", name=item.episode_id, task=item.task.task_id)
     time.sleep(pause_s)
@@ -123,7 +123,7 @@ def reward(item: RewardInput, *, notes: str, pause_s: float = 0.01) -> Score | f
 
 
 def mood(notes: str, of: str) -> str:
-    """How a call to a plug-in is to fail; empty: it is not."""
+    """How a call to a plug-in should fail; empty: it should not."""
     try:
         said = json.loads((Path(notes) / MOOD).read_text())
     except (OSError, ValueError):
@@ -133,7 +133,7 @@ def mood(notes: str, of: str) -> str:
 
 
 def leave(notes: str) -> NoReturn:
-    """End this process, as native code that crashes does; only one of them."""
+    """Exit like a crash in native code; only one process does so."""
     (Path(notes) / MOOD).unlink(missing_ok=True)
     os._exit(EXIT_CODE)
 

@@ -1,4 +1,4 @@
-"""A host that damages what goes through it."""
+"""A forwarder that corrupts the bytes it sends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _BLOCK_BYTES = 256 << 10
 
 
 class Forwarder:
-    """Passes connections on to a port of the same host, and flips a bit in every block it sends."""
+    """Forwards connections to a port of the same host, and flips a bit in every block it sends."""
 
     def __init__(self, *, host: str, port: int) -> None:
         self._host = host
         self._port = port
 
     async def start(self) -> str:
-        """Bind; its endpoint."""
+        """Start listening; returns the endpoint."""
         server = await asyncio.start_server(self._forward, self._host, 0)
         return f"http://{self._host}:{server.sockets[0].getsockname()[1]}"
 

@@ -1,6 +1,6 @@
-"""A snapshot over loopback: one hop, a chain of peers with cut-through, and raw TCP beside them.
+"""Snapshot transfers over loopback: one hop, a chain of peers with cut-through, and raw TCP.
 
-Every peer is a process of its own.
+Each peer is a separate process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PIECE_BYTES = 1 << 20
 
 
 def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """All rows: plain and over TLS; the first version of a process (cold) and later ones (warm).
+    """All rows: with and without TLS, for the first version (cold) and later ones (warm).
 
     From the third version on a peer receives into memory that it has used before.
     """
@@ -47,9 +47,9 @@ def hops(num_bytes: int, rounds: int) -> Iterator[dict[str, Any]]:
 async def chain(
     num_bytes: int, *, peers: int, rounds: int, tls: TlsSettings | None
 ) -> list[dict[str, Any]]:
-    """Down a chain of that many peers: the cold round, and the best of the warm ones.
+    """Transfer through a chain of peers: the cold round, and the best of the warm ones.
 
-    Counted from when the whole snapshot is there until the last peer has verified all of it.
+    Timed from the complete snapshot until the last peer has verified all of it.
     """
     server = WeightServer(host="127.0.0.1", tls=tls)
     parent = await server.start()
@@ -67,7 +67,7 @@ async def chain(
     for version in range(1, rounds + 2):
         staging = server.stage(header_of(num_bytes, version=version, peers=peers), key=KEY)
         fill(staging, data)
-        del staging  # its memory is used again once the server drops it
+        del staging  # its memory is reused once the server drops it
         start_s, cpu_s = time.monotonic(), time.process_time()
         for pipe in pipes:
             pipe.send(version)
@@ -88,7 +88,7 @@ async def chain(
 def figures(
     name: str, num_bytes: int, peers: int, taken: list[tuple[float, float]]
 ) -> dict[str, Any]:
-    """A row: the best of the rounds."""
+    """Row with the best of the rounds."""
     seconds, cpu_s = min(taken)
     return {
         "scenario": name,
@@ -97,18 +97,18 @@ def figures(
         "seconds": seconds,
         "gib_per_s": num_bytes / 2**30 / seconds,
         "cpu_s_per_gib": cpu_s / (num_bytes / 2**30) / peers,
-        "digest_ok": True,  # a pull ends with an error otherwise
+        "digest_ok": True,  # otherwise the pull would raise
         "rounds": [each for each, _ in taken],
     }
 
 
 def peer(pipe: Connection, parent: str, versions: int, tls: TlsSettings | None) -> None:
-    """Process of one peer: pulls from its parent, serves on, tells its endpoint and its times."""
+    """Process of one peer: pulls from its parent, serves others, reports endpoint and times."""
     uvloop.run(relay(pipe, parent, versions, tls))
 
 
 async def relay(pipe: Connection, parent: str, versions: int, tls: TlsSettings | None) -> None:
-    """Body of `peer`."""
+    """Asynchronous part of `peer`."""
     server = WeightServer(host="127.0.0.1", tls=tls)
     pipe.send(await server.start())
 
@@ -133,21 +133,21 @@ async def relay(pipe: Connection, parent: str, versions: int, tls: TlsSettings |
 
 
 def header_of(num_bytes: int, *, version: int, peers: int) -> SnapshotHeader:
-    """A snapshot of one tensor."""
+    """Header of a snapshot with one tensor."""
     entries, total = plan([("weight", "uint8", (num_bytes,))])
     chunk_bytes = choose_chunk_bytes(num_bytes, receivers=peers)
     return SnapshotHeader(JOB, version, version, version - 1, -1, 1, total, chunk_bytes, entries)
 
 
 def fill(staging: Staging, data: bytes) -> None:
-    """Produce the snapshot in pieces, as a trainer does tensor by tensor."""
+    """Fill the snapshot piece by piece, as a trainer does tensor by tensor."""
     for offset in range(0, len(data), PIECE_BYTES):
         staging.fill(offset, memoryview(data)[offset : offset + PIECE_BYTES])
     staging.finish()
 
 
 def raw_tcp(num_bytes: int, rounds: int) -> dict[str, Any]:
-    """`sendall` into `recv_into` between two processes, nothing looked at."""
+    """Raw `sendall` and `recv_into` between two processes, without verification."""
     context = mp.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=sink, args=(theirs, num_bytes, rounds))
@@ -167,7 +167,7 @@ def raw_tcp(num_bytes: int, rounds: int) -> dict[str, Any]:
 
 
 def sink(pipe: Connection, num_bytes: int, rounds: int) -> None:
-    """Process that receives into one warm buffer."""
+    """Process that receives into one preallocated buffer."""
     buffer = memoryview(bytearray(num_bytes))
     buffer[::4096] = bytes(len(buffer[::4096]))
     with socket.create_server(("127.0.0.1", 0)) as server:

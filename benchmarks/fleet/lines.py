@@ -1,4 +1,4 @@
-"""How the programs of a fleet are told what to do: lines of JSON in, lines of JSON out."""
+"""Protocol of a fleet's programs: commands and events as JSON lines on stdin and stdout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_LINE_BYTES = 1 << 20
 
 
 def tell(event: str, **fields: Any) -> None:
-    """Say that something happened, and when."""
+    """Print an event with its time."""
     print(json.dumps({"event": event, "at_s": time.monotonic(), **fields}), flush=True)
 
 
 async def answer(**answers: Answer) -> None:
-    """Answer every command by what its name stands for, until nobody commands any more."""
+    """Run the handler of each command until stdin closes."""
     setup(LogSettings())
     async for command in _commands():
         name = command.pop("do")
@@ -30,7 +30,7 @@ async def answer(**answers: Answer) -> None:
 
 
 async def usage() -> dict[str, Any]:
-    """Processor seconds of this process."""
+    """CPU seconds of this process."""
     return {"cpu_s": time.process_time()}
 
 

@@ -1,4 +1,4 @@
-"""Broadcasts over networks of namespaces, undisturbed and disturbed, each measured once."""
+"""Broadcasts over networks of namespaces, with and without disturbances."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MIB = 1 << 20
 WAIT_S = 600.0
 SLOW_MBIT = 20.0
 FROZEN_S = 3.0
-SETTLE_S = 1.0  # for reports and beats of the version before
+SETTLE_S = 1.0  # for reports and heartbeats of the previous version
 PROGRAMS = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One broadcast. The first host is the trainer's; `late` of the others join midway."""
+    """One broadcast. The first host is the trainer; `late` of the others join midway."""
 
     name: str
     mib: int
@@ -32,32 +32,32 @@ class Scenario:
     hosts: tuple[int, ...] = (8,)
     between_mbit: float | None = None
     seeds: int = 1
-    seed_mbit: float = 0.0  # 0: as all others
+    seed_mbit: float = 0.0  # 0: like all others
     late: int = 0
     disturb: Callable[[Run], None] | None = None
-    fans_out: bool = False  # measure direct fan-out, too
+    fans_out: bool = False  # also measure direct fan-out
     change: float = 0.0  # learning rate of the step between two versions; 0: unrelated bytes
 
     @property
     def num_bytes(self) -> int:
-        """Of a snapshot."""
+        """Size of a snapshot."""
         return self.mib * MIB
 
 
 @dataclass(slots=True)
 class Run:
-    """A broadcast under way."""
+    """A broadcast in progress."""
 
     scenario: Scenario
     fleet: Fleet
     version: int
     published: dict[str, Any]
-    spared: list[Program] = field(default_factory=list[Program])  # alive, and not disturbed
+    spared: list[Program] = field(default_factory=list[Program])  # alive and undisturbed
     late: list[Host] = field(default_factory=list[Host])
     joined_s: float = 0.0
 
     def midway(self, worker: Program, share: float = 0.5) -> None:
-        """Wait until a worker has this much."""
+        """Wait until a worker has this share of the version."""
         self.fleet.until(
             lambda: self.fleet.ready_share(worker, self.version) >= share,
             f"{worker.name} has {share:.0%} of version {self.version}",
@@ -65,7 +65,7 @@ class Run:
         )
 
     def relay(self) -> Program:
-        """A worker in the middle, which is not spared."""
+        """Choose a worker in the middle of the route to disturb."""
         self.midway(self.spared[-1], 0.4)
         found = self.fleet.relay(self.version)
         self.spared.remove(found)
@@ -73,14 +73,14 @@ class Run:
 
 
 def kill(run: Run) -> None:
-    """`kill -9` of a relay in the middle."""
+    """Kill a relay with SIGKILL."""
     relay = run.relay()
     relay.kill()
     del run.fleet.workers[relay.name]
 
 
 def freeze(run: Run) -> None:
-    """A relay stands still for some seconds."""
+    """Freeze a relay for some seconds."""
     relay = run.relay()
     relay.freeze()
     time.sleep(FROZEN_S)
@@ -88,13 +88,13 @@ def freeze(run: Run) -> None:
 
 
 def slow(run: Run) -> None:
-    """The link of a relay becomes slow, both ways."""
+    """Slow down the link of a relay in both directions."""
     relay = run.relay()
     relay.host.set_rate(SLOW_MBIT)
 
 
 def join(run: Run) -> None:
-    """Some workers come late."""
+    """Add workers during the broadcast."""
     run.midway(run.spared[-1], 0.4)
     added = run.fleet.add_workers(run.late)
     ready_s = max(each.wait("ready", timeout_s=WAIT_S)["at_s"] for each in added)
@@ -102,7 +102,7 @@ def join(run: Run) -> None:
 
 
 def supersede(run: Run) -> None:
-    """A newer version is published halfway."""
+    """Publish a newer version halfway."""
     run.midway(run.spared[-1], 0.5)
     run.published = run.fleet.publish(run.scenario.num_bytes, seed=run.version + 1)
     run.version = run.published["version"]
@@ -110,7 +110,7 @@ def supersede(run: Run) -> None:
 
 @contextmanager
 def fleet_on(network: Network, scenario: Scenario) -> Generator[Fleet]:
-    """All programs of a scenario, up and known to each other."""
+    """All programs of a scenario, started and in the roster."""
     with (
         TemporaryDirectory() as logs,
         Fleet(network=network, programs=PROGRAMS, logs=Path(logs)) as fleet,
@@ -123,9 +123,9 @@ def fleet_on(network: Network, scenario: Scenario) -> Generator[Fleet]:
 
 
 def measure(scenario: Scenario, rounds: int) -> list[dict[str, Any]]:
-    """What each round took, by whom, and whether the right bytes arrived.
+    """Times of each round by worker, and whether the right bytes arrived.
 
-    What nothing disturbs is measured by one fleet, version after version.
+    Undisturbed rounds share one fleet, with one version per round.
     """
     if scenario.disturb is not None:
         return [found for _ in range(rounds) for found in _measure(scenario, 1)]
@@ -141,7 +141,7 @@ def _measure(scenario: Scenario, rounds: int) -> list[dict[str, Any]]:
     ):
         for host in network.hosts[: scenario.seeds] if scenario.seed_mbit else []:
             host.set_rate(scenario.seed_mbit, down_mbit=scenario.mbit)
-        # Links are measured, memory has been used, and there is a base for differences.
+        # Warm up: links get measured, memory gets used, and deltas get a base.
         first = fleet.publish(scenario.num_bytes, seed=0, change=scenario.change)
         fleet.arrivals(first["version"], timeout_s=WAIT_S)
         found = [_broadcast(fleet, scenario, 1 + number) for number in range(rounds)]
@@ -182,7 +182,7 @@ def _broadcast(fleet: Fleet, scenario: Scenario, seed: int) -> dict[str, Any]:
 
 
 def _fan_out(fleet: Fleet, scenario: Scenario) -> float:
-    """Every worker pulls straight from the trainer, all at once, unknown to the tracker."""
+    """All workers pull directly from the trainer at once, without the tracker."""
     time.sleep(SETTLE_S)
     seed = fleet.seeds[0]
     seed.ask("prepare", num_bytes=scenario.num_bytes, seed=99)
@@ -196,7 +196,7 @@ def _fan_out(fleet: Fleet, scenario: Scenario) -> float:
 
 
 def _counters(fleet: Fleet) -> dict[str, int]:
-    """Bytes that seeds sent, that workers received, and that went to the second site."""
+    """Bytes sent by seeds, received by workers, and sent to the second site."""
     found = {seed.name: seed.host.sent_bytes() for seed in fleet.seeds}
     found |= {name: worker.host.received_bytes() for name, worker in fleet.workers.items()}
     if fleet.network.sites > 1:

@@ -1,4 +1,4 @@
-"""Process of one trainer rank that seeds snapshots: announces, fills, serves."""
+"""Process of a trainer rank that seeds snapshots: announces, fills and serves them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.weights import SnapshotHeader, Staging, WeightServer, choose_chunk_bytes, plan
 
 PIECE_BYTES = 4 << 20
-KEY = bytes(range(32))  # of what is offered without the tracker
+KEY = bytes(range(32))  # for snapshots offered without the tracker
 
 
 class Process:
-    """What the process is made of, and how it answers."""
+    """State of the process, and handlers of its commands."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -40,7 +40,7 @@ class Process:
         self._held: list[threading.Event] = []
 
     async def run(self) -> None:
-        """Until nobody commands any more."""
+        """Serve until stdin closes."""
         self._endpoint = await self._server.start()
         self._roster = RosterStub(rpc.connect(self._given.tracker))
         member = Membership(
@@ -71,7 +71,7 @@ class Process:
         )
 
     async def _prepare(self, num_bytes: int, seed: int, change: float = 0.0) -> dict[str, Any]:
-        """Make the bytes of the next snapshot: the same ones on every seed."""
+        """Create the bytes of the next snapshot; they are the same on every seed."""
         self._step += 1
         if not change:
             self._data = noise(num_bytes, seed)
@@ -84,7 +84,7 @@ class Process:
         return {}
 
     async def _publish(self, held_at: float = 1.0) -> dict[str, Any]:
-        """Announce, and produce the bytes while they are served; after a share of them wait."""
+        """Announce a version and fill it while it is served, pausing at the share `held_at`."""
         begin_s = time.monotonic()
         reply = await rpc.call(
             self._roster.PublishVersion,
@@ -113,21 +113,21 @@ class Process:
         }
 
     async def _release(self) -> dict[str, Any]:
-        """Produce the rest of what was published in part."""
+        """Fill the rest of paused versions."""
         for event in self._held:
             event.set()
         self._held.clear()
         return {}
 
     async def _offer(self, job_id: str) -> dict[str, Any]:
-        """Serve what is prepared as a job of its own, whole and without telling anybody."""
+        """Serve the prepared bytes as a separate job, complete and unannounced."""
         chunk_bytes = choose_chunk_bytes(len(self._data))
         header = self._header(job_id, 1, chunk_bytes)
         await self._fill(header, KEY)
         return {"job_id": job_id, "version": 1, "key": KEY.hex(), "endpoint": self._endpoint}
 
     def _header(self, job_id: str, version: int, chunk_bytes: int) -> SnapshotHeader:
-        # Unrelated bytes are of another model each time: no version is a base for the next.
+        # Unrelated bytes get a new model name each time, so no version is a base for a delta.
         model = "model" if self._weights is not None else f"model{self._step}"
         entries, total = plan(shapes(len(self._data), model))
         return SnapshotHeader(
@@ -143,7 +143,7 @@ class Process:
         )
 
     async def _fill(self, header: SnapshotHeader, key: bytes, *, held_at: float = 1.0) -> None:
-        # Rank 0 answers for every chunk.
+        # Rank 0 serves every chunk.
         part = self._given.part
         parts = self._given.parts if part else 1
         staging = self._server.stage(header, key=key, part=part, parts=parts)
@@ -160,9 +160,9 @@ class Process:
 def fill(
     staging: Staging, data: bytes | memoryview, part_bytes: int, released: threading.Event
 ) -> None:
-    """Produce the snapshot in pieces, as a trainer does tensor by tensor.
+    """Fill the snapshot piece by piece, as a trainer does tensor by tensor.
 
-    What is beyond `part_bytes` comes when it is released.
+    Wait for `released` after `part_bytes`.
     """
     view = memoryview(data)
     for offset in range(0, len(view), PIECE_BYTES):

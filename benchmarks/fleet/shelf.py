@@ -1,4 +1,4 @@
-"""What holds the weights of a worker without a model."""
+"""A stand-in for the engine of a worker without a model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.weights import Staging
 
 
 class Shelf:
-    """In the place of an engine: keeps the newest snapshot and generates nothing."""
+    """An engine that holds the newest snapshot and generates nothing."""
 
     def __init__(self) -> None:
         self.held: Staging | None = None
 
     @property
     def version(self) -> int:
-        """That is held; -1: none."""
+        """Version that is held; -1: none."""
         return self.held.header.version if self.held is not None else -1
 
     def put(self, snapshot: Staging) -> None:
-        """Take it, and say so."""
+        """Hold a snapshot, and print an event."""
         self.held = snapshot
         tell("complete", version=snapshot.header.version, root=snapshot.root)
 
@@ -30,27 +30,27 @@ class Shelf:
         """Nothing to load."""
 
     def submit(self, batch: Sequence[EngineRequest]) -> None:
-        """Nobody asks."""
+        """There are no requests."""
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Nothing runs."""
+        """There is nothing to abort."""
 
     async def emissions(self) -> AsyncIterator[list[EngineOutput]]:
-        """None."""
+        """Yields nothing."""
         for nothing in ():
             yield nothing
 
     async def load(self, snapshot: WeightSnapshot, activation: str) -> None:
-        """Take it."""
+        """Hold a snapshot."""
         assert isinstance(snapshot, Staging)
         self.put(snapshot)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """There is no canary."""
+        """Returns nothing, since there is no canary."""
         return []
 
     def status(self) -> EngineStatus:
-        """Nothing but the version."""
+        """Status with the version only."""
         return EngineStatus(
             engine="shelf",
             precision="bytes",

@@ -1,4 +1,4 @@
-"""Bytes that look like the weights of a model, and the same after an optimiser step."""
+"""Bytes that resemble model weights, and their change by an optimiser step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 Tensors = list[tuple[str, str, tuple[int, ...]]]
 ROW = 512  # elements
-_SPREAD = 0.02  # of the weights of trained transformers
+_SPREAD = 0.02  # standard deviation, as in trained transformers
 
 
 def shapes(num_bytes: int, model: str = "model") -> Tensors:
-    """Tensors of a decoder in bfloat16 with this many bytes together, a multiple of 1 KiB."""
+    """Tensors of a bfloat16 decoder with this total size, a multiple of 1 KiB."""
     left = num_bytes // (2 * ROW)
     made: Tensors = []
     for name, rows in _rows(model):
@@ -32,7 +32,7 @@ def noise(num_bytes: int, seed: int) -> bytes:
 
 
 class Weights:
-    """Float32 weights that are trained; the engine's precision is bfloat16."""
+    """Float32 master weights of a bfloat16 engine."""
 
     def __init__(self, num_bytes: int, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -40,12 +40,12 @@ class Weights:
         self._master = _SPREAD * self._chance.standard_normal(size, dtype=np.float32)
 
     def train(self, learning_rate: float) -> None:
-        """One step of Adam, whose updates are about as large as its learning rate."""
+        """Simulate a step of Adam, whose updates are about as large as the learning rate."""
         moves = self._chance.standard_normal(self._master.size, dtype=np.float32)
         self._master -= np.float32(learning_rate) * moves
 
     def bytes(self) -> memoryview:
-        """Rounded to the nearest bfloat16."""
+        """The weights rounded to the nearest bfloat16."""
         bits: NDArray[np.uint32] = self._master.view(np.uint32)
         nearest = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
         return nearest.astype(np.uint16).data.cast("B")

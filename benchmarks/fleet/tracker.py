@@ -1,4 +1,4 @@
-"""Process of the tracker: roster and routes as experience serves them, without jobs and a store."""
+"""Process of the tracker: roster and routes of experience, without jobs and a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWEEP_S = 1.0
 
 
 class Publications(Training):
-    """Without jobs and their ledgers: numbers publications by their steps."""
+    """Numbers publications by their steps, without jobs and ledgers."""
 
     def __init__(self, tracker: RoutePlanner) -> None:
         self._tracker = tracker
@@ -43,7 +43,7 @@ class Publications(Training):
         digest: str = "",
         number: int = -1,
     ) -> SeedInstructions:
-        """A version has the number of its step; part 0 comes first."""
+        """Announce a version whose number is its step; part 0 must come first."""
         version = PolicyVersion(
             version=step,
             step=step,
@@ -58,7 +58,7 @@ class Publications(Training):
 
 
 async def run(address: str) -> None:
-    """Serve until nobody commands any more."""
+    """Serve until stdin closes."""
     roster = Roster(lease_s=LEASE_S)
     tracker = RoutePlanner(roster)
     training = Publications(tracker)
@@ -71,7 +71,7 @@ async def run(address: str) -> None:
     background = [asyncio.create_task(sweep(roster)), asyncio.create_task(follow(roster, tracker))]
 
     async def members() -> dict[str, Any]:
-        """Ids with the version that each had at its last beat."""
+        """Active version of each member at its last heartbeat."""
         found = roster.workers(Query())
         return {"members": {worker.worker_id: worker.active_version for worker in found}}
 
@@ -89,14 +89,14 @@ async def run(address: str) -> None:
 
 
 async def sweep(roster: Roster) -> None:
-    """Forget those that have not been heard of."""
+    """Expire members without heartbeats."""
     while True:
         await asyncio.sleep(SWEEP_S)
         roster.expire()
 
 
 async def follow(roster: Roster, tracker: RoutePlanner) -> None:
-    """Tell the tracker of every change."""
+    """Notify the tracker of every change in the roster."""
     while True:
         event = roster.changed.event()
         tracker.sync()

@@ -1,4 +1,4 @@
-"""Process of one rollout worker without a model: follows its route, holds weights, serves peers."""
+"""Process of a rollout worker without a model: follows its route, holds weights, serves peers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """What the process is made of, and how it answers."""
+    """State of the process, and handlers of its commands."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given = given
@@ -42,7 +42,7 @@ class Process:
         self._transfers: Callable[[], list[TransferProgress]] = list
 
     async def run(self) -> None:
-        """Until nobody commands any more."""
+        """Serve until stdin closes."""
         given = self._given
         self._endpoint = await self._server.start()
         if given.damages:
@@ -63,7 +63,7 @@ class Process:
             task.cancel()
 
     def _follow(self, roster: RosterAsyncStub) -> list[Coroutine[Any, Any, None]]:
-        """As a rollout worker does."""
+        """Background tasks of a rollout worker."""
         follower = WeightUpdater(
             roster=roster,
             engine=self._shelf,
@@ -106,7 +106,7 @@ class Process:
         return {"transfers": [{name: getattr(each, name) for name in fields} for each in found]}
 
     async def _counts(self) -> dict[str, Any]:
-        """Bytes of weights that came, and turns of transfers by their names."""
+        """Received bytes of weights, and transfer events by name."""
         found = self._metrics.registry.collect()
         samples = [sample for family in found for sample in family.samples]
         events = [each for each in samples if each.name == "paceline_weight_events_total"]
@@ -117,7 +117,7 @@ class Process:
         }
 
     async def _pull(self, job_id: str, endpoint: str, version: int, key: str) -> dict[str, Any]:
-        """Straight from there, without the tracker."""
+        """Pull directly from an endpoint, without the tracker."""
         done: asyncio.Future[Staging] = asyncio.get_running_loop().create_future()
         receiver = Receiver(
             job_id=job_id,
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("address", "tracker", "job-id", "worker-id", "site"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--damages", type=int, default=0, help="flip bits of what is served")
+    parser.add_argument("--damages", type=int, default=0, help="flip bits in served data")
     uvloop.run(Process(parser.parse_args()).run())
 
 

@@ -1,4 +1,4 @@
-"""The TrainingJob definition of the chart, from the job file's models."""
+"""Generates the chart's TrainingJob definition from the models of the job file."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Schema = dict[str, Any]
 
 
 class _Plain(yaml.SafeDumper):
-    """Repeats what is shared instead of pointing at it."""
+    """A dumper that repeats shared nodes instead of using aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def files() -> dict[Path, str]:
-    """The file with its content."""
+    """Path and content of the file."""
     text = yaml.dump(definition(), Dumper=_Plain, sort_keys=False, width=100)
     return {TARGET: HEADER + text}
 
 
 def definition() -> Schema:
-    """The whole CustomResourceDefinition."""
+    """The CustomResourceDefinition."""
     version = {
         "name": "v1alpha1",
         "served": True,
@@ -120,7 +120,7 @@ def _spec() -> Schema:
 
 
 def _rules() -> dict[str, list[Schema]]:
-    """Rules between fields by section ("" is the whole spec), as `JobSpec` has them."""
+    """The rules of `JobSpec` between fields, by section ("" is the whole spec)."""
     size = _value("group_size", "experience")
     grouped = f"!({_value('advantage.kind', 'experience')} in {_compares_groups()}) || {size} >= 2"
     batch = f"{_value('batch_groups', 'experience')} * {size} <= {MAX_BATCH_EPISODES}"
@@ -150,7 +150,7 @@ def _rules() -> dict[str, list[Schema]]:
 
 
 def _compares_groups() -> list[str]:
-    """Advantages of this distribution that need groups; of others the gateway refuses jobs."""
+    """Built-in advantages that need groups; for others the gateway checks jobs."""
     return [
         name
         for name, point in sorted(registry.installed("advantages").items())
@@ -173,7 +173,7 @@ def _value(path: str, section: str = "", *, depth: int = 0) -> str:
 
 
 def _default(path: str) -> Any:
-    """What the job file's models say for a field that is left out."""
+    """Default of an omitted field, from the models of the job file."""
     *sections, last = path.split(".")
     model: type[BaseModel] = JobSpec
     for name in sections:
@@ -226,7 +226,7 @@ def _status() -> Schema:
 
 
 def structural(schema: Schema, models: Schema) -> Schema:
-    """A schema of pydantic in the form that Kubernetes asks for: no references, no unions."""
+    """A pydantic schema as a Kubernetes structural schema, without references and unions."""
     if "$ref" in schema:
         target = models[schema["$ref"].rpartition("/")[2]]
         return structural(target | {k: v for k, v in schema.items() if k != "$ref"}, models)

@@ -1,4 +1,4 @@
-"""The table of values in the chart's README, from their `# --` comments."""
+"""Generates the table of values in the chart's README from their `# --` comments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMENT = re.compile(r"^ *# (?P<first>-- )?(?P<text>.*)$")
 
 
 def files() -> dict[Path, str]:
-    """The file with its content."""
+    """Path and content of the file."""
     before, _, rest = README.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     return {README: f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"}
@@ -38,7 +38,7 @@ def table() -> str:
 
 
 def documented(source: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Path and comment of the keys, in their order."""
+    """Path and comment of each key, in order."""
     path: list[tuple[int, str]] = []
     comment: list[str] = []
     for line in source.splitlines():

@@ -1,4 +1,4 @@
-"""The closed schema of the chart's values."""
+"""Generates the closed schema of the chart's values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COMPONENTS = (
 )
 
 
-# What goes into objects as it is has the types of the Kubernetes API, in its newest version.
+# Values copied into objects have the types of the newest Kubernetes API.
 API_VERSION = "1.37.0"
 CORE, NETWORKING = "io.k8s.api.core.v1.", "io.k8s.api.networking.v1."
 QUANTITY_TYPE = "io.k8s.apimachinery.pkg.api.resource.Quantity"
@@ -66,12 +66,12 @@ API_TYPES = {
 
 
 def files() -> dict[Path, str]:
-    """The file with its content."""
+    """Path and content of the file."""
     return {TARGET: json.dumps(schema(), indent=2) + "\n"}
 
 
 def schema() -> Schema:
-    """The schema of `values.yaml`: no key that it does not name is accepted."""
+    """The schema of `values.yaml`, which rejects unknown keys."""
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the Paceline chart",
@@ -96,7 +96,7 @@ def _published() -> Schema:
 
 
 def _api_types() -> Schema:
-    """The types of `API_TYPES` and all that they consist of; what they do not name is refused."""
+    """The types in `API_TYPES` and all types that they refer to; unknown keys are rejected."""
     found: Schema = {}
     waiting = list(API_TYPES.values())
     while waiting:
@@ -109,7 +109,7 @@ def _api_types() -> Schema:
 
 
 def _plain(node: Any, named: list[str]) -> Any:
-    """A definition without what is only for people; adds the names that it refers to."""
+    """A definition without descriptions; collects the names that it refers to."""
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
@@ -169,7 +169,7 @@ def _sections() -> Schema:
 
 
 def _limits() -> Schema:
-    """That of the settings, with its models in place of references."""
+    """The schema of the settings, with references replaced by their models."""
     whole = LimitSettings.model_json_schema()
     models: Schema = whole.pop("$defs")
 
@@ -272,7 +272,7 @@ def _pools() -> Schema:
         "type": "object",
         "minProperties": 1,
         "propertyNames": {"pattern": NAME, "maxLength": 20},
-        # Null takes the pool of the chart's own values away.
+        # Null removes a pool that is in the chart's own values.
         "additionalProperties": pool | {"type": ["object", "null"]},
     }
 

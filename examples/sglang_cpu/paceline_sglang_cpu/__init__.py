@@ -9,7 +9,7 @@ import torch
 
 PROVEN = "0.5.23"
 _BOX_OPERATORS = ("nms", "qnms")
-# Operators vanish with the library object that declared them.
+# Keeps the library object alive: its operators vanish with it.
 _declared: list[Any] = []
 
 
@@ -25,7 +25,7 @@ def activate() -> str | None:
 
 
 def _declare_box_operators() -> None:
-    """Let torchvision be imported although its compiled part does not load without CUDA.
+    """Make torchvision importable although its compiled part does not load without CUDA.
 
     Its Python side attaches fake kernels to these two operators and only needs them declared.
     """

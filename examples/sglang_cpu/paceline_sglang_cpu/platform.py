@@ -1,4 +1,4 @@
-"""What SGLang asks of a device, answered for a CPU."""
+"""SGLang's device interface, implemented for a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FACTORIES = ("empty", "full", "ones", "tensor", "zeros")
 
 
 class PlainCpu(SRTPlatform):
-    """Every operator takes its plain torch path; collectives go over gloo."""
+    """A platform with plain torch operators and gloo collectives."""
 
     _enum = PlatformEnum.OOT
     device_name = "cpu"
@@ -23,64 +23,64 @@ class PlainCpu(SRTPlatform):
     capabilities = PlatformCapabilities()
 
     def init_backend(self) -> None:
-        """Make pinned memory, which LoRA asks for on any device, ordinary memory."""
+        """Replace pinned memory, which LoRA requests on any device, by ordinary memory."""
         for name in _FACTORIES:
             setattr(torch, name, _unpinned(getattr(torch, name)))
         torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
 
     def get_device(self, device_id: int = 0) -> torch.device:
-        """The one there is."""
+        """The only device."""
         return torch.device("cpu")
 
     def set_device(self, device: torch.device) -> None:
-        """Nothing to choose from."""
+        """No-op: there is only one device."""
 
     def get_device_name(self, device_id: int = 0) -> str:
-        """For logs."""
+        """Name of the device for logs."""
         return "cpu"
 
     def get_device_uuid(self, device_id: int = 0) -> str:
-        """The kind of processor: there is one device."""
+        """The processor type, as there is only one device."""
         return platform.machine()
 
     def get_device_capability(self, device_id: int = 0) -> None:
-        """None: a notion of CUDA."""
+        """None: capabilities are a CUDA concept."""
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
-        """Bytes of the machine."""
+        """Total bytes of memory."""
         return int(psutil.virtual_memory().total)
 
     def get_current_memory_usage(self, device: Any = None) -> float:
-        """Bytes that are taken."""
+        """Used bytes of memory."""
         memory = psutil.virtual_memory()
         return float(memory.total - memory.available)
 
     def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
-        """Free and total bytes."""
+        """Free and total bytes of memory."""
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
     def empty_cache(self) -> None:
-        """Give back what is no longer used."""
+        """Release unused memory."""
         gc.collect()
 
     def synchronize(self) -> None:
-        """Every operator has finished when it returns."""
+        """No-op: operators are synchronous."""
 
     def get_torch_distributed_backend_str(self) -> str:
-        """For tensor parallel ranks and weight updates."""
+        """Backend for tensor-parallel ranks and weight updates."""
         return "gloo"
 
     def get_default_attention_backend(self) -> str:
-        """The one without kernels of its own."""
+        """The attention backend without custom kernels."""
         return "torch_native"
 
     def get_compile_backend(self, mode: str | None = None) -> str:
-        """No compiler."""
+        """There is no compiler backend."""
         return "eager"
 
     def get_dispatch_key_name(self) -> str:
-        """`forward_native` of each operator."""
+        """Use `forward_native` of each operator."""
         return "native"
 
 

@@ -10,10 +10,10 @@ Ints = NDArray[np.int64]
 
 
 def batch_mean(rewards: Floats, groups: Ints, lengths: Ints, *, limit: float = 5.0) -> Floats:
-    """Reward minus the mean of the batch, over its deviation, within `limit` [N].
+    """Reward minus the batch mean, divided by its deviation and clipped to `limit` [N].
 
-    It looks at no groups, so it declares no need of them. What tells the options of one that does
-    is decorated with `paceline.plugins.declares(needs=("group>=2",))`.
+    It ignores groups. One that compares the episodes of a group declares that with
+    `paceline.plugins.declares(needs=("group>=2",))`.
     """
     del groups, lengths
     off = rewards - rewards.mean()
