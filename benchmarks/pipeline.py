@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import wire
 from paceline.client.client import Client
 from paceline.config import load_job
-from paceline.enums import JobState
+from paceline.enums import JobState, WorkerKind
 from paceline.files import token_of
 from paceline.transport.rpc import call, connect
 from paceline.v1 import roster_pb2 as pb
@@ -146,7 +147,8 @@ async def watch(client: Client, job_id: str, folder: Path) -> list[Sample]:
             reply = await call(roster.ListWorkers, pb.ListWorkersRequest(), timeout_s=5)
             sample = Sample(time.monotonic(), status.step)
             for worker in reply.workers:
-                sample.load[f"{worker.kind}:{worker.worker_id}"] = dict(worker.load)
+                kind = wire.member_of(WorkerKind, worker.kind, "kind")
+                sample.load[f"{kind}:{worker.worker_id}"] = dict(worker.load)
             samples.append(sample)
             await asyncio.sleep(0.5)
 

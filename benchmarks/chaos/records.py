@@ -19,7 +19,10 @@ from paceline.errors import PacelineError
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.(\d{3})Z \w+ (.*)")
 _PUBLISHED = re.compile(r"publish published version=(\d+) step=(\d+) .*digest=(\w+)")
-_STEP = re.compile(r"trainer step step=(\d+) ")
+_STEP = re.compile(r"trainer step committed step=(\d+) ")
+# How log lines begin that tell of a restart.
+TRAINING_STARTS = "trainer training starts "
+VERSION_ACTIVE = "rollout version active "
 
 
 def log_lines(folder: Path, name: str) -> Iterator[tuple[float, str]]:
@@ -38,6 +41,10 @@ def from_log(books: Books, folder: Path) -> None:
             books.published.append(Published(at, int(found[1]), int(found[2]), found[3]))
         elif found := _STEP.match(text):
             books.acknowledged.append((at, int(found[1])))
+    if books.rows and not (books.acknowledged and books.published):
+        raise RuntimeError(
+            f"{books.job_id} has trained, but its log in {folder} has no commits or publications"
+        )
 
 
 def from_files(books: Books, folder: Path) -> None:

@@ -16,7 +16,15 @@ from typing import Any
 from chaos import signs
 from chaos.accounting import Books, Breach, check
 from chaos.faults import PAUSE_S, Injected, Scene, kill, kinds
-from chaos.records import from_api, from_files, from_journals, from_log, log_lines
+from chaos.records import (
+    TRAINING_STARTS,
+    VERSION_ACTIVE,
+    from_api,
+    from_files,
+    from_journals,
+    from_log,
+    log_lines,
+)
 from chaos.site import WORKERS, Site, wait_for
 from chaos.view import View, wait_for_sign
 
@@ -192,7 +200,7 @@ class Runner:
 
         def is_back() -> bool:
             lines = log_lines(logs, scene.trainer())
-            return any(at > killed.began and "trainer starts " in text for at, text in lines)
+            return any(at > killed.began and TRAINING_STARTS in text for at, text in lines)
 
         back = wait_for(is_back, self._profile.patience_s, every_s=0.03)
         began = time.time()
@@ -248,8 +256,8 @@ class Runner:
             forgetful=scene.forgets,
         )
         folder = self.site.run_dir
-        from_log(books, folder / "logs")
         from_files(books, folder / "jobs" / scene.job_id)
+        from_log(books, folder / "logs")
         from_journals(books, self._view.events, since=since)
         if books.ended:
             from_api(books, self.site.client)
@@ -273,7 +281,7 @@ class Runner:
         starts = [
             (at, text)
             for at, text in log_lines(self.site.run_dir / "logs", scene.trainer())
-            if text.startswith("trainer starts ")
+            if text.startswith(TRAINING_STARTS)
         ]
         for each in mine:
             after = [text for at, text in starts if at > each.began]
@@ -286,7 +294,7 @@ class Runner:
         """Seconds until the replacement process has weights or has loaded its checkpoint."""
         if not each.restarts:
             return None
-        word = "rollout active " if each.restarts.startswith("rollout") else "trainer starts "
+        word = VERSION_ACTIVE if each.restarts.startswith("rollout") else TRAINING_STARTS
         lines = log_lines(self.site.run_dir / "logs", each.restarts)
         engines = [at for at, text in lines if at > each.began and text.startswith(word)]
         return engines[0] - each.began if engines else None
