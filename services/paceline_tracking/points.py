@@ -14,14 +14,14 @@ from paceline_tracking.history import TrackedRow
 
 MOST_CHARS = 4000
 Counters = Mapping[str, float]
-# Of the ledger: what grows, told as a rate.
+# Counters of the ledger, which are reported as rates.
 _TOTALS = {
     "tokens_generated": "tokens_per_s",
     "trained_tokens": "trained_tokens_per_s",
     "trainer_wait_total_s": "trainer_wait_share",
 }
 _LEVELS = ("ready_groups", "open_groups", "headroom_groups", "payload_bytes")
-# Of workers: numbers that grow and are no seconds.
+# Counters of workers other than seconds.
 _GROWING = frozenset({"tokens_generated", "prompt_tokens", "tokens", "scored"})
 
 

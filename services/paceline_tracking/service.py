@@ -202,7 +202,7 @@ class TrackingService(Service):
         self._membership = Membership(roster=roster, report=self.report)
 
     async def run(self) -> None:
-        """Follow until told to stop."""
+        """Follow jobs until the service stops."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run(), name="membership")
             tasks.create_task(self._feeds.run(), name="feeds")

@@ -76,7 +76,7 @@ class TrackerSync:
         self._stopping.set()
 
     async def run(self) -> None:
-        """Until the tracker has everything, this is told to stop, or nobody knows the job."""
+        """Run until the tracker has everything, `stop` is called, or the job is unknown."""
         period_s = self._spec.system_s
         system = System(ledger=self._ledger, job_id=self._job_id, period_s=period_s or 1.0)
         watch = asyncio.create_task(system.run(), name="system") if period_s else None
@@ -216,7 +216,7 @@ class TrackerSync:
         return self._clock() - self._over_s > self._options.give_up_s
 
     async def _tell(self, **changes: Any) -> None:
-        """Change the status here and in the ledger; one that is not told is told with the next."""
+        """Change the status here and in the ledger; if that fails, the next change carries it."""
         changed = replace(self.status, **changes)
         if changed == self.status:
             return

@@ -65,7 +65,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-# A job in one of these may be told again and again why it is not further.
+# In these states the reason why a job does not advance may change.
 EXPLAINED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
 # So begins a job's reason that its trainer has given, and that no controller takes away.
 TRAINER_SAYS = "trainer: "

@@ -70,7 +70,7 @@ def sync(path: Path) -> None:
 
 
 def kept_secret(path: Path, make: Callable[[], str]) -> str:
-    """A secret in a file for the owner alone; made by whoever comes first, then the same.
+    """A secret in a file that only its owner can read; created by the first caller.
 
     Raises:
         OSError: it can be neither read nor written.

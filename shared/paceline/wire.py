@@ -100,7 +100,7 @@ class _Pair:
 
     @property
     def unset(self) -> Any:
-        """What stands for an optional field that is not set."""
+        """The value for an optional field that is not set."""
         return None if self.nullable else self.default
 
     @property
@@ -219,7 +219,7 @@ def _numbers(kind: type[StrEnum], proto: FieldDescriptor) -> dict[StrEnum, Any] 
 
 @cache
 def numbers_of(kind: type[E], proto: EnumDescriptor) -> dict[E, Any]:
-    """The numbers that stand for the members of an enumeration.
+    """The numbers of the members of an enumeration.
 
     In messages `Color.DARK_RED` is `COLOR_DARK_RED`, and 0, `COLOR_UNSPECIFIED`, is no member.
     """
@@ -254,7 +254,7 @@ def member_of(kind: type[E], number: int, field: str) -> E:
 
 @cache
 def members_of(kind: type[E], proto: EnumDescriptor) -> dict[int, E]:
-    """The members of an enumeration by the numbers that stand for them."""
+    """The members of an enumeration by number."""
     return {number: member for member, number in numbers_of(kind, proto).items()}
 
 

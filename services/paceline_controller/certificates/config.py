@@ -59,7 +59,7 @@ class Issue(StrictModel):
 
     @property
     def spread(self) -> timedelta:
-        """`spread_s`, or what stands for null."""
+        """`spread_s`, or its default."""
         chosen = min(DAY_S, self._longest_spread_s) if self.spread_s is None else self.spread_s
         return timedelta(seconds=chosen)
 

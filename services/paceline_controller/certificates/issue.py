@@ -73,7 +73,7 @@ class State:
 
 
 def renew(state: State, issue: Issue, now: datetime) -> State:
-    """What should follow a state; the parts that may stay are the same objects.
+    """The state that should follow; parts that remain valid are the same objects.
 
     Call it again with the answer until it answers what it was given: a new authority's way into
     service has several steps, and each must be stored before the next.

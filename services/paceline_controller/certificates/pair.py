@@ -105,7 +105,7 @@ def make_authority(names: Iterable[str], *, now: datetime, days: float) -> Pair:
     """An authority that may sign these names and what is below them, and no addresses."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
-    # Authorities that follow each other are told apart by their subject.
+    # Subjects differ, so that successive authorities can be distinguished.
     subject = _named(f"paceline authority {serial:040x}"[:40])
     trees = sorted({name.removeprefix("*.") for name in (DOMAIN, *names)})
     nowhere = [x509.IPAddress(ip_network(net)) for net in ("0.0.0.0/0", "::/0")]

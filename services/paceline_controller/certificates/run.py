@@ -72,7 +72,7 @@ def run(
             sleep(pause)
             failures += 1
         except DeadlineError as error:
-            # A pause may last longer than it was to: why there was one says more.
+            # The deadline ended a retry delay; the error that caused the retry says more.
             raise away or error from None
     raise StateError(
         f"the certificates do not settle in {MAX_PASSES} passes; does an issuer with another "

@@ -158,7 +158,7 @@ class _MissingError(PacelineError):
 
 
 def _translate(error: ApiException, where: str) -> PacelineError:
-    """The error of the tree for a refusal; without its body, which may hold what was sent."""
+    """The `PacelineError` for a refused request, without its body: that may echo a secret."""
     text = f"{where}: {error.status} {error.reason}"
     if error.status == 403:
         return PermissionDeniedError(f"{text}; the role of the ServiceAccount has to allow it")

@@ -34,7 +34,7 @@ class Runtime(Protocol):
         ...
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
-        """Start it; what an earlier life of it left behind is removed first."""
+        """Start it, after removing what an earlier run of it has left behind."""
         ...
 
     async def stop(self, name: str, *, grace_s: float) -> None:

@@ -121,7 +121,7 @@ class Collector:
         )
 
     def _published(self, job_id: str, newest: int) -> float:
-        """Versions; one that a trainer who starts again has not told of is not a step back."""
+        """Versions by job; a restarted trainer that reports none yet does not lower them."""
         return self._counters.advanced(job_id, "version", newest) if newest >= 0 else 0.0
 
     def _pools(

@@ -213,7 +213,7 @@ def size_job(
 
 
 def _wish(job: JobSignals, target: Target, counts: Counts, speed: float) -> int:
-    """Workers that it would have by now if it had to share with nobody."""
+    """Workers that the job would have if it did not share with others."""
     bounds, has = job.spec.rollout.scaling, sum(counts.values())
     assert bounds is not None, "only jobs with rollout.scaling are sized"
     wanted = math.ceil(target.workers / speed) if target.starves else has

@@ -68,7 +68,7 @@ class World:
         self.model = model
         self.now_s = 0.0
         self.asked: dict[str, int] = {}
-        self.capacity: dict[str, int] = {}  # machines there are, by pool; missing: enough
+        self.capacity: dict[str, int] = {}  # machines by pool; unlimited if missing
         self.training = SimulatedTraining()
         self.over = False
         self._random = random.Random(seed)

@@ -1,7 +1,8 @@
 """Resumes an episode of a dead worker from the progress that was saved with its lease.
 
 The environment is rebuilt by replaying the actions so far. All sampled tokens are kept, including
-those of a turn that was cut off.
+those of a turn that was cut off. The experience service notices the death (`dispatch/presence.py`)
+and leases the episode again with its progress (`ledger/leases.py`); `episode.py` calls this.
 """
 
 from __future__ import annotations

@@ -395,7 +395,7 @@ def _text(error: Exception) -> str:
 
 
 def runnable(entries: Iterable[OpenLedger], environments: frozenset[str]) -> list[OpenLedger]:
-    """Jobs whose environment a worker can run; an empty set stands for all."""
+    """Jobs whose environment a worker can run; an empty set means all."""
     return [e for e in entries if not environments or e.spec.tasks.environment in environments]
 
 

@@ -1,4 +1,8 @@
-"""How many groups may be admitted: pure arithmetic on the ledger's counts."""
+"""How many groups may be admitted: pure arithmetic on the ledger's counts.
+
+This bounds how old samples can become; groups that are too old when a batch is made are dropped
+in `batches.py`.
+"""
 
 from __future__ import annotations
 

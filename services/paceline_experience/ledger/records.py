@@ -130,7 +130,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMeta:
-    """The fields of a job's `meta` hash; an empty one stands for the default."""
+    """The fields of a job's `meta` hash; an empty one means the default."""
 
     step: int = 0  # optimiser steps done
     version: int = -1  # the newest publication

@@ -1,4 +1,7 @@
-"""Checks of a job before it is submitted; they need no heavy imports."""
+"""Checks of a job before it is submitted; they need no heavy imports.
+
+Fields and their values are validated before, in `paceline.config.load`.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def wandb(
 
 
 class WeightsAndBiases:
-    """W&B's own step only grows, so curves are drawn over `step` or `version` as they are told."""
+    """Use `step` or `version` as the x axis: W&B's own step can only increase."""
 
     def __init__(self, run: TrackedRun, opened: Any) -> None:
         self.url = str(opened.url or run.folder / "wandb")
@@ -92,7 +92,7 @@ class WeightsAndBiases:
 
 
 def _rows_of(summary: Any) -> int:
-    """How many rows the server holds: the last value that was told of each name."""
+    """Number of rows on the server, from the last logged value of each name."""
     last = summary.get(ROW)
     return 0 if last is None else int(last) + 1
 

@@ -146,7 +146,7 @@ def _tracing(arguments: Namespace) -> TracingSettings | None:
 
 
 def _same_live_job(client: Client, spec: JobSpec) -> str:
-    """A job that a killed `run` left behind: it goes on instead of starting again."""
+    """The job of a killed `run`, which is resumed instead of started again."""
     for job in all_jobs(client, LIVE):
         with contextlib.suppress(PacelineError):
             status = job.status

@@ -1,8 +1,8 @@
-"""What a plug-in declares of itself beside its shape, and is asked before it is used.
+"""Declarations of a plug-in, such as its needs, which are read before it is used.
 
-Declarations stand on what the entry point of a plug-in in `paceline.options.<kind>` names: its
-model of options, or the function itself. Only installed plug-ins have such entry points, so code
-that comes with a job declares nothing that a shared process would act on.
+They are attached to the target of its entry point in `paceline.options.<kind>`: its model of
+options, or the function itself. Only installed plug-ins have such entry points, so code that comes
+with a job cannot declare anything that a shared process would act on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def declares(
 
     Args:
         needs: what the job has to provide (`paceline.config.needs` has the names), or a function
-            of the options that tells it. A job that does not is refused at submit.
+            of the options that returns it. A job that does not is refused at submit.
         inline: of rewards that cannot hang or crash, whatever the response and the options are:
             they are called in the reward worker itself, not in a child process. Of installed
             rewards only.
@@ -57,6 +57,6 @@ def declares(
 
 
 def declared(target: Any) -> Declared:
-    """What stands on a function, class or model of options; nothing if it does not declare."""
+    """The declarations of a function, class or model of options; empty without any."""
     found = getattr(target, _ATTRIBUTE, None)
     return found if isinstance(found, Declared) else Declared()

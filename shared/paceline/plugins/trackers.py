@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of its job. `run_id` and `folder` are the same after a restart."""
+    """The run of a job in a tracker. `run_id` and `folder` are the same after a restart."""
 
     run_id: str
     name: str

@@ -125,7 +125,7 @@ def run_loop(coroutine: Any) -> Any:
 
 
 async def serve(settings: ServiceSettings, build: Build, *, end: End | None = None) -> int:
-    """Run one service until it is told to stop; 0 after a clean drain, 1 after a failure.
+    """Run one service until it is stopped; 0 after a clean drain, 1 after a failure.
 
     `end` ends the process at once with this exit code. It is called when the service is still
     there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
@@ -263,7 +263,7 @@ def _on_signals(chassis: Chassis) -> None:
 
 @asynccontextmanager
 async def _beside(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Let these run until the block ends; one that fails says so, and the rest goes on."""
+    """Run tasks until the block ends; a failure of one is logged, the others continue."""
     tasks = [asyncio.create_task(_told(name, each), name=name) for name, each in watches.items()]
     try:
         yield
@@ -287,7 +287,7 @@ async def _until_stopped(chassis: Chassis, work: asyncio.Task[None]) -> None:
 
 
 async def _end(chassis: Chassis, service: Service, work: asyncio.Task[None]) -> None:
-    """Cancel the work if it goes on, drain, close."""
+    """Cancel the work if it still runs, drain, close."""
     grace_s = chassis.settings.grace_s
     try:
         async with asyncio.timeout(grace_s):

@@ -118,7 +118,7 @@ def _snapshot(
 def ask(
     name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, sampled: int = 0, **s: Any
 ) -> EngineRequest:
-    """A request for eight tokens, unless told otherwise."""
+    """A request, for eight tokens by default."""
     knobs: dict[str, Any] = {"max_tokens": 8, **s}
     return EngineRequest(name, tuple(tokens), SamplingParams(**knobs), pinned, sampled)
 

@@ -218,7 +218,7 @@ def translated() -> Any:
 
 
 def translate(error: aio.AioRpcError) -> PacelineError:
-    """The `PacelineError` that a gRPC error stands for."""
+    """The `PacelineError` for a gRPC error."""
     metadata = dict(error.trailing_metadata() or ())
     named = {cls.__name__: cls for cls in errors.every_class()}
     cls = named.get(str(metadata.get(ERROR_KEY, "")))

@@ -80,7 +80,7 @@ class _Request:
 
     @property
     def what(self) -> str:
-        """For messages: what is asked, in the words of a role."""
+        """The request in the terms of an RBAC rule, for messages."""
         verb = _VERBS.get(self.method) or ("get" if self.name else "list")
         verb = "watch" if "watch" in self.query else verb
         resource = "/".join(part for part in (self.kind.resource, self.subresource) if part)
@@ -130,7 +130,7 @@ class KubernetesClient:
     async def list(
         self, kind: Kind, *, selector: str = "", fields: str = ""
     ) -> tuple[list[Object], str]:
-        """All objects of a kind, and the version of the list, from which a watch can go on."""
+        """All objects of a kind, and the resource version from which a watch can continue."""
         items: list[Object] = []
         query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE)}
         while True:
@@ -289,7 +289,7 @@ class KubernetesClient:
 
 
 async def _authorization(settings: Configuration) -> dict[str, str]:
-    """Asked for every request: the token of a pod changes every hour."""
+    """Headers of a request; read every time, as the token of a pod is rotated every hour."""
     found: Any = settings.auth_settings()
     if inspect.isawaitable(found):
         found = await found
@@ -331,7 +331,7 @@ async def _check(response: aiohttp.ClientResponse, what: str) -> None:
 
 
 def _error(code: int, status: Object, what: str) -> PacelineError:
-    """The error of the tree for a `Status` of the API."""
+    """The `PacelineError` for a `Status` object of the API."""
     text = f"kubernetes: {what}: {status.get('message') or status.get('reason') or code}"
     if code == 500 and not status.get("reason") and _misfit(status.get("message") or ""):
         return InvalidError(text)

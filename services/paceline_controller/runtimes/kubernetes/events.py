@@ -1,4 +1,4 @@
-"""Events on the objects of a job, for whoever runs `kubectl describe`."""
+"""Writes Kubernetes events on the objects of a job, which `kubectl describe` shows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Events:
             log.warning("event dropped", job=job_id, reason=reason)
 
     async def run(self) -> None:
-        """Write what is told, until cancelled."""
+        """Write queued events until cancelled."""
         while True:
             happening = await self._queue.get()
             try:
@@ -151,7 +151,7 @@ class Events:
 
 
 def reference(body: Object) -> Object:
-    """What an event says that it regards."""
+    """The object reference of an event (`involvedObject`)."""
     metadata = body["metadata"]
     return {
         "apiVersion": body["apiVersion"],

@@ -1,4 +1,4 @@
-"""Everything of one installation that the cluster has told us about."""
+"""Cache of all objects of one installation that the cluster has reported."""
 
 from __future__ import annotations
 

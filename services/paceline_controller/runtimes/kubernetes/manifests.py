@@ -91,7 +91,7 @@ def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> O
         "spec": {
             "replicas": wanted.replicas,
             "selector": {"matchLabels": selected},
-            # One at a time and no more pods than machines: accelerators are not to be had twice.
+            # No surge: there are no spare accelerators for a second pod.
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
@@ -105,7 +105,7 @@ _SELECTED = (names.INSTANCE, names.MANAGED_BY, names.WORKLOAD)
 
 
 def _headless(wanted: Wanted, context: ManifestContext) -> Object:
-    """Names for the pods of a trainer, from before they are ready."""
+    """Headless service: gives the pods of a trainer DNS names before they are ready."""
     carried = names.labels(wanted, release=context.release)
     return {
         "apiVersion": SERVICES.api_version,

@@ -32,7 +32,7 @@ def object_name(workload: str) -> str:
 
 
 def labels(wanted: Wanted, *, release: str) -> dict[str, str]:
-    """What everything of a workload carries."""
+    """Labels of all objects of a workload."""
     pool = {POOL: wanted.pool} if wanted.pool else {}
     return {
         "app.kubernetes.io/name": "paceline",

@@ -101,7 +101,7 @@ class KubernetesRuntime:
         return found
 
     async def list(self) -> list[Observed]:
-        """What the cluster has told.
+        """The objects that the cluster has reported.
 
         Raises:
             UnavailableError: that was too long ago to act on it.

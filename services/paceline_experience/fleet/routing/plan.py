@@ -33,7 +33,7 @@ class BroadcastLoad:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastPlan:
-    """Parents by worker id, parents before children; ROOT stands for the trainer's seeds."""
+    """Parents by worker id, parents before children; ROOT is the trainer's seeds."""
 
     shape: RouteShape
     parents: Mapping[str, str]

@@ -1,7 +1,7 @@
--- Gives a job id away once. KEYS: tenants, requests, index, live, sequence.
+-- Registers a job id, at most once. KEYS: tenants, requests, index, live, sequence.
 -- ARGV: job id, tenant, request id, most live jobs of the tenant (-1: any number)
--- Answers the id that holds the request (the new one, or that of an earlier call); empty: the id is taken;
--- a number: so many live jobs are as many as the tenant may have.
+-- Returns the id of the job for this request (new, or from an earlier call); empty: the id is taken;
+-- a number: the live jobs of the tenant, which has reached its limit.
 if ARGV[3] ~= '' then
   local holder = redis.call('HGET', KEYS[2], ARGV[2] .. '/' .. ARGV[3])
   if holder then return holder end

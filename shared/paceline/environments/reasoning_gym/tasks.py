@@ -40,7 +40,7 @@ def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> 
 
 
 def _check_numbers(name: str, option: str, value: Any) -> None:
-    """Data sets make whatever size they are told: numbers stay near those of the data set's own."""
+    """Bound sizes near the data set's own defaults: it would generate any size."""
     from reasoning_gym.factory import DATASETS
 
     default = getattr(DATASETS[name][1](), option, None) if name in DATASETS else None

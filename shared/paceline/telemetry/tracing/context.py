@@ -67,7 +67,7 @@ def traceparent(context: Context) -> str:
 
 
 def parse(text: str) -> tuple[Context, int] | None:
-    """From a `traceparent`: the span, and when it was sent in nanoseconds (0: not told).
+    """From a `traceparent`: the span, and when it was sent in nanoseconds (0: unknown).
 
     None if the text is empty, malformed or of a trace that is not kept.
     """

@@ -17,7 +17,7 @@ from paceline.telemetry.tracing.context import Context
 from paceline.telemetry.tracing.spans import Span, Value
 
 _KINDS = {"client": pb.Span.SPAN_KIND_CLIENT, "server": pb.Span.SPAN_KIND_SERVER}
-# Whether a parent is in another process is not told apart: both are said not to be.
+# Says that the flag "is remote" is known, and unset, for parents in other processes too.
 _FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 
 
@@ -32,7 +32,7 @@ def request_of(
 
 
 def resource_of(attributes: Mapping[str, Value]) -> Resource:
-    """What is told of a process."""
+    """The resource attributes of a process."""
     return Resource(attributes=[_pair(*each) for each in attributes.items()])
 
 
