@@ -32,11 +32,11 @@ from paceline.types import Job
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.jobs import JobStore
-from paceline_experience.ledger.clock import Clock
 from paceline_experience.ledger.context import Hooks
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.sources import NoTasks, Sources, task_sources
+from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.signal import Signal

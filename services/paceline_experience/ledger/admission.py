@@ -1,7 +1,6 @@
 """How many groups may be admitted: pure arithmetic on the ledger's counts.
 
-This bounds how old samples can become; groups that are too old when a batch is made are dropped
-in `batches.py`.
+This keeps samples within the staleness bound; `staleness.py` has the rest of it.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.records import BatchRecord, record_text, row_text
 from paceline_experience.ledger.shares import Batch, BatchShare
+from paceline_experience.ledger.staleness import stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.ledger.trajectories import note_dropped
 from paceline_experience.store.payloads import PayloadStore
@@ -142,10 +143,10 @@ class Batches:
         The order of completion does not matter, so equal tokens make equal batches.
         """
         spec = self._core.spec.experience
-        aged = [(state.staleness(state.groups[name], step), name) for name in state.ready]
-        stale = [name for age, name in aged if age > spec.max_staleness]
+        stale = stale_groups(state, state.ready, step=step, max_staleness=spec.max_staleness)
         await self._groups.drop(stale, DropReason.STALE)
-        usable = [(-age, state.groups[n].seq, n) for age, n in aged if n in state.groups]
+        groups = [state.groups[name] for name in state.ready]
+        usable = [(-state.staleness(g, step), g.seq, g.group_id) for g in groups]
         if len(usable) < spec.batch_groups:
             return []
         return [state.groups[name] for _, _, name in sorted(usable)[: spec.batch_groups]]

@@ -12,7 +12,6 @@ from paceline.config import JobSpec
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer
-from paceline_experience.ledger.clock import Clock
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import (
     BatchRecord,
@@ -24,6 +23,7 @@ from paceline_experience.ledger.records import (
 from paceline_experience.ledger.state import LedgerState, parse_results
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.traces import Traces
+from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.signal import Signal
 from paceline_experience.store.store import Store

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from paceline import wire
 from paceline.enums import DropReason, GiveBackReason, Purpose
@@ -23,6 +22,7 @@ from paceline_experience.ledger.admission import (
 )
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups, Report, Verdict
+from paceline_experience.ledger.staleness import oldest_usable_version, stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.ledger.task_cursor import Draw, stable_seed
 
@@ -197,7 +197,7 @@ class Leases:
 
     async def _assignments(self, plan: _Plan, state: LedgerState) -> list[Assignment]:
         progress = await self._stored_progress(plan, state)
-        floor = self._floor(state)
+        floor = oldest_usable_version(state, max_staleness=self.limits.max_staleness)
         assignments: list[Assignment] = []
         unusable: list[Report] = []
         for name, indices in plan.lease:
@@ -215,14 +215,6 @@ class Leases:
         if unusable:
             await self._groups.report(unusable)
         return assignments
-
-    def _floor(self, state: LedgerState) -> int:
-        """The oldest version whose tokens can be trained at the present step, else the newest."""
-        oldest = state.step - self.limits.max_staleness
-        # Over the known versions, not over numbers: the store may have lost one in between.
-        newest_first = sorted(state.versions, reverse=True)
-        fresh = takewhile(lambda known: state.age(known) >= oldest, newest_first)
-        return min(fresh, default=state.version)
 
     def _assignment(
         self,
@@ -394,10 +386,8 @@ class Leases:
             load = self.load()
             if load.accepted_groups + load.open_groups < bound(self.limits, load.step):
                 return 0
-            stale = [
-                name
-                for name in state.open
-                if state.staleness(state.groups[name], state.step) > spec.max_staleness
-            ]
+            stale = stale_groups(
+                state, state.open, step=state.step, max_staleness=spec.max_staleness
+            )
             await self._groups.drop(stale, DropReason.STALE)
         return len(stale)

@@ -19,12 +19,11 @@ from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import Assignment, EpisodeProgress, PolicyVersion, Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.batches import Batches, fence
-from paceline_experience.ledger.clock import Clock, JobClock
-from paceline_experience.ledger.completion import JobCompletion
 from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.counts import by_age, by_reason, by_state
 from paceline_experience.ledger.evals import Evals
 from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, EpisodeKey, Leases
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import Publication, make_record
@@ -33,6 +32,7 @@ from paceline_experience.ledger.sources import make_sampler
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
+from paceline_experience.store.clock import Clock, JobClock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import PayloadStore
 from paceline_experience.store.store import Store

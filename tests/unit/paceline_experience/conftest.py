@@ -40,9 +40,9 @@ from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, sweep
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
-from paceline_experience.ledger.clock import Clock
 from paceline_experience.ledger.ledger import BatchShare, JobLedger
 from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
 from paceline_experience.store.store import Store

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline_experience.ledger.clock import JobClock
 from paceline_experience.ledger.ledger import JobLedger
+from paceline_experience.store.clock import JobClock
 from paceline_experience.store.store import Store
 
 from .conftest import World, Worlds
