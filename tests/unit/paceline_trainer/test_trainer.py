@@ -264,7 +264,7 @@ async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
         hanging = asyncio.create_task(trainer._run(released.wait))  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0.01)
         await pass_by(105)
-        first = "stepping: 1 pending and nothing done for 10"
+        first = "stepping: 1 pending, no progress for 10"
         assert progress.why_unready().startswith(first)
         assert progress.why_dead().startswith(first)
         released.set()

@@ -35,7 +35,7 @@ def test_a_loop_that_does_not_turn_is_dead_and_not_ready() -> None:
     health.serve()
     assert (health.why_dead(), health.why_unready()) == ("", "")
     clock.now_s += 61
-    reason = "the event loop has not turned for 61 s; at most 60 s"
+    reason = "the event loop has been blocked for 61 s; limit 60 s"
     assert (health.why_dead(), health.why_unready()) == (reason, reason)
     health.tick()
     assert (health.why_dead(), health.why_unready()) == ("", "")
@@ -88,7 +88,7 @@ async def test_a_blocked_event_loop_shows(health: Health, clock: Clock, url: str
     clock.now_s += 2.0
     blocked = httpx.get(f"{url}/livez")
     assert blocked.status_code == 503
-    assert re.match(r"the event loop has not turned for \d+ s; at most 1.5 s\n", blocked.text)
+    assert re.match(r"the event loop has been blocked for \d+ s; limit 1.5 s\n", blocked.text)
     while httpx.get(f"{url}/livez").status_code != 200:
         await asyncio.sleep(0.05)
     beat.cancel()

@@ -46,7 +46,7 @@ def test_silence_while_something_is_pending_shows_and_ends() -> None:
     bench.passes(11)
     assert bench.verdict == (True, True)
     bench.passes(1)
-    told = "work: 3 pending and nothing done for 11 s; at most 10 s"
+    told = "work: 3 pending, no progress for 11 s; limit 10 s"
     assert (bench.progress.why_unready(), bench.progress.why_dead()) == (told, "")
     bench.passes(20)
     assert bench.verdict == (False, False)
