@@ -107,9 +107,7 @@ def main(build: Build, argv: list[str] | None = None) -> int:
         return 3 if isinstance(error, UnavailableError) else 2
 
 
-def run_process(
-    settings: ServiceSettings, build: Build, *, end: End = os._exit
-) -> int:
+def run_process(settings: ServiceSettings, build: Build, *, end: End = os._exit) -> int:
     """Run `serve` in an event loop and return the exit code."""
     code = run_loop(serve(settings, build, end=end))
     # Otherwise the final garbage collection traverses all of torch's objects, which takes seconds.
@@ -126,9 +124,7 @@ def run_loop(coroutine: Any) -> Any:
     return uvloop.run(coroutine)
 
 
-async def serve(
-    settings: ServiceSettings, build: Build, *, end: End | None = None
-) -> int:
+async def serve(settings: ServiceSettings, build: Build, *, end: End | None = None) -> int:
     """Run one service until it is asked to stop; returns 0 after a clean drain, 1 after a failure.
 
     `end` terminates the process immediately. It is called with the exit code if the process
@@ -224,7 +220,7 @@ async def _publish_health(health: Health, servicer: HealthServicer) -> None:
 
 
 def usage_of(settings: ServiceSettings, metrics: Metrics) -> Usage:
-    """The usage meter for this kind of process; in environments the waits of episodes add up."""
+    """The usage meter for this kind of process; in environments, waits add up over episodes."""
     return Usage(metrics, service=settings.kind, each=settings.kind is WorkerKind.ENVIRONMENT)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """Decides when a failed process may restart: the delay doubles, and resets after a stable run."""
+    """When a failed process may restart: the delay doubles, and resets after a stable run."""
 
     base_s: float = 0.25
     max_s: float = 15.0

@@ -204,7 +204,7 @@ async def test_weights_on_the_command_line(gateway: Gateway, job: Doc) -> None:
     job_id = await gateway.submitted(job)
     url = str(gateway.http.base_url)
     code, text = await command("weights", job_id, "--url", url)
-    assert (code, text) == (0, "nothing is published at this moment\n")
+    assert (code, text) == (0, "no weights are published\n")
     here = TransferProgress(3, 1, 4, ("http://a:1",))
     holders = (
         WeightHolder("", WorkerKind.TRAINER, "s", "http://t:1"),

@@ -173,7 +173,7 @@ class _Nothing(Span):
 
 
 class Tracer:
-    """Creates the spans of a process and passes each to `take` when it ends; `take` must not block."""
+    """Creates the spans of a process; passes each to `take`, which must not block, when it ends."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ def start(settings: ServiceSettings, metrics: Metrics) -> Tracer:
     """Off unless `tracing` is set; OpenTelemetry is imported only then.
 
     Raises:
-        ConfigError: the `tracing` extra is not installed, or a file named in the section is missing.
+        ConfigError: the `tracing` extra is not installed, or a file that it names is missing.
     """
     if settings.tracing is None:
         return OFF
