@@ -225,7 +225,7 @@ def usage_of(settings: ServiceSettings, metrics: Metrics) -> Usage:
 
 
 def bind(server: aio.Server, settings: ServiceSettings) -> int:
-    """Bind the gRPC port; raises `UnavailableError` if it is in use, `ConfigError` for bad `tls`."""
+    """Bind the gRPC port; raises `UnavailableError` if in use, `ConfigError` for bad `tls`."""
     wanted = _joined(settings.host, settings.port)
     credentials = None if settings.tls is None else server_credentials(settings.tls)
     try:

@@ -88,9 +88,7 @@ class Pipeline:
         while not closing:
             self._enough.wait(self._settings.every_s)
             self._enough.clear()
-            closing = (
-                self._closing
-            )  # read first, so that the last flush includes all spans before `close`
+            closing = self._closing  # read first, so that the last flush sends all earlier spans
             try:
                 self._flush()
             except Exception:

@@ -29,7 +29,7 @@ def test_each_role_may_do_what_those_before_it_may() -> None:
 
 
 def test_a_role_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InvalidError, match=r"'root' is no role; allowed: read, submit, admin"):
+    with pytest.raises(InvalidError, match=r"'root' is not a role; allowed: read, submit, admin"):
         role_of("root")
 
 
