@@ -43,7 +43,7 @@ class Objects:
         self._core = client.CoreV1Api(self._client)
 
     def apply(self, documents: str | Iterable[Object]) -> list[Object]:
-        """Server-side apply objects, or the documents of a YAML text, in order; returns the results.
+        """Server-side apply objects, or the documents of a YAML text, in order.
 
         Raises:
             ApiException: the server rejected one; the earlier ones are applied.

@@ -44,7 +44,7 @@ class Informer:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` with each change; a removed object has `deleted: True` at the top level."""
+        """Call `listener` with each change; removed objects have `deleted: True` at the top."""
         self._listeners.append(listener)
 
     def get(self, kind: Kind, key: Key) -> Object | None:
