@@ -178,7 +178,7 @@ def test_a_missing_token_or_authority(option: str, text: str) -> None:
     assert found.stderr == f"paceline: {option} nowhere: {text}\n"
 
 
-def test_the_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN", "from-variable")
     (tmp_path / "token").write_text("from-file\n")
     with heard() as (url, tokens):
@@ -295,7 +295,7 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
     assert progress.table("a-1").row_count == len(progress.status) + 1
 
 
-def test_an_eval_that_measured_too_little_is_told_beside_the_one_that_counts() -> None:
+def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
     progress = JobProgress()
     values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
     row = MetricRow(index=2, step=6, kind=Purpose.EVAL, values=values)

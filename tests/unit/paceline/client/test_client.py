@@ -173,7 +173,7 @@ async def test_watch_outlives_the_gateway(
     assert rest[-1].status.state is JobState.SUCCEEDED
 
 
-async def test_errors_of_our_tree(
+async def test_errors_of_our_hierarchy(
     client: AsyncClient, gateway: Gateway, job: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="nam: unknown field"):
@@ -237,7 +237,7 @@ def test_synchronous_with_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("cls", errors.every_class())
-def test_every_error_survives_the_way(cls: type[PacelineError]) -> None:
+def test_every_error_survives_the_round_trip(cls: type[PacelineError]) -> None:
     body = json.dumps({"error": {"type": cls.__name__, "message": "why"}})
     error = error_of(cls.http, body)
     assert type(error) is cls

@@ -34,7 +34,7 @@ def test_a_worker_has_at_most_forty_series(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SAYS)
-def test_the_table_says_only_what_labels_may(kind: str) -> None:
+def test_label_values_in_the_table_are_allowed(kind: str) -> None:
     for name, labels in said(kind, "job-0"):
         assert labels.keys() == set(NAMES[name].labels), name
     metrics = worst(kind, "job-0")
@@ -114,7 +114,7 @@ def scaled(metrics: Metrics, jobs: list[str]) -> GaugeSet:
     return gauges
 
 
-def test_jobs_that_come_and_go_leave_the_controller_as_it_was() -> None:
+def test_finished_jobs_leave_no_series_in_the_controller() -> None:
     metrics = Metrics()
     gauges = scaled(metrics, [])
     before = num_series(metrics)

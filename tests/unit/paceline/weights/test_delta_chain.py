@@ -112,7 +112,7 @@ def test_a_model_with_tied_weights_goes_through_staging() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_differences_end_at_the_full_snapshot() -> None:
+def test_a_thousand_deltas_end_at_the_full_snapshot() -> None:
     script = runpy.run_path(str(ROOT / "examples/arithmetic/make_model.py"))
     rows = script["encode"](script["sums"]("train"))
     made = steps(small(len(script["VOCABULARY"])), rows)

@@ -71,7 +71,7 @@ def test_edited_frames_are_parsed_or_refused(data: st.DataObject, frame: bytes) 
     base=st.none() | st.integers(-5, 9),
     asked=st.none() | st.integers(0, 9),
 )
-def test_only_chunks_that_fit_are_let_through(
+def test_only_chunks_that_fit_are_accepted(
     index: int, num_bytes: int, base: int | None, asked: int | None
 ) -> None:
     frame = ChunkFrame(index, num_bytes, bytes(32), base)
@@ -93,7 +93,7 @@ def test_only_chunks_that_fit_are_let_through(
     base=st.none() | st.integers(0, 2**62),
     data=st.data(),
 )
-def test_requests_say_which_chunks(
+def test_requests_name_their_chunks(
     chunks: set[int], parts: int, base: int | None, data: st.DataObject
 ) -> None:
     part = data.draw(st.integers(0, parts - 1))

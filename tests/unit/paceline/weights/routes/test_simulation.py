@@ -90,7 +90,7 @@ def test_one_fault_costs_under_a_second(fault: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_slow_relay_holds_nobody_up(place: int) -> None:
+def test_a_slow_relay_does_not_delay_others(place: int) -> None:
     victim = ""
 
     def strike(simulation: Simulation) -> None:
@@ -102,7 +102,7 @@ def test_a_slow_relay_holds_nobody_up(place: int) -> None:
     assert last(simulation, begin, but=victim) < 10.9 + 2
 
 
-def test_a_worker_that_was_slow_from_the_beginning_holds_up_only_itself() -> None:
+def test_a_worker_slow_from_the_start_delays_only_itself() -> None:
     fabric = star(6, mbit=200)
     fabric.hosts["w0001"] = Host("w0001", "site00", 20 * MBIT, 20 * MBIT)
     simulation = Simulation(fabric)
@@ -112,7 +112,7 @@ def test_a_worker_that_was_slow_from_the_beginning_holds_up_only_itself() -> Non
     assert last(simulation, 0, but="w0001", version=1) < 10.9 + 5
 
 
-def test_late_joiners_take_nothing_from_the_trainer() -> None:
+def test_late_joiners_do_not_load_the_trainer() -> None:
     def later(simulation: Simulation, begin: float) -> None:
         for i in (4, 5):
             host = Host(f"x{i}", "site00", 200 * MBIT, 200 * MBIT)
@@ -147,7 +147,7 @@ def test_a_slow_link_between_sites_is_crossed_once_even_if_its_gateway_dies() ->
     assert simulation.flows.crossed["site00", "site01", 2] <= num_chunks + 2
 
 
-def test_differences_are_a_quarter() -> None:
+def test_deltas_take_a_quarter_of_the_bytes() -> None:
     simulation = Simulation(star(7, mbit=200), ratio=0.25)
     simulation.publish(1, SIZE)
     simulation.run(past=15, until=15)
@@ -236,7 +236,7 @@ def test_plans_take_the_predicted_time_and_the_best_is_chosen(fabric: Fabric) ->
         max_size=8,
     ),
 )
-def test_whatever_happens_everybody_alive_gets_the_newest(
+def test_every_live_worker_always_gets_the_newest_version(
     seed: int, faults: list[tuple[str, float]]
 ) -> None:
     rng = random.Random(seed)
