@@ -149,7 +149,7 @@ async def hasty(session: Any, **options: Any) -> Any:
         (objectives, per_micro_batch, {}, "in two micro-batches: divide by batch.scale"),
     ],
 )
-def test_what_breaks_a_contract_is_told(
+def test_contract_violations_are_reported(
     suite: Any, plugin: Any, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message) as caught:

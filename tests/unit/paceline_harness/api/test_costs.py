@@ -205,7 +205,7 @@ def test_all_rules_together_have_a_budget() -> None:
     assert found[-1][0] == PLACE
 
 
-def test_a_rule_that_is_there_already_may_stay() -> None:
+def test_an_existing_rule_may_stay() -> None:
     old, cheap = ruled(record(a=TEXT), DEAR), record(a=TEXT)
     assert check_definition(definition(old), definition(old)) == []
     assert check_definition(definition(old), definition(cheap)) != []

@@ -147,7 +147,7 @@ def test_a_slow_link_between_sites_is_crossed_once_even_if_its_gateway_dies() ->
     assert simulation.flows.crossed["site00", "site01", 2] <= num_chunks + 2
 
 
-def test_deltas_take_a_quarter_of_the_bytes() -> None:
+def test_deltas_of_a_quarter_take_a_quarter_of_the_time() -> None:
     simulation = Simulation(star(7, mbit=200), ratio=0.25)
     simulation.publish(1, SIZE)
     simulation.run(past=15, until=15)
