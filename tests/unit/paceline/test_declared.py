@@ -1,4 +1,4 @@
-"""What a plug-in declares is read the same way for everybody, and of what is installed only."""
+"""Declarations of plug-ins: read the same way everywhere, and only from installed ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_advantage_that_compares_episodes_needs_groups(kind: str) -> None:
     (line,) = problems(spec_of(experience=alone))
     assert line.startswith(f"experience.group_size: 1 with advantage '{kind}', which compares")
     assert not list(problems(spec_of(experience={**alone, "group_size": 2})))
-    # One that declares nothing to the gateway is asked where it runs.
+    # A plug-in without declarations for the gateway is checked where it runs.
     assert not list(problems(spec_of(experience={"advantage": "short", "group_size": 1})))
 
 

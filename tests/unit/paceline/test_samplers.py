@@ -1,4 +1,4 @@
-"""Order of tasks, and how its state travels."""
+"""The order of tasks, and the sampler's state."""
 
 from __future__ import annotations
 

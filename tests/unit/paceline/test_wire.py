@@ -1,4 +1,4 @@
-"""Every noun survives the wire, by the one mapper."""
+"""Every domain type survives conversion to protobuf and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS: dict[type, type[Message]] = {
 }
 SIMPLE = {
     int: st.integers(-1, 2**31 - 1),
-    float: st.floats(allow_nan=False, width=32),  # log-probs travel as such
+    float: st.floats(allow_nan=False, width=32),  # log-probs are float32 on the wire
     object: st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
     route.ChunkSource: st.integers(1, 9).flatmap(
         lambda n: st.builds(route.ChunkSource, TEXTS, st.integers(0, n - 1), st.just(n))

@@ -51,7 +51,7 @@ def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProce
 
 @contextmanager
 def heard() -> Generator[tuple[str, list[str]]]:
-    """A server that refuses everybody and notes what they say they are."""
+    """A server that refuses all callers and records their credentials."""
     tokens: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def heard() -> Generator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job file beside a folder that looks like a model."""
+    """A job file next to a folder that looks like a model."""
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model" / name).write_text("{}")
@@ -133,7 +133,7 @@ def test_a_finished_run_directory_is_not_trained_in_again(job: Path, state: str)
     folder = job.parent / "done" / "jobs" / "a-1"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"state": state}))
-    # The store refuses this URL, after the run directory was looked at.
+    # The store rejects this URL, but only after the run directory has been checked.
     words = ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
     refused = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
     found = paceline(*words, cwd=job.parent)

@@ -42,7 +42,7 @@ class Gateway:
         self.run_dir = run_dir
         self.url = ""
         self._upstream = f"127.0.0.1:{upstream_port}"
-        self._http_port = free_port()  # none of those that connections are given: it comes back
+        self._http_port = free_port()  # outside the ephemeral range, so that it can be reused
         self._chassis: Chassis | None = None
         self._serving: asyncio.Task[int] | None = None
 
@@ -195,7 +195,7 @@ async def test_nobody_there() -> None:
 
 
 def use(client: Client, job: dict[str, Any]) -> list[JobEvent]:
-    """Everything that the synchronous client can do."""
+    """All operations of the synchronous client."""
     made = client.submit(job)
     job_id = made.status.job_id
     assert client.get(job_id) == made

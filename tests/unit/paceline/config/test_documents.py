@@ -22,7 +22,7 @@ from paceline.config.documents import (
 )
 from paceline.errors import InvalidError
 
-# YAML knows no escapes in pairs, with which JSON writes what is beyond.
+# YAML does not support JSON's surrogate-pair escapes.
 BASIC = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"], exclude_characters="\0")
 TEXT = st.text(BASIC, max_size=20)
 VALUES = st.recursive(
@@ -120,7 +120,7 @@ def test_a_refused_json_document(text: str | bytes, message: str) -> None:
     "piece", ["- 1\n", "a: ", "[1,", "{", "? ", "- ", "'", "&a ", "1:", "\\", "#\n", "x\n", "\t"]
 )
 def test_the_size_of_a_parsed_document_is_bounded(piece: str) -> None:
-    """Of a document that repeats itself, no more values are made than it may have."""
+    """A repetitive document does not produce more values than are allowed."""
     made = Counter[str]()
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -132,7 +132,7 @@ def test_one_supervisor_per_run_directory(tmp_path: Path) -> None:
 
 
 def processes_of(run_dir: Path) -> dict[str, int]:
-    """Python processes with a settings file of this run directory, and the store, by name."""
+    """The store and the Python processes with settings files in this run directory, by name."""
     found: dict[str, int] = {}
     for process in psutil.process_iter(["cmdline", "status"]):
         if process.info["status"] == "zombie":

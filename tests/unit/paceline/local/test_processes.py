@@ -23,7 +23,7 @@ SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
     "while True: time.sleep(1)"
 )
-# Like torchrun: a child in a session of its own, with the same mark among its arguments.
+# Like torchrun: a child in its own session, with the same mark among its arguments.
 NESTING = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[1:]],
@@ -131,7 +131,7 @@ def test_another_object_adopts_running_processes(processes: Processes, tmp_path:
 
 
 def test_a_process_about_to_start_is_recorded(processes: Processes, tmp_path: Path) -> None:
-    """A supervisor may be killed between the start of a process and the note of its pid."""
+    """A supervisor may be killed between starting a process and recording its pid."""
     mark = str(tmp_path / "settings.yaml")
     with pytest.raises(FileNotFoundError):
         processes.start("a", [str(tmp_path / "nothing"), mark], mark=mark)

@@ -1,4 +1,4 @@
-"""Numbers of objectives and advantages: recomputed by hand."""
+"""Values of advantages, checked against hand-computed ones."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from paceline.server.chassis import address_of
 from paceline_harness.certificates import Authority
 from paceline_harness.ports import free_port
 
-WAIT_S = 120.0  # only so that nothing hangs
+WAIT_S = 120.0  # only prevents hanging
 SERVICE = """
 import asyncio, os, subprocess, sys, threading, time
 from paceline.server.chassis import Chassis, Service, main
@@ -192,7 +192,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 def test_a_child_exits_when_its_supervisor_is_gone(tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     beat.touch()
-    later = time.time() + 3600  # as if it were touched all along
+    later = time.time() + 3600  # as if the heartbeat never stopped
     os.utime(beat, (later, later))
     process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 1.0})
     first_line(process)

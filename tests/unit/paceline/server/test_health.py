@@ -85,7 +85,7 @@ async def test_a_blocked_event_loop_fails_the_probes(
     beat = asyncio.create_task(health.beat())
     for _ in range(3):
         clock.now_s += 1.0
-        await asyncio.sleep(0.5)  # of which one turn suffices
+        await asyncio.sleep(0.5)  # one iteration is enough
     assert httpx.get(f"{url}/livez").status_code == 200
     clock.now_s += 2.0
     blocked = httpx.get(f"{url}/livez")

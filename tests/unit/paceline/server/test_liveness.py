@@ -1,4 +1,4 @@
-"""What counts as progress, by random histories of work."""
+"""Progress tracking, on random histories of work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ProbeSettings(silent_s=10, dead_s=30, first_s=100, slack=4)
 
 
 class Bench:
-    """Some work, a clock, and somebody who looks every second."""
+    """Some work and a clock, checked every second."""
 
     def __init__(self, **how: Any) -> None:
         self.now = 1000.0
@@ -36,7 +36,7 @@ class Bench:
 
     @property
     def verdict(self) -> tuple[bool, bool]:
-        """Whether it is ready, and alive."""
+        """Whether the process is ready, and whether it is alive."""
         return not self.progress.why_unready(), not self.progress.why_dead()
 
 
@@ -144,13 +144,13 @@ async def test_the_beat_survives_a_failed_reading() -> None:
     beat.cancel()
 
 
-# One entry for each second: how much is pending, and whether something comes of it.
+# One entry per second: how much is pending, and whether there is progress.
 HISTORY = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=120)
 
 
 @given(HISTORY)
 def test_the_verdict_reflects_the_latest_check(history: list[tuple[int, bool]]) -> None:
-    """Silence by the definition: seconds for which some was pending all along with no result."""
+    """By definition: seconds for which work was pending continuously without progress."""
     bench, silent, before = Bench(), 0, 0
     for pending, came in history:
         bench.pending, bench.done = pending, bench.done + came

@@ -1,4 +1,4 @@
-"""The metrics of a process: kinds, totals, bounded labels, jobs that are over."""
+"""The metrics of a process: kinds, totals, bounded labels, finished jobs."""
 
 import asyncio
 
@@ -83,20 +83,20 @@ def test_a_gauge_can_be_computed_at_scrape_time() -> None:
 
 
 class Bench:
-    """A usage on a clock to turn; `each` as of an environment."""
+    """A usage meter on a fake clock; `each` as in environments."""
 
     def __init__(self, *, each: bool = False, service: str = "environment") -> None:
         self.metrics, self.clock, self.service = Metrics(), FakeClock(), service
         self.usage = Usage(self.metrics, service=service, each=each, clock=self.clock)
 
     def pass_s(self, seconds: float) -> None:
-        """Time goes by while the loop turns."""
+        """Advance time while the event loop runs."""
         for _ in range(round(seconds / TICK_S)):
             self.clock.pass_s(TICK_S)
             self.usage.sample()
 
     def freeze_s(self, seconds: float) -> None:
-        """Time goes by while the process does not run."""
+        """Advance time while the process is suspended."""
         self.clock.pass_s(seconds)
         self.usage.sample()
 

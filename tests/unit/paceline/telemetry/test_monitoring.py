@@ -40,7 +40,7 @@ def test_processes_are_targets_while_they_are_wanted(tmp_path: Path) -> None:
     processes.start("store", [*SLEEP, mark + "2"], mark=mark + "2")
     shown = {"app": "paceline", "service": "rollout", "job": "a"}
     assert told(folder) == {"rollout-0": [{"targets": ["127.0.0.1:2"], "labels": shown}]}
-    # One that is down stays a target: that it does not answer is what is to be seen.
+    # A process that is down stays a target, so that its absence is visible.
     processes.kill("rollout-0")
     assert "rollout-0" in told(folder)
     processes.forget("rollout-0")

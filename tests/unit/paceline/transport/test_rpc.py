@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from paceline.v1.reward_pb2_grpc import RewardAsyncStub
 
 
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 
 
 class Flaky(pb_grpc.RewardServicer):
-    """Raises what it is told, for the first `times` calls."""
+    """Raises a given error in the first `times` calls."""
 
     def __init__(self, error: Exception | None, times: int = 10**9) -> None:
         self.error = error

@@ -84,7 +84,7 @@ async def test_a_server_with_another_name_is_refused(ours: Authority) -> None:
 
 
 async def test_a_server_of_another_kind_is_refused(ours: Authority) -> None:
-    """A rollout worker cannot pose as experience."""
+    """A rollout worker cannot impersonate the experience service."""
     async with served(ours.issue("server", kinds=[WorkerKind.ROLLOUT])) as address:
         with pytest.raises(UnavailableError, match="Hostname Verification"):
             await answers(address, ours.issue("client"))
@@ -131,7 +131,7 @@ async def test_a_key_of_another_certificate_is_named(ours: Authority) -> None:
 
 
 class Sleeps:
-    """A clock that turns while somebody sleeps, and does something at some times."""
+    """A clock that advances during sleeps and triggers actions at given times."""
 
     def __init__(self, **at: Any) -> None:
         self.now_s = 0.0
@@ -156,7 +156,7 @@ async def test_new_contents_end_the_wait_after_a_random_part_of_the_time(ours: A
 async def test_moved_and_briefly_missing_files_are_not_a_change(
     ours: Authority, tmp_path: Path
 ) -> None:
-    """Kubernetes points a link to a new folder."""
+    """Kubernetes updates a volume by pointing a link to a new folder."""
     made = ours.issue("server")
     first, second, third = (tmp_path / name for name in ("1", "2", "3"))
     for folder in (first, second, third):

@@ -1,4 +1,4 @@
-"""Time limits of a process that may be frozen."""
+"""Time limits in a process that may be suspended."""
 
 from __future__ import annotations
 

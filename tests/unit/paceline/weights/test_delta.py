@@ -1,4 +1,4 @@
-"""Differences of chunks: exact on every dtype, safe on any bytes."""
+"""Deltas of chunks: exact for every dtype, safe for any bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PECULIAR: dict[str, list[int]] = {
 
 
 def apply(payload: bytes, base: bytes, *, filled: int = 0xA5) -> bytes:
-    """Decode between two guards, which have to stay as they are."""
+    """Decode between two guard regions, which must stay unchanged."""
     memory = bytearray([filled]) * (len(base) + 128)
     decode_into(payload, base, memoryview(memory)[64 : 64 + len(base)])
     assert memory[:64] == memory[-64:] == bytearray([filled]) * 64
@@ -36,7 +36,7 @@ def apply(payload: bytes, base: bytes, *, filled: int = 0xA5) -> bytes:
 
 
 def moved(base: bytes, item_bytes: int, *, share: float, seed: int, far: bool = False) -> bytes:
-    """The base with a share of its items moved, by one unit or anywhere."""
+    """The base with a share of its items changed, by one unit or arbitrarily."""
     rng = np.random.default_rng(seed)
     end = len(base) - len(base) % item_bytes
     items = np.frombuffer(base[:end], f"<u{item_bytes}").copy()

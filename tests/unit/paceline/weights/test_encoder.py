@@ -1,4 +1,4 @@
-"""Differences are made as long as they are worth it."""
+"""Deltas are only encoded while they are smaller than chunks."""
 
 import random
 

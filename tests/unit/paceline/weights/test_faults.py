@@ -1,4 +1,4 @@
-"""Peers that freeze, drip, lie, vanish or are slow, over real HTTP."""
+"""Peers that freeze, trickle, send false data, vanish or are slow, over real HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paceline.weights.stream.frames import ChunkFrame, TrailerFrame
 CHUNK = 2048
 NUM_CHUNKS = 12
 KEY = b"secret"
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 ENTRIES, TOTAL = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
 Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -116,7 +116,7 @@ def then_silent(data: bytes) -> Send:
 
 
 class Pulled:
-    """A transfer, and what it told."""
+    """A transfer and its reports."""
 
     def __init__(
         self, *endpoints: str, sources: tuple[ChunkSource, ...] = (), rate: float = 0.0
@@ -149,7 +149,7 @@ class Pulled:
         return {report.event for report in self.reports if report.endpoint == endpoint}
 
     def blames(self, endpoint: str) -> list[TransferReport]:
-        """Without those that only tell how far it is: they come every second."""
+        """Reports other than the periodic ones on progress."""
         told = (report for report in self.reports if report.endpoint == endpoint)
         return [
             report
@@ -174,7 +174,7 @@ async def test_chunks_of_a_frozen_peer_are_kept_and_the_rest_fetched_elsewhere()
 
 async def test_a_peer_that_never_answers_is_abandoned() -> None:
     async with serving(whole()) as good:
-        # Nobody takes what this one accepts, as when a host has frozen.
+        # Connections are accepted but never served, as by a frozen host.
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
             pulled = Pulled(endpoint, good)
@@ -184,9 +184,9 @@ async def test_a_peer_that_never_answers_is_abandoned() -> None:
 
 @asynccontextmanager
 async def from_one_that_fills() -> AsyncGenerator[tuple[str, str, Pulled]]:
-    """A pull that has begun from one with three chunks, and from another with all.
+    """A pull in progress from a peer with three chunks and another with all.
 
-    The first has the rest when the block ends; then the pull is waited for.
+    When the block ends, the first peer gets the rest, and the pull is awaited.
     """
     source = Staging(make_header(), key=KEY)
     source.fill(0, content()[: 3 * CHUNK])
@@ -385,7 +385,7 @@ async def test_an_error_is_noticed_while_an_old_source_ends() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
-        threads.submit(free.wait, WAIT_S)  # so that what is being verified takes a while to end
+        threads.submit(free.wait, WAIT_S)  # so that verification takes a while
         async with acting(end) as first, serving(source) as second, serving() as third:
             version, kept = PolicyVersion(version=1, step=1), ChunkSource(first, 0, 2)
             route = Route(version, (kept, ChunkSource(second, 1, 2)), base_version=0, key=KEY)
@@ -492,7 +492,7 @@ def resized(
 
 
 def difference(source: Staging, payload: bytes) -> bytes:
-    """A stream with these bytes as difference of the first chunk against version 0."""
+    """A stream with these bytes as the delta of the first chunk against version 0."""
     frame = ChunkFrame(0, len(payload), _digest(source, 0), 0)
     return source.header_frame() + frames.chunk_frame(frame) + payload
 
@@ -518,7 +518,7 @@ def broken_differences() -> dict[str, bytes]:
 
 
 def lies() -> dict[str, tuple[bytes, str]]:
-    """Invalid streams of a peer, and the error of each."""
+    """Invalid streams of a peer, with the expected errors."""
     source, other = whole(), whole(2)
     start, first = source.header_frame(), chunk(source, 0)
     trailer = TrailerFrame(bytes(32), bytes(32))

@@ -1,4 +1,4 @@
-"""What a peer may send: parsed within bounds or refused, whatever it is."""
+"""Any bytes from a peer are either parsed within bounds or refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_edited_frames_are_parsed_or_refused(data: st.DataObject, frame: bytes) 
     body = body[: data.draw(st.integers(0, len(body)))]
     found = parsed(bytes(body))
     if isinstance(found, HeaderFrame):
-        # What is believed of sizes has to hold together, for memory is reserved by it.
+        # Accepted sizes must be consistent, since they determine allocations.
         header = found.header
         assert header.num_chunks <= 1 << 20
         assert all(

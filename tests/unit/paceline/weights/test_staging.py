@@ -237,7 +237,7 @@ def test_memory_is_reused_when_no_reader_is_left() -> None:
 
 
 def num_pieces() -> int:
-    """Pieces of memory of this process: a mapping has a descriptor of its own beside ours."""
+    """Shared memory of this process: each mapping has its own descriptor besides ours."""
     gc.collect()
     count = 0
     for fd in os.listdir("/proc/self/fd"):

@@ -15,7 +15,7 @@ from paceline.weights.stream.frames import ChunkRequest, bitmap, parse_request, 
 
 CHUNK = 4096
 NUM_CHUNKS = 20
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -287,7 +287,7 @@ async def test_at_the_deadline_the_staging_is_abandoned() -> None:
     async with serving(half) as (_, endpoint):
         with pytest.raises(DeadlineError) as caught:
             await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=1.0)
-    # On a machine that is busy enough not all five are here in a second, nor even the header.
+    # On a busy machine not all five, or not even the header, may arrive within a second.
     num_ready = made[0].num_ready if made else 0
     assert num_ready <= 5
     assert f"({num_ready} chunks did)" in str(caught.value)

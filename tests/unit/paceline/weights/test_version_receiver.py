@@ -1,4 +1,4 @@
-"""A worker that follows its routes: versions, differences, what is held."""
+"""A worker that follows its routes: versions, deltas, held snapshots."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seed(
 
 
 class Worker:
-    """A receiver with its server, and what it told."""
+    """A receiver with its server and its reports."""
 
     def __init__(self, name: str, *, bytes_per_s: float = 0.0) -> None:
         self.endpoint = ""
@@ -102,7 +102,7 @@ class Worker:
 
 @asynccontextmanager
 async def working(*workers: Worker) -> AsyncGenerator[tuple[WeightServer, str]]:
-    """The workers follow; a server of seeds, and its endpoint."""
+    """Run the workers; yields a server of seeds and its endpoint."""
     trainer = WeightServer(host="127.0.0.1")
     endpoint = await trainer.start()
     for worker in workers:
@@ -212,7 +212,7 @@ async def test_a_child_waits_for_chunks_its_parent_waits_for() -> None:
         seed(trainer, 1)
         await until(lambda: near.versions == far.versions == [1])
     assert {report.event for report in near.reports if report.endpoint == late} >= {"done"}
-    # That it moves is told every second.
+    # Progress is reported every second.
     assert [report.event for report in far.reports if report.event != "moved"] == ["done"]
     await trainer.close()
 
@@ -269,7 +269,7 @@ async def test_a_version_without_receivers_is_dropped() -> None:
     trainer = WeightServer(host="127.0.0.1", keep_streaming=True, clock=lambda: now[0])
     endpoint = await trainer.start()
     async with working(worker):
-        seed(trainer, 1, 12)  # more than half: the worker stays with it
+        seed(trainer, 1, 12)  # more than half, so the worker completes it
         worker.follow(1, endpoint)
         await until(lambda: [p.num_ready for p in worker.receiver.progress()] == [12])
         for version in (2, 3):
@@ -293,7 +293,7 @@ async def test_a_parent_that_drops_an_old_version_is_not_blamed() -> None:
         old = seed(trainer, 1, 18)
         child.follow(1, above, endpoint)
         await until(lambda: [p.num_ready for p in child.receiver.progress()] == [12])
-        # The route comes just after the child has noticed that its stream has ended.
+        # The route arrives just after the child has noticed the end of its stream.
         child.heard = lambda report: child.follow(2, above)
         parent.drop("job", 1)
         seed(parent, 2)
@@ -342,7 +342,7 @@ async def test_many_children_share_a_cap_without_stalls() -> None:
     async with asyncio.timeout(60):
         await asyncio.gather(*(transfer.run() for transfer in transfers))
     await server.close()
-    # A chunk takes 1.3 s by the cap alone, which is nearly what is called slow without a rate.
+    # With the cap a chunk takes 1.3 s, which is just below the default limit for slow.
     assert {report.event for report in reports} <= {"moved", "slow", "done"}
 
 
@@ -357,7 +357,7 @@ async def test_a_version_is_fetched_again() -> None:
 
 
 async def test_another_publication_of_the_same_version_replaces_the_one_held() -> None:
-    """A number is used twice where both the store and what stands beside it were lost."""
+    """A version number is reused if both the store and its backup were lost."""
     worker = Worker("worker")
     async with working(worker) as (trainer, endpoint):
         seed(trainer, 1)
@@ -422,7 +422,7 @@ async def test_both_directions_are_capped() -> None:
         start_s = loop.time()
         worker.follow(1, endpoint)
         await until(lambda: worker.versions == [1])
-        # A lower bound: bytes may come late on a busy machine, never early.
+        # A lower bound: on a busy machine bytes may arrive late, but never early.
         assert loop.time() - start_s > 0.2
     slow, worker = WeightServer(host="127.0.0.1", bytes_per_s=4 * num_bytes), Worker("worker")
     async with working(worker):

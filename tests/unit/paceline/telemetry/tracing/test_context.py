@@ -48,13 +48,13 @@ def test_a_larger_share_keeps_all_traces_of_a_smaller_one(
 
 def test_the_sampled_share_is_as_configured() -> None:
     kept = sum(sampled(episode_context(f"job.{n}", 0).trace, 0.01) for n in range(100_000))
-    # Binomial with standard deviation 31: the names are fixed, so this never changes.
+    # Binomial with standard deviation 31; the ids are fixed, so this is deterministic.
     assert 850 < kept < 1150
 
 
 def test_another_process_derives_the_same_ids() -> None:
     code = "from paceline.telemetry.tracing import *; print(episode_context('job.7', 3).trace_id)"
-    for _ in range(2):  # hashes of strings differ from process to process
+    for _ in range(2):  # string hashes differ between processes
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.strip() == episode_context("job.7", 3).trace_id
 

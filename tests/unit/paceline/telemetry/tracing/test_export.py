@@ -1,4 +1,4 @@
-"""Against a real OTLP server on loopback."""
+"""Export to a real OTLP server on loopback."""
 
 import logging
 import time
@@ -98,7 +98,7 @@ def fill(tracer: Tracer, count: int) -> None:
 def test_an_outage_is_logged_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Its port is none of those that connections are given while nobody listens there.
+    # Outside the ephemeral range, so that its port stays free meanwhile.
     metrics, collector = Metrics(), Collector(free_port())
     collector.start()
     collector.stop()
@@ -140,7 +140,7 @@ def test_close_respects_its_timeout() -> None:
     fill(tracer, 10)
     begun = time.monotonic()
     tracer.close(0.2)
-    assert time.monotonic() - begun < 30  # of the minute that sending may take
+    assert time.monotonic() - begun < 30  # of the minute allowed for sending
 
 
 def test_off_without_the_section() -> None:

@@ -10,7 +10,7 @@ ROOT = episode_context("job.1", 0)
 
 
 class Kept:
-    """A tracer on a clock of its own, and the spans that have ended."""
+    """A tracer on a fake clock, and its finished spans."""
 
     def __init__(self, share: float = 1.0) -> None:
         self.now = 1000
@@ -73,7 +73,7 @@ def test_a_message_carries_its_span_and_its_transit_is_recorded() -> None:
     assert (transit.name, transit.start_ns, transit.end_ns) == ("transit", 1000, 1040)
     assert transit.parent == rollout.parent == ROOT
     assert receiver.tracer.received(traceparent(ROOT))
-    assert len(receiver.spans) == 2  # when it was sent is not told
+    assert len(receiver.spans) == 2  # without the time of sending
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00-00-00-01"])

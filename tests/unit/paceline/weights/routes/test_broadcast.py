@@ -1,4 +1,4 @@
-"""Decisions of the tracker, one by one."""
+"""Individual decisions of the tracker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @dataclass
 class Job:
-    """A broadcast with names for endpoints."""
+    """A broadcast with names in place of endpoints."""
 
     now: float = 0.0
     broadcast: Broadcast = field(init=False)

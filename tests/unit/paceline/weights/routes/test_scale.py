@@ -1,4 +1,4 @@
-"""What a thousand workers cost, in calls of functions, and tables that do not grow."""
+"""The cost of a thousand workers in function calls, and bounded tables."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SEED = "http://trainer:1"
 
 
 def calls(action: Callable[[], object]) -> int:
-    """Of Python functions, in which `action` results."""
+    """Number of Python function calls made by `action`."""
     count = 0
 
     def seen(frame: FrameType, event: str, arg: object) -> None:
