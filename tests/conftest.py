@@ -1,4 +1,4 @@
-"""What several kinds of test share: a tiny model, a whole platform on this machine."""
+"""Fixtures shared by all tests: a tiny model, a complete platform on this machine."""
 
 import os
 import signal
@@ -22,12 +22,12 @@ from paceline_harness.prometheus import MISSING, Prometheus, installed
 if TYPE_CHECKING:
     from paceline_trainer.ranks.distributed import RankGroup
 
-# How fast examples are made says how busy the machine is, and nothing of what is tested.
+# The speed of generating examples depends on the machine's load, not on the code under test.
 settings.register_profile("paceline", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("paceline")
 START_S = 120.0
-STOP_S = 120.0  # its services have their graces one after the other
-# What only tests install, for this process and those that it starts.
+STOP_S = 120.0  # services stop one after another, each within its grace period
+# Plug-ins that only tests install, for this process and its children.
 PLUGINS = str(Path(__file__).with_name("plugins"))
 sys.path.append(PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), PLUGINS]))
@@ -60,7 +60,7 @@ LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real SGLang only for those who ask for it by its mark: it has to be installed first."""
+    """Deselect tests of real SGLang unless selected by mark, since it must be installed first."""
     if "sglang" in str(config.getoption("markexpr")):
         return
     wanted = [item for item in items if item.get_closest_marker("sglang") is None]
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def sglang_python() -> str:
-    """Never skipped: whoever asks for these tests has to have run `make sglang-env`."""
+    """SGLang's Python. Fails rather than skips if `make sglang-env` has not been run."""
     assert SGLANG_PYTHON.exists(), f"{SGLANG_PYTHON} is missing: run make sglang-env"
     return str(SGLANG_PYTHON)
 
@@ -108,7 +108,7 @@ def tiny_job(tiny_model: Path) -> Callable[..., dict[str, Any]]:
 
 @dataclass(slots=True)
 class Platform:
-    """`paceline up` in a process of its own."""
+    """`paceline up` as a separate process."""
 
     run_dir: Path
     http: str
@@ -117,7 +117,7 @@ class Platform:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What opens its gateway."""
+        """The authorization header for its gateway."""
         return {"authorization": f"Bearer {token_of(self.run_dir)}"}
 
     def client(self) -> Client:
@@ -126,10 +126,10 @@ class Platform:
         return Client(self.http, token=token, timeout_s=60.0, outage_s=START_S)
 
     def pid_of(self, name: str) -> int:
-        """Process id of a started process by its name, or by the beginning of it.
+        """Process id of a started process, by name or prefix.
 
-        One that is being started is waited for: until then its id is 0, which to a signal means
-        whoever sends it.
+        Waits for one that is being started: until then its id is 0, and a signal to 0 would go to
+        the sender's own process group.
         """
         deadline = time.monotonic() + START_S
         while True:
@@ -145,17 +145,17 @@ class Platform:
         return sorted(path.stem for path in (self.run_dir / "processes").glob("*.json"))
 
     def stop(self) -> None:
-        """SIGTERM; everything goes down."""
+        """Send SIGTERM and wait until everything has stopped."""
         end(self.up)
 
     def logs(self) -> str:
-        """The ends of all logs, for a failed test."""
+        """The last lines of all logs, for failed tests."""
         tails = [f"{p.name}:\n{p.read_text()[-2000:]}" for p in (self.run_dir / "logs").iterdir()]
         return "\n".join(tails)
 
 
 def end(up: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM to `paceline up`; returns when everything is down."""
+    """Send SIGTERM to `paceline up`; returns once everything has stopped."""
     if up.poll() is None:
         up.send_signal(signal.SIGTERM)
     up.wait(STOP_S)
@@ -172,7 +172,7 @@ def is_ready(addresses: dict[str, Any] | None) -> bool:
 
 @pytest.fixture(scope="session")
 def start_platform() -> Iterator[Callable[..., Platform]]:
-    """Starts platforms; ends them all at the end."""
+    """Starts platforms, which are stopped after the tests."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run_dir: Path, *more: str) -> Platform:
@@ -180,10 +180,10 @@ def start_platform() -> Iterator[Callable[..., Platform]]:
         up = subprocess.Popen([*command, "--port", "0", *more])
         started.append(up)
         deadline = time.monotonic() + START_S
-        # The gateway says where it is before experience, which it needs, is up.
+        # The gateway publishes its address before the experience service, which it needs, is up.
         while not is_ready(addresses := read_json(run_dir / "gateway.json")):
             assert up.poll() is None, "paceline up ended"
-            assert time.monotonic() < deadline, "gateway did not come up"
+            assert time.monotonic() < deadline, "the gateway did not start"
             time.sleep(0.1)
         assert addresses is not None
         return Platform(run_dir, addresses["http"], addresses["grpc"], up)
@@ -205,7 +205,7 @@ def platform(
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., None]:
-    """Waits for a condition; fails with `what` when it does not come true."""
+    """Waits for a condition; fails with `what` if it does not become true."""
 
     def wait(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -218,7 +218,7 @@ def until() -> Callable[..., None]:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
-    """Starts real Prometheus servers, which end with the test; skipped where there is none."""
+    """Starts real Prometheus servers, stopped after the test; skips if not installed."""
     if not installed():
         pytest.skip(MISSING)
     started: list[Prometheus] = []
@@ -235,7 +235,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
 
 @pytest.fixture(scope="session")
 def group() -> Iterator["RankGroup"]:
-    """The ranks of a trainer of one; a process can have only one such group."""
+    """The process group of a single-rank trainer; a process can have only one."""
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo
 

@@ -1,7 +1,7 @@
 """Paceline: asynchronous RL post-training for LLM agents, as independent services.
 
-`from paceline import Client, AsyncClient, JobSpec`: what a program needs that submits jobs and
-follows them. They are imported when they are first asked for.
+`from paceline import Client, AsyncClient, JobSpec` is all that a program needs to submit and watch
+jobs. These names are imported lazily.
 """
 
 import os
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "JobSpec", "__version__"]
 
-# Paceline only forks to execute another program. gRPC's fork handlers would restart its threads in
-# such a child first, and now and then crash it; gRPC reads this when it is imported.
+# Paceline only forks to exec another program. gRPC's fork handlers would first restart threads in
+# such a child, and occasionally crash it; gRPC reads this variable when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _LAZY = {

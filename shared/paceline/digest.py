@@ -1,4 +1,4 @@
-"""What names a task, and a keyed permutation for splits and orders."""
+"""Task ids, stable hashes, and keyed permutations for splits and orders."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import hashlib
 
 
 def task_id(environment: str, payload: str, seed: int) -> str:
-    """Content digest of a task."""
+    """The content digest that identifies a task."""
     content = f"{environment}\0{seed}\0{payload}".encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def number(*parts: object) -> int:
-    """A 64-bit number that depends on all parts and on nothing else."""
+    """A 64-bit hash of all parts, the same in every process."""
     content = "\0".join(str(part) for part in parts).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
@@ -30,7 +30,7 @@ class Permutation:
         self._keys = [number(key, turn).to_bytes(8, "little") for turn in range(rounds)]
 
     def __call__(self, index: int) -> int:
-        """Where `index` goes."""
+        """The image of `index`."""
         if not 0 <= index < self._size:
             raise IndexError(index)
         value = self._shuffle(index)

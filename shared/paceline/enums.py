@@ -1,4 +1,4 @@
-"""Enumerations that all services share, and the transitions of those that are states."""
+"""Enumerations that all services share, with the transitions of state machines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Purpose(StrEnum):
 
 
 class ScoreStatus(StrEnum):
-    """How scoring went; only `infra_error` says that the score means nothing."""
+    """The outcome of scoring; only with `infra_error` the score is meaningless."""
 
     OK = "ok"
     PARSE_ERROR = "parse_error"
@@ -34,7 +34,7 @@ class ScoreStatus(StrEnum):
 
 
 class JobState(StrEnum):
-    """Life of a job."""
+    """The states of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -65,14 +65,14 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-# In these states the reason why a job does not advance may change.
+# In these states the controller may update the reason why a job does not progress.
 EXPLAINED = frozenset({JobState.QUEUED, JobState.STARTING, JobState.RUNNING})
-# So begins a job's reason that its trainer has given, and that no controller takes away.
+# Prefix of a reason that the trainer gave, which the controller must not clear.
 TRAINER_SAYS = "trainer: "
 
 
 class EpisodeState(StrEnum):
-    """Life of an episode in the ledger."""
+    """The states of an episode in the ledger."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -94,7 +94,7 @@ EPISODE_TRANSITIONS: dict[EpisodeState, frozenset[EpisodeState]] = {
     EpisodeState.FINISHED: frozenset({EpisodeState.READY, _DROP}),
     EpisodeState.READY: frozenset({EpisodeState.TAKEN, _DROP}),
     EpisodeState.TAKEN: frozenset({EpisodeState.TRAINED, _DROP}),
-    # A rewound step hands its batch out again as it was fixed.
+    # After a rewind, a step gets the same batch again.
     EpisodeState.TRAINED: frozenset({EpisodeState.DURABLE, EpisodeState.TAKEN, _DROP}),
     EpisodeState.DURABLE: frozenset(),
     EpisodeState.MEASURED: frozenset(),
@@ -103,22 +103,22 @@ EPISODE_TRANSITIONS: dict[EpisodeState, frozenset[EpisodeState]] = {
 
 
 class EpisodeOutcome(StrEnum):
-    """What became of a trajectory that was submitted."""
+    """The ledger's decision on a submitted trajectory."""
 
     ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"  # this attempt was accepted before
-    SUPERSEDED = "superseded"  # another attempt was
+    DUPLICATE = "duplicate"  # this attempt has already been accepted
+    SUPERSEDED = "superseded"  # another attempt has been accepted
     REQUEUED = "requeued"
     DROPPED = "dropped"
 
 
 class GiveBackReason(StrEnum):
-    """Why a worker hands an episode back."""
+    """Why a worker returns an episode's lease."""
 
-    DRAIN = "drain"  # the worker goes away: no attempt is used up
-    INFRA_ERROR = "infra_error"  # another attempt may fare better
-    VERSION_GONE = "version_gone"  # that it is pinned to
-    INVALID = "invalid"  # another attempt would end the same way
+    DRAIN = "drain"  # the worker shuts down; does not count as an attempt
+    INFRA_ERROR = "infra_error"  # another attempt may succeed
+    VERSION_GONE = "version_gone"  # the pinned version is no longer served
+    INVALID = "invalid"  # another attempt would fail the same way
     OVERSIZED = "oversized"  # likewise
 
 
@@ -136,7 +136,7 @@ class DropReason(StrEnum):
 
 
 class WorkerKind(StrEnum):
-    """The kinds of process."""
+    """The kinds of service process."""
 
     GATEWAY = "gateway"
     CONTROLLER = "controller"
@@ -149,9 +149,9 @@ class WorkerKind(StrEnum):
 
 
 class TrackerState(StrEnum):
-    """What an experiment tracker of a job is doing."""
+    """The states of a job's experiment tracker."""
 
-    WAITING = "waiting"  # nobody follows the job yet
+    WAITING = "waiting"  # the tracking service has not picked up the job yet
     FOLLOWING = "following"
     RETRYING = "retrying"
     DONE = "done"
@@ -167,13 +167,13 @@ class FinishReason(StrEnum):
     """How a request to an engine ended."""
 
     STOP = "stop"  # a stop token or string, or the end of the text
-    LENGTH = "length"  # as many tokens as asked for, or as fit
-    ABORT = "abort"  # the caller gave it up, or the engine goes away
+    LENGTH = "length"  # reached `max_tokens` or the context length
+    ABORT = "abort"  # the caller aborted it, or the engine shuts down
     ERROR = "error"
 
 
 class StopReason(StrEnum):
-    """Why a job gets no further batch."""
+    """Why a job gets no further batches."""
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -181,10 +181,10 @@ class StopReason(StrEnum):
 
 
 class AuditOutcome(StrEnum):
-    """What came of an attempt to do something."""
+    """The outcome of an audited action."""
 
     OK = "ok"
-    REFUSED = "refused"  # the caller must not do it, or asked for something impossible
+    REFUSED = "refused"  # not permitted, or an invalid request
     FAILED = "failed"
 
 

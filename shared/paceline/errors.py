@@ -1,4 +1,4 @@
-"""The error tree. Each class knows its gRPC and its HTTP status.
+"""The error hierarchy. Each class has a gRPC and an HTTP status.
 
 PacelineError                INTERNAL             500
 ├── InvalidError             INVALID_ARGUMENT     422   a value the caller sent is wrong
@@ -6,13 +6,13 @@ PacelineError                INTERNAL             500
 │   ├── LimitError           INVALID_ARGUMENT     422   something is larger than a limit allows
 │   └── MalformedError       INVALID_ARGUMENT     400   a document is not JSON, or not YAML
 ├── NotFoundError            NOT_FOUND            404
-├── ConflictError            ALREADY_EXISTS       409   same name, other content
-├── StateError               FAILED_PRECONDITION  409   not allowed in the present state
-│   ├── TransitionError      FAILED_PRECONDITION  409   illegal step of a state machine
-│   ├── FencedError          FAILED_PRECONDITION  409   an older incarnation or epoch spoke
+├── ConflictError            ALREADY_EXISTS       409   same name, different content
+├── StateError               FAILED_PRECONDITION  409   not allowed in the current state
+│   ├── TransitionError      FAILED_PRECONDITION  409   illegal transition of a state machine
+│   ├── FencedError          FAILED_PRECONDITION  409   caller of an older incarnation or epoch
 │   └── VersionGoneError     FAILED_PRECONDITION  409   a pinned policy version is not served
 ├── BusyError                RESOURCE_EXHAUSTED   429   full: back off and retry
-│   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has all that it may have
+│   └── QuotaError           RESOURCE_EXHAUSTED   429   a tenant has reached its quota
 ├── UnavailableError         UNAVAILABLE          503   a peer cannot be reached: retry
 │   └── StoreError           UNAVAILABLE          503   the experience store cannot be reached
 ├── DeadlineError            DEADLINE_EXCEEDED    504
@@ -20,7 +20,7 @@ PacelineError                INTERNAL             500
 ├── AuthenticationError      UNAUTHENTICATED      401
 └── PermissionDeniedError    PERMISSION_DENIED    403
 
-To add one: subclass the nearest meaning, set `grpc` and `http`, extend the drawing.
+To add one: subclass the closest class, set `grpc` and `http`, and extend this tree.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ MAX_MESSAGE = 4_000
 
 
 class PacelineError(Exception):
-    """Root of all errors that Paceline raises on purpose; the message says what to do."""
+    """Base of all errors that Paceline raises deliberately; the message says what to do."""
 
     grpc: grpc.StatusCode = grpc.StatusCode.INTERNAL
     http: int = 500
 
     def __str__(self) -> str:
-        """The text, of a bounded length and fit to be sent: it may quote what a user sent."""
+        """The message, truncated and safe to send, since it may quote user input."""
         text = super().__str__()
         text = text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}..."
         return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
     @property
     def message(self) -> str:
-        """The text without the class name."""
+        """The message without the class name."""
         return str(self)
 
 
@@ -70,28 +70,28 @@ class MalformedError(InvalidError):
 
 
 class NotFoundError(PacelineError):
-    """Nothing has this name."""
+    """No object has this name."""
 
     grpc = grpc.StatusCode.NOT_FOUND
     http = 404
 
 
 class ConflictError(PacelineError):
-    """The name is taken by something else."""
+    """The name is taken by a different object."""
 
     grpc = grpc.StatusCode.ALREADY_EXISTS
     http = 409
 
 
 class StateError(PacelineError):
-    """Not allowed in the present state."""
+    """The operation is not allowed in the current state."""
 
     grpc = grpc.StatusCode.FAILED_PRECONDITION
     http = 409
 
 
 class TransitionError(StateError):
-    """An illegal step of a state machine; names both states."""
+    """An illegal transition of a state machine; names both states."""
 
 
 class FencedError(StateError):
@@ -103,14 +103,14 @@ class VersionGoneError(StateError):
 
 
 class BusyError(PacelineError):
-    """Full at the moment: back off and retry."""
+    """No capacity at the moment: back off and retry."""
 
     grpc = grpc.StatusCode.RESOURCE_EXHAUSTED
     http = 429
 
 
 class QuotaError(BusyError):
-    """A tenant has as much as its quota allows; the message names quota, use and limit."""
+    """A tenant has reached its quota; the message names quota, usage and limit."""
 
 
 class UnavailableError(PacelineError):
@@ -132,13 +132,13 @@ class DeadlineError(PacelineError):
 
 
 class IntegrityError(PacelineError):
-    """Bytes differ from the digest that was announced for them."""
+    """Bytes do not match their announced digest."""
 
     grpc = grpc.StatusCode.DATA_LOSS
 
 
 class AuthenticationError(PacelineError):
-    """No credentials, or unknown ones."""
+    """Credentials are missing or unknown."""
 
     grpc = grpc.StatusCode.UNAUTHENTICATED
     http = 401
@@ -152,7 +152,7 @@ class PermissionDeniedError(PacelineError):
 
 
 def every_class() -> list[type[PacelineError]]:
-    """All classes of the tree, parents before children."""
+    """All classes of the hierarchy, parents before children."""
     found: list[type[PacelineError]] = [PacelineError]
     for cls in found:
         found.extend(cls.__subclasses__())

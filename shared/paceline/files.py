@@ -1,4 +1,4 @@
-"""Small files that several processes share: locks, JSON replaced whole, tails of logs."""
+"""Small files that several processes share: locks, JSON replaced atomically, tails of logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN_FILE = "token"
 
 @contextlib.contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold an exclusive lock on a file; waits for it."""
+    """Wait for an exclusive lock on a file and hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -25,7 +25,7 @@ def locked(path: Path) -> Generator[None]:
 
 
 def lock_for_life(path: Path, *, what: str) -> IO[str]:
-    """Take a lock that the system lets go when this process ends, however it ends.
+    """Take a lock that the operating system releases when this process ends for any reason.
 
     Raises:
         StateError: another process holds it.
@@ -46,9 +46,9 @@ def lock_for_life(path: Path, *, what: str) -> IO[str]:
 
 
 def write_json(path: Path, content: object, *, durable: bool = False) -> None:
-    """Replace a file whole: a reader sees the old or the new content.
+    """Replace a file atomically: a reader sees either the old or the new content.
 
-    With `durable` the new one survives a crash of the machine from when this returns.
+    With `durable`, the new content survives a crash of the machine once this returns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -61,7 +61,7 @@ def write_json(path: Path, content: object, *, durable: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """A file's content, or a folder's names, survive a crash of the machine from here on."""
+    """Flush a file's content, or a folder's entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -70,10 +70,10 @@ def sync(path: Path) -> None:
 
 
 def kept_secret(path: Path, make: Callable[[], str]) -> str:
-    """A secret in a file that only its owner can read; created by the first caller.
+    """The secret in a file readable by the owner only; the first caller creates it.
 
     Raises:
-        OSError: it can be neither read nor written.
+        OSError: the file can be neither read nor written.
     """
     with contextlib.suppress(FileNotFoundError):
         return path.read_text().strip()
@@ -81,11 +81,11 @@ def kept_secret(path: Path, make: Callable[[], str]) -> str:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
         handle.write(f"{make()}\n")
-        # A crash of the machine must not leave the name without the content.
+        # A crash of the machine must not leave the file without its content.
         handle.flush()
         os.fsync(handle.fileno())
     try:
-        # Unlike a rename this never replaces what another process has just written.
+        # Unlike a rename, this never replaces a file that another process has just created.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
     finally:
@@ -94,7 +94,7 @@ def kept_secret(path: Path, make: Callable[[], str]) -> str:
 
 
 def token_of(run_dir: Path) -> str:
-    """The bootstrap token that the gateway of a run directory has made; empty if there is none."""
+    """The bootstrap token in a run directory, created by its gateway; empty if there is none."""
     try:
         return (run_dir / TOKEN_FILE).read_text().strip()
     except OSError:

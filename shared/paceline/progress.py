@@ -1,4 +1,4 @@
-"""How far a job has come: what its ledger counts at this moment."""
+"""The progress of a job: a snapshot of its ledger's counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.enums import StopReason
 
 @dataclass(frozen=True, slots=True)
 class EvalProgress:
-    """An eval run that is open; numbers of tasks."""
+    """An eval run in progress; numbers of tasks."""
 
     version: int
     step: int
@@ -20,7 +20,7 @@ class EvalProgress:
 
 @dataclass(frozen=True, slots=True)
 class EvalOutcome:
-    """The result of an eval run that is over."""
+    """The result of a finished eval run."""
 
     version: int
     step: int
@@ -37,9 +37,9 @@ class LedgerProgress:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """Training episodes by state, and `admitted`."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    """Training episodes by the reason for which they were dropped."""
+    """Dropped training episodes by reason."""
     tokens_generated: int = 0
-    """For training; `eval_tokens` come on top."""
+    """Policy tokens sampled for training, not including `eval_tokens`."""
     eval_tokens: int = 0
     trained_tokens: int = 0
     staleness_histogram: dict[str, int] = field(default_factory=dict[str, int])
@@ -48,22 +48,22 @@ class LedgerProgress:
     step: int = 0
     version: int = -1
     stop: StopReason | None = None
-    """Why no further batch will come; null: more will."""
+    """Why there will be no further batch; null: there will be."""
     open_groups: int = 0
     accepted_groups: int = 0
     ready_groups: int = 0
     headroom_groups: int = 0
-    """Groups that would be admitted at this moment."""
+    """Groups that could be admitted now."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""
     waiting_s: float = 0.0
     reward_mean: float | None = None
-    """Of the newest batch."""
+    """Mean reward of the newest batch."""
     eval: EvalProgress | None = None
     eval_last: EvalOutcome | None = None
     eval_reward: float | None = None
-    """Of the last complete eval, which was of `eval_step`."""
+    """Mean reward of the last complete eval, at `eval_step`."""
     eval_step: int | None = None
     eval_reward_start: float | None = None
-    """Of the first complete eval."""
+    """Mean reward of the first complete eval."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """The text, or its beginning and how much is missing, in at most `max_bytes` of UTF-8.
+    """The text, truncated with a note of its size to at most `max_bytes` of UTF-8.
 
-    What is no text in UTF-8 (lone surrogates) is replaced. `max_bytes` is at least 64.
+    Characters that UTF-8 cannot encode (lone surrogates) are replaced. `max_bytes` is at least 64.
     """
     data = text.encode("utf-8", "replace")
     if len(data) <= max_bytes:
@@ -16,7 +16,7 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def human_bytes(count: int) -> str:
-    """For people: `256 KiB`, `1.5 GiB`."""
+    """A size for display: `256 KiB`, `1.5 GiB`."""
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024

@@ -1,4 +1,4 @@
-"""The nouns that all services share; enumerations are in `paceline.enums`."""
+"""The domain types that all services share; their enumerations are in `paceline.enums`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are sampled. `seed` makes a request reproducible wherever it runs."""
+    """How tokens are sampled. `seed` makes a request reproducible on any worker."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -51,7 +51,7 @@ class VersionRun:
 
 @dataclass(frozen=True, slots=True)
 class StepMark:
-    """One turn of a multi-turn episode: tokens `[start, end)` and what the environment said."""
+    """One turn of a multi-turn episode: tokens `[start, end)` and the environment's reward."""
 
     start: int
     end: int
@@ -65,7 +65,7 @@ class StepMark:
 class Transcript:
     """Tokens as they were emitted; text is never tokenised again.
 
-    `spans` cover `tokens` without gaps. `logprobs` and `versions` speak of the policy tokens
+    `spans` cover `tokens` without gaps. `logprobs` and `versions` describe the policy tokens
     only, in order: `len(logprobs) == sum(v.count for v in versions)`.
     """
 
@@ -90,7 +90,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the reward service says of one episode."""
+    """The reward service's result for one episode."""
 
     reward: float
     parts: dict[str, float]
@@ -120,15 +120,15 @@ class Provenance:
     precision: str = ""
     prompt_variant: str = ""
     variant_meta: str = ""  # JSON
-    trace: str = ""  # W3C traceparent of the attempt; empty if its trace is not kept
+    trace: str = ""  # W3C traceparent of the attempt; empty if its trace is not sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """An attempt at a task, whole: transcripts, reward, timing and provenance."""
+    """A complete attempt at a task: transcripts, reward, timing and provenance."""
 
     group_id: str
-    index: int  # sibling rank inside the group
+    index: int  # position within the group
     attempt: int
     task_id: str
     purpose: Purpose
@@ -145,7 +145,7 @@ class Trajectory:
 
     @property
     def episode_id(self) -> str:
-        """Name of the episode in the ledger."""
+        """Id of the episode in the ledger."""
         return episode_id(self.group_id, self.index)
 
     @property
@@ -166,13 +166,13 @@ class Trajectory:
 
 
 def episode_id(group_id: str, index: int) -> str:
-    """Name of the `index`-th episode of a group."""
+    """Id of the `index`-th episode of a group."""
     return f"{group_id}/{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeProgress:
-    """What a leased episode has so far, kept when its worker dies."""
+    """The progress of a leased episode, kept if its worker dies."""
 
     group_id: str
     index: int
@@ -183,7 +183,7 @@ class EpisodeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The unit of lease: episodes `indices` of one group, all attempts at one task."""
+    """The unit of lease: episodes `indices` of one group, all for the same task."""
 
     job_id: str
     group_id: str
@@ -193,10 +193,10 @@ class Assignment:
     purpose: Purpose
     lease_s: float
     seed: int
-    pinned_version: int = -1  # eval: the version that must answer
-    min_version: int = -1  # what older weights sample is too old to be trained
+    pinned_version: int = -1  # eval: the version that must sample
+    min_version: int = -1  # samples of older versions are too stale to train on
     progress: tuple[EpisodeProgress, ...] = ()
-    traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is kept
+    traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Worker:
     weights_endpoint: str = ""  # http://host:port of its chunk server
     load: dict[str, float] = field(default_factory=dict[str, float])
     pid: int = 0
-    pool: str = ""  # of rollout workers; empty: the job's first one
+    pool: str = ""  # pool of a rollout worker; empty: the job's first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,19 +229,19 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class TrackerStatus:
-    """How far one experiment tracker of a job has come."""
+    """The progress of one experiment tracker of a job."""
 
     name: str
     kind: str
     state: TrackerState
     rows: int = 0  # rows of the job's history that it holds
-    url: str = ""  # where to look; empty: not known
+    url: str = ""  # link to the run; empty: unknown
     detail: str = ""  # what is wrong
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a job is doing, as the ledger knows it."""
+    """The state and progress of a job, according to its ledger."""
 
     job_id: str
     name: str
@@ -256,8 +256,8 @@ class JobStatus:
     summary: dict[str, object] = field(default_factory=dict[str, object])
     tracking: tuple[TrackerStatus, ...] = ()
     age_s: float = 0.0  # seconds since it was submitted
-    runtime_s: float = 0.0  # since it began to run, until its end
-    # RFC 3339 in UTC, by the clock of the store, for people: nothing is decided by them.
+    runtime_s: float = 0.0  # from its start until now or its end
+    # RFC 3339 in UTC, by the store's clock. For display only: no decision depends on them.
     created_at: str = ""
     started_at: str | None = None
     finished_at: str | None = None

@@ -1,11 +1,10 @@
-"""Nouns ↔ messages: one mapper for every dataclass and the message of the same fields.
+"""Converts domain dataclasses to and from the protobuf messages with the same fields.
 
-A converter is made once for each pair of classes, from the fields of the dataclass: numbers, texts
-and bytes as they are, tuples for repeated fields, dicts for maps, nested nouns by their own
-converters, `None` or the default for an optional field that is not set, enumerations by the name of
-the member, and dicts of any content as `google.protobuf.Struct`. Fields have the same names on both
-sides but for those in `RENAMED`. What only the message has is left alone, so that a caller can set
-it.
+A converter is generated once per pair of classes from the fields of the dataclass: numbers, strings
+and bytes are copied, tuples become repeated fields, dicts become maps, nested dataclasses use their
+own converters, an unset optional field is `None` or the default, enumerations are matched by member
+name, and dicts of arbitrary content become `google.protobuf.Struct`. Fields have the same names on
+both sides except those in `RENAMED`. Fields that only the message has are left for the caller.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ Convert = Callable[[Any], Any]
 RENAMED: dict[tuple[type, str], str] = {
     (t.Job, "spec"): "spec_json",
 }
-"""Fields of messages that have another name, by class and field of the noun."""
+"""Message fields with another name, by dataclass and field."""
 
 
 def to_proto(noun: Any, kind: type[M]) -> M:
-    """A noun as a message."""
+    """Convert a dataclass to a message."""
     return _writer(type(noun), kind)(noun)
 
 
 def from_proto(message: Message, kind: type[N]) -> N:
-    """A noun from a message.
+    """Convert a message to a dataclass.
 
     Raises:
-        InvalidError: a value of an enumeration is not known, or not set where one is needed.
+        InvalidError: an enumeration value is unknown, or unset where one is required.
     """
     return _reader(type(message), kind)(message)
 
 
 def to_struct(values: Mapping[str, Any]) -> Struct:
-    """A JSON object as a message. Its numbers are doubles."""
+    """Convert a JSON object to a message, whose numbers are doubles."""
     made = Struct()
     made.update(values)
     return made
 
 
 def from_struct(message: Struct) -> dict[str, Any]:
-    """The JSON object of a message; whole numbers are `int`."""
+    """Convert a message to a JSON object; whole numbers become `int`."""
     return {name: _plain(value) for name, value in message.fields.items()}
 
 
@@ -76,7 +75,7 @@ def _plain(value: Value) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A field of a noun, and what it is in the message."""
+    """A dataclass field and its counterpart in the message."""
 
     noun: Field[Any]
     hint: Any  # its type, without None
@@ -85,27 +84,27 @@ class _Pair:
 
     @property
     def repeated(self) -> bool:
-        """In the message; maps too."""
+        """Whether the message field is repeated or a map."""
         return bool(self.proto.is_repeated)
 
     @property
     def is_struct(self) -> bool:
-        """A dict of any content."""
+        """Whether the field is a dict of arbitrary content."""
         return self.proto.message_type is Struct.DESCRIPTOR
 
     @property
     def optional(self) -> bool:
-        """In the message, as it says so; a nested message that is not set is an empty one."""
+        """Whether the message field is declared optional, or a nested message would be empty."""
         return self.proto.has_presence and (self.nullable or self.proto.message_type is None)
 
     @property
     def unset(self) -> Any:
-        """The value for an optional field that is not set."""
+        """The value of an optional field that is not set."""
         return None if self.nullable else self.default
 
     @property
     def default(self) -> Any:
-        """Of the noun; `MISSING` if it has none."""
+        """The default in the dataclass; `MISSING` if it has none."""
         made = self.noun.default_factory
         return self.noun.default if made is MISSING else made()
 
@@ -144,12 +143,12 @@ def _reader(kind: type[Message], noun: type) -> Convert:
 
 
 def _compiled(argument: str, expression: str, names: dict[str, Any]) -> Convert:
-    """A function of one argument. As source, it is as fast as one that is written by hand."""
+    """Compile a function of one argument from source, as fast as a hand-written one."""
     return eval(f"lambda {argument}: {expression}", names)
 
 
 def _pairs(noun: type, kind: type[Message]) -> list[_Pair]:
-    """The fields of a noun; raises `TypeError` for one that the message does not have."""
+    """The fields of a dataclass; raises `TypeError` for one that the message lacks."""
     hints, known = get_type_hints(noun), kind.DESCRIPTOR.fields_by_name
     pairs: list[_Pair] = []
     for each in fields(noun):
@@ -169,7 +168,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _element(hint: Any) -> Any:
-    """Of a tuple; other types are their own element."""
+    """The element type of a tuple; any other type unchanged."""
     return get_args(hint)[0] if get_origin(hint) is tuple else hint
 
 
@@ -213,15 +212,15 @@ def _is_enum(hint: Any) -> bool:
 
 
 def _numbers(kind: type[StrEnum], proto: FieldDescriptor) -> dict[StrEnum, Any] | None:
-    """Of the members of an enumeration; None: the field is a text."""
+    """The numbers of an enumeration's members; None if the message field is a string."""
     return None if proto.enum_type is None else numbers_of(kind, proto.enum_type)
 
 
 @cache
 def numbers_of(kind: type[E], proto: EnumDescriptor) -> dict[E, Any]:
-    """The numbers of the members of an enumeration.
+    """The protobuf numbers of an enumeration's members.
 
-    In messages `Color.DARK_RED` is `COLOR_DARK_RED`, and 0, `COLOR_UNSPECIFIED`, is no member.
+    `Color.DARK_RED` is `COLOR_DARK_RED` in protobuf; 0, `COLOR_UNSPECIFIED`, is not a member.
     """
     known = proto.values_by_name
     prefix = proto.values_by_number[0].name.removesuffix("UNSPECIFIED")
@@ -230,31 +229,31 @@ def numbers_of(kind: type[E], proto: EnumDescriptor) -> dict[E, Any]:
 
 @cache
 def _enum_of(kind: type[StrEnum]) -> EnumDescriptor:
-    """The enumeration of the same name."""
+    """The protobuf enumeration of the same name."""
     return descriptor_pool.Default().FindEnumTypeByName(f"paceline.v1.{kind.__name__}")
 
 
 def number_of(member: StrEnum | None) -> Any:
-    """The number of a member in the enumeration of the same name; 0 for None."""
+    """The number of a member in the protobuf enumeration of the same name; 0 for None."""
     return 0 if member is None else numbers_of(type(member), _enum_of(type(member)))[member]
 
 
 def member_of(kind: type[E], number: int, field: str) -> E:
-    """The member for a number in the enumeration of the same name.
+    """The member with this number in the protobuf enumeration of the same name.
 
     Raises:
-        InvalidError: there is none; the text names `field`.
+        InvalidError: there is none; the message names `field`.
     """
     try:
         return members_of(kind, _enum_of(kind))[number]
     except KeyError:
-        told = f"{number} is not known" if number else "is not set"
-        raise InvalidError(f"{field}: {told}; allowed: {', '.join(kind)}") from None
+        problem = f"{number} is not known" if number else "is not set"
+        raise InvalidError(f"{field}: {problem}; allowed: {', '.join(kind)}") from None
 
 
 @cache
 def members_of(kind: type[E], proto: EnumDescriptor) -> dict[int, E]:
-    """The members of an enumeration by number."""
+    """The members of an enumeration by their protobuf numbers."""
     return {number: member for member, number in numbers_of(kind, proto).items()}
 
 
@@ -272,7 +271,7 @@ def _enum_reader(kind: type[StrEnum], pair: _Pair) -> Convert:
         try:
             return known[value]
         except KeyError:
-            told = "is not set" if value in (0, "") else f"{value!r} is not known"
-            raise InvalidError(f"{field}: {told}; allowed: {allowed}") from None
+            problem = "is not set" if value in (0, "") else f"{value!r} is not known"
+            raise InvalidError(f"{field}: {problem}; allowed: {allowed}") from None
 
     return read

@@ -1,4 +1,4 @@
-"""A tiny model, and real SGLang on a CPU for the tests that are marked so."""
+"""A tiny model, and real SGLang on a CPU for the tests with its mark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def model_dir(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch_of(model_dir: Path) -> Callable[..., Launch]:
-    """How to start a server of the tiny model with a Python; it logs to a file of this name."""
+    """Makes the launch of a server of the tiny model, given a Python and a log file name."""
 
     def make(python: str, log: str, **more: Any) -> Launch:
         return Launch(
@@ -80,7 +80,7 @@ def launch_of(model_dir: Path) -> Callable[..., Launch]:
 
 @pytest.fixture(scope="session")
 def sglang_url(sglang_python: str, launch_of: Callable[..., Launch]) -> Iterator[str]:
-    """One real server for all tests that do not end it."""
+    """One real server, shared by all tests that do not stop it."""
     port = free_port()
     launch = launch_of(sglang_python, "session.log", device="cpu", max_tokens=8192)
     known = parse_version("0.5.23")

@@ -131,25 +131,25 @@ async def hasty(session: Any, **options: Any) -> Any:
             {},
             "cannot import",
         ),
-        (topologies, hasty, {}, "it left before the end: reset"),
+        (topologies, hasty, {}, "it returned before the end: reset"),
         (
             rewards,
             lambda item: float("nan") if not item.response else 1.0,  # pyright: ignore
             {"items": [rewards.item("42")]},
-            "nan for ''; a finite number or Score is due",
+            "nan for ''; expected a finite number or Score",
         ),
-        (filters, not_a_reason, {}, "the reason for .* is False; a str is due"),
+        (filters, not_a_reason, {}, "the reason for .* is False; expected str"),
         (
             samplers,
             Forgetful,
             {},
-            "a rewind to its first state gives another order|goes on elsewhere",
+            "rewound to its first state, it yields another order|continues with other tasks",
         ),
-        (advantages, too_large, {}, "finite numbers"),
+        (advantages, too_large, {}, "finite float32 numbers"),
         (objectives, per_micro_batch, {}, "in two micro-batches: divide by batch.scale"),
     ],
 )
-def test_what_breaks_a_contract_is_told(
+def test_contract_violations_are_reported(
     suite: Any, plugin: Any, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Exception, match=message) as caught:

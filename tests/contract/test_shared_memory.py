@@ -45,7 +45,7 @@ asyncio.run(main())
 """
 
 
-def test_without_its_keeper_weights_take_another_way() -> None:
+def test_weights_fall_back_to_disk() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=280, check=False
     )

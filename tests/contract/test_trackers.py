@@ -87,7 +87,7 @@ def rows_of_tensorboard(run: TrackedRun) -> list[int]:
     return rows
 
 
-def test_tensorboard_keeps_every_row_and_shows_the_branch_that_lives(tmp_path: Path) -> None:
+def test_tensorboard_keeps_every_row_and_shows_the_live_branch(tmp_path: Path) -> None:
     run = fulfils_the_contract("tensorboard", tmp_path, read=rows_of_tensorboard)
     # Rows 2 and 3 (steps 3 and 4) were taken back by the rewind at row 4.
     assert scalars(run.folder / "train", ROW) == [(1, 0.0), (2, 1.0), (3, 4.0), (4, 5.0)]
@@ -211,7 +211,7 @@ def test_a_real_server_of_mlflow_has_every_row(
     assert content["data"][0][1] == "1+1="
 
 
-def test_mlflow_without_a_server_says_what_to_do(
+def test_mlflow_without_a_server_explains_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -1,4 +1,4 @@
-"""The model of the demo, for all that train it."""
+"""The demo's model, shared by the tests that train it."""
 
 import hashlib
 import subprocess
@@ -16,9 +16,9 @@ SCRIPT = ROOT / "examples" / "arithmetic" / "make_model.py"
 
 @pytest.fixture(scope="session")
 def demo_model(pytestconfig: pytest.Config) -> Path:
-    """As a user makes it. It takes a minute, so it is kept for later runs of the same script.
+    """The model as built by the demo's script, which takes a minute, so it is cached.
 
-    Of several processes of tests one makes it, and the others wait.
+    One of several test processes builds it while the others wait.
     """
     source = SCRIPT.read_bytes() + version("torch").encode()
     kept = pytestconfig.cache.mkdir("models") / hashlib.sha256(source).hexdigest()[:16]

@@ -79,7 +79,7 @@ def test_a_source_without_tasks_is_refused_at_submit(
     assert "has no tasks" in refused.json()["error"]["message"]
 
 
-def test_an_overlong_prompt_fails_the_job_and_says_so(
+def test_an_overlong_prompt_fails_the_job_with_a_reason(
     platform: Any, tiny_job: Callable[..., Any]
 ) -> None:
     job = tiny_job(name="long", sampling={"max_tokens": 2, "max_context": 3})

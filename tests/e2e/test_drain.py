@@ -22,7 +22,7 @@ AT_ONCE_S = 2.0
 STEP_S = 240.0  # with a trainer that starts again
 
 
-def test_every_service_ends_within_its_grace(
+def test_every_service_exits_within_its_grace_period(
     platform: Any, tiny_job: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     job = tiny_job(name="drain", eval=None, stop={"steps": 100_000})

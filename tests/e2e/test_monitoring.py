@@ -120,7 +120,7 @@ def test_every_process_is_scraped(
     )
 
 
-def test_a_worker_tells_no_more_than_is_counted(server: Prometheus) -> None:
+def test_a_worker_exports_at_most_the_counted_series(server: Prometheus) -> None:
     """`test_cardinality.py` counts all that the table has."""
     for kind, says in SAYS.items():
         scraped_of = targets_of(server, kind)
@@ -180,7 +180,7 @@ def calm(selector: Selector) -> str:
     return Selector(selector.metric, selector.labels, kept).text
 
 
-def test_every_alert_reads_series_that_there_are(server: Prometheus) -> None:
+def test_every_alert_reads_existing_series(server: Prometheus) -> None:
     read = {
         selector
         for asked in alert_queries()
@@ -216,7 +216,7 @@ def test_a_query_for_a_metric_that_is_gone_is_noticed(server: Prometheus) -> Non
     assert not is_answered(server, Asked("labels", "paceline_step", frozenset({"service_kind"})))
 
 
-def test_workers_that_end_are_no_targets_any_more(
+def test_ended_workers_are_no_longer_targets(
     server: Prometheus, platform: Any, job: str, until: Callable[..., None]
 ) -> None:
     with platform.client() as client:

@@ -130,7 +130,7 @@ def test_a_trace_shows_all_from_the_lease_to_the_weights(traced: Run) -> None:
         assert names["publish"] == names["broadcast"] == 1
 
 
-def test_every_turn_is_there_with_what_the_engine_did(traced: Run) -> None:
+def test_every_turn_has_spans_with_the_work_of_the_engine(traced: Run) -> None:
     turns = 0
     for _, trace in traced.whole():
         for turn in find(trace, "generate"):
@@ -149,7 +149,7 @@ def test_every_turn_is_there_with_what_the_engine_did(traced: Run) -> None:
     assert turns > 16 * TURNS
 
 
-def test_rewards_are_told_by_part(traced: Run) -> None:
+def test_rewards_are_recorded_by_part(traced: Run) -> None:
     for _, trace in traced.whole():
         for reward in find(trace, "reward"):
             parts = below(reward, trace)
@@ -209,7 +209,7 @@ def test_no_stretch_is_unexplained(traced: Run) -> None:
             assert abs(two.start_ns - one.end_ns) <= 0.05 * (root.end_ns - root.start_ns)
 
 
-def test_a_turn_goes_on_in_the_same_trace_when_its_worker_is_killed(traced: Run) -> None:
+def test_a_turn_continues_in_the_same_trace_when_its_worker_is_killed(traced: Run) -> None:
     failed = [s for s in traced.spans if s.name == "ask" and s.error == "UNAVAILABLE"]
     workers = {span.attributes["paceline.worker"] for span in failed}
     assert traced.killed in workers

@@ -122,7 +122,7 @@ def test_a_relay_is_killed(start: Start) -> None:
     assert max(copies(fleet).values()) < 1.3, "began again from zero"
 
 
-def test_a_relay_freezes_and_goes_on_later(start: Start) -> None:
+def test_a_relay_freezes_and_resumes_later(start: Start) -> None:
     fleet = start()
     version = midway(fleet)
     relay = fleet.relay(version)

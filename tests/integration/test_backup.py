@@ -44,7 +44,7 @@ def step_of(client: Client, job_id: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_job_goes_on_from_a_backup_and_its_audit_is_clean(
+def test_a_job_resumes_from_a_backup_with_a_clean_audit(
     tmp_path: Path,
     start_platform: Callable[..., Any],
     tiny_job: Callable[..., dict[str, Any]],

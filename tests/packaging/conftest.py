@@ -1,4 +1,4 @@
-"""The chart as helm renders it."""
+"""Fixtures that render the chart with helm."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def chart() -> Path:
 
 @pytest.fixture(scope="session")
 def tools() -> dict[str, str]:
-    """Paths of helm3, helm4 and kubectl; fetched once, by one test process at a time."""
+    """Paths of helm3, helm4 and kubectl; downloaded once, by one test process at a time."""
     command = [sys.executable, str(ROOT / "deploy" / "helm" / "tools.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S)
     assert done.returncode == 0, f"helm cannot be fetched:\n{done.stdout}{done.stderr}"
@@ -36,7 +36,7 @@ def tools() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def helm(tools: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run helm, by the name of the tool, away from the settings of whoever runs the tests."""
+    """Run helm, by name of the tool, isolated from the user's own settings."""
     home = tmp_path_factory.mktemp("helm")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HELM_", "KUBE"))}
     clean |= {"HOME": str(home), "HELM_CACHE_HOME": str(home), "HELM_CONFIG_HOME": str(home)}
@@ -50,7 +50,7 @@ def helm(tools: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run
 
 @pytest.fixture(scope="session")
 def render(helm: Run) -> Callable[..., list[Object]]:
-    """Objects of the chart with a values file of `ci/` (its feature) and `--set` arguments."""
+    """Render the chart with a values file of `ci/` (`feature`) and `--set` arguments."""
     known: dict[tuple[str, ...], str] = {}
 
     def rendered(feature: str = "default", *sets: str, tool: str = "helm4") -> list[Object]:
@@ -71,7 +71,7 @@ def render(helm: Run) -> Callable[..., list[Object]]:
 
 @pytest.fixture(scope="session")
 def pods() -> Callable[[list[Object]], dict[str, Object]]:
-    """Every pod template of a rendering, by kind and name of what holds it."""
+    """Every pod template of a rendering, by kind and name of its object."""
     return pod_templates
 
 

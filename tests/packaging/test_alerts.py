@@ -96,7 +96,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
 
 
 @pytest.mark.parametrize("name", ALERTS)
-def test_alerts_say_what_is_wrong_and_where_to_read_on(name: str) -> None:
+def test_alerts_have_a_summary_and_a_runbook(name: str) -> None:
     rule = ALERTS[name]
     assert name.startswith("Paceline")
     assert rule["labels"]["severity"] in {"critical", "warning"}

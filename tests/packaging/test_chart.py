@@ -153,7 +153,7 @@ def test_package_holds_what_is_needed(chart: Path, helm: Any, tmp_path: Path) ->
     assert "trainingjobs.paceline.dev" in again.stdout
 
 
-def test_notes_tell_the_next_command(chart: Path, helm: Any) -> None:
+def test_notes_show_the_next_command(chart: Path, helm: Any) -> None:
     # Helm 3 asks for a cluster before it prints notes; they are rendered by `template` with both.
     install = ("install", "rel", str(chart), "-n", "training", "--dry-run=client")
     notes = helm("helm4", *install).stdout

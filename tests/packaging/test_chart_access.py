@@ -72,7 +72,7 @@ def test_issuer_may_write_the_secrets_that_it_issues(role: str, render: Render) 
 
 
 @pytest.mark.parametrize("feature", ["cert-manager", "no-tls"])
-def test_without_the_builtin_issuer_nobody_writes_secrets(feature: str, render: Render) -> None:
+def test_without_the_builtin_issuer_no_role_writes_secrets(feature: str, render: Render) -> None:
     roles = {o["metadata"]["name"] for o in render(feature) if o["kind"] == "Role"}
     assert roles == {"rel-paceline-controller"}
 

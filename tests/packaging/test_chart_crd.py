@@ -112,7 +112,7 @@ def test_the_example_object_is_accepted(schema: Object) -> None:
         assert problems(schema, one) == []
 
 
-def test_every_field_of_the_job_file_is_there(schema: Object) -> None:
+def test_every_field_of_the_job_file_is_in_the_schema(schema: Object) -> None:
     """A job with every default written out, nulls included, is accepted as it stands."""
     whole = parse_job({"name": "one"} | MINIMAL).model_dump(mode="json")
     del whole["name"]
@@ -263,7 +263,7 @@ def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
         yield from nodes(schema["items"], f"{path}[]")
 
 
-def test_kept_at_uninstall_unless_told(render: Callable[..., list[Object]]) -> None:
+def test_the_crd_is_kept_at_uninstall_by_default(render: Callable[..., list[Object]]) -> None:
     def annotations(*sets: str) -> list[Object]:
         kind = "CustomResourceDefinition"
         return [o["metadata"].get("annotations", {}) for o in render(*sets) if o["kind"] == kind]

@@ -29,7 +29,7 @@ def boards(objects: list[Object]) -> dict[str, Object]:
     return {key: one for one in maps for key in one["data"]}
 
 
-def test_nothing_is_made_unless_it_is_asked_for(render: Render, pods: Pods) -> None:
+def test_monitoring_objects_are_opt_in(render: Render, pods: Pods) -> None:
     objects = render()
     assert not of_kind(objects, "PodMonitor")
     assert not of_kind(objects, "PrometheusRule")
@@ -80,7 +80,7 @@ def test_without_operator_they_are_files(render: Render) -> None:
     assert groups == expected_rules("docs/runbooks.md")
 
 
-def test_series_get_the_labels_that_queries_ask_for(render: Render) -> None:
+def test_series_get_the_labels_used_in_queries(render: Render) -> None:
     (one,) = of_kind(render("monitoring"), "PodMonitor")
     (endpoint,) = one["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True

@@ -157,7 +157,7 @@ def test_the_arrows_are_those_of_certificates() -> None:
 
 
 @pytest.mark.parametrize("feature", ["external-store", "existing-secrets"])
-def test_without_the_embedded_store_nobody_reaches_one(feature: str, policies: Any) -> None:
+def test_without_the_embedded_store_no_policy_opens_it(feature: str, policies: Any) -> None:
     assert allowed(policies(feature)) == {arrow for arrow in ARROWS if arrow[1] != "store"}
 
 
@@ -266,7 +266,7 @@ def test_the_hook_needs_no_policy_of_a_release_before(port: int, policies: Any) 
     assert not connects([deny], component("certificates"), OUTSIDE, port)
 
 
-def test_the_address_of_the_api_server_can_be_said(policies: Any) -> None:
+def test_the_address_of_the_api_server_can_be_set(policies: Any) -> None:
     found = policies("network-policy-narrow")
     server = NetworkPeer(address="198.51.100.1")
     assert connects(found, component("controller"), server, 6443)

@@ -162,7 +162,7 @@ def test_uninstall_keeps_what_is_to_be_kept(release: Release) -> None:
     assert ("Deployment", "rel-paceline-gateway") in release.objects()
 
 
-def test_a_store_of_ones_own_takes_the_place_of_the_embedded_one(release: Release) -> None:
+def test_an_external_store_replaces_the_embedded_one(release: Release) -> None:
     release.apply(PASSING, "install")
     release.apply(PASSING | {"store": {"url": "redis://redis.example.com:6379/0"}})
     assert release.secret("rel-paceline-store") == {

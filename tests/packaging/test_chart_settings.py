@@ -203,7 +203,7 @@ def test_a_pool_has_settings_of_its_own(started: Any) -> None:
     assert far.logs.level == near.logs.level == "DEBUG"
 
 
-def test_the_trainer_is_told_where_checkpoints_go(started: Any) -> None:
+def test_the_trainer_gets_the_checkpoint_location(started: Any) -> None:
     for feature, url in (("object-storage", "s3://our-bucket/paceline"), ("default", "")):
         for settings in started(feature).values():
             assert settings.storage == (url if settings.kind == "trainer" else "")
@@ -253,7 +253,7 @@ def test_controller_scales_only_what_is_left_to_it(started: Any) -> None:
 
 
 @pytest.mark.parametrize("feature", ["default", "private-registry"])
-def test_issuer_is_told_what_the_pods_mount(feature: str, render: Render, pods: Any) -> None:
+def test_issuer_gets_the_secrets_that_pods_mount(feature: str, render: Render, pods: Any) -> None:
     objects = render(feature)
     issues = [
         validate(Issue, yaml.safe_load(o["data"]["issue.yaml"]))
@@ -276,7 +276,7 @@ def test_issuer_is_told_what_the_pods_mount(feature: str, render: Render, pods: 
             assert {service, f"{service}.training.svc"} <= set(issue.names(component))
 
 
-def test_weights_may_be_kept_from_taking_a_whole_link(started: Any) -> None:
+def test_the_bandwidth_of_weights_can_be_capped(started: Any) -> None:
     caps = ("trainer.weightsMbitPerSecond=400", "rollout.weightsMbitPerSecond=1500")
     found = {s.kind: s.options for s in started("default", *caps).values()}
     assert validate(TrainerOptions, found[WorkerKind.TRAINER]).weights_bytes_per_s == 50e6

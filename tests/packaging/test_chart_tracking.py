@@ -23,7 +23,7 @@ def found(render: Render) -> dict[str, dict[str, Any]]:
     return {f"{each['kind']}/{each['metadata']['name']}": each for each in objects}
 
 
-def test_there_is_nothing_of_it_by_default(render: Render) -> None:
+def test_tracking_is_off_by_default(render: Render) -> None:
     names = [each["metadata"]["name"] for each in render("default")]
     assert not [name for name in names if "tracking" in name]
 

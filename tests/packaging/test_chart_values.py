@@ -107,7 +107,7 @@ def sections(schema: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, .
     return found
 
 
-def test_what_a_workload_says_goes_before_defaults(render: Callable[..., Any], pods: Any) -> None:
+def test_workload_values_override_defaults(render: Callable[..., Any], pods: Any) -> None:
     templates = pods(
         render(
             "default",

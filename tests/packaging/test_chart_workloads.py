@@ -105,7 +105,7 @@ def test_every_mount_has_its_volume_and_every_volume_its_source(
                     assert target in known or BY_OTHERS.match(target), (name, target)
 
 
-def test_what_is_written_lies_on_volumes(render: Render, pods: Any) -> None:
+def test_writable_paths_are_volumes(render: Render, pods: Any) -> None:
     for name, template in pods(render()).items():
         mounts = {m["mountPath"]: m for m in container_of(template)["volumeMounts"]}
         assert "readOnly" not in mounts["/tmp"]
@@ -122,7 +122,7 @@ def data_volume(template: Object) -> tuple[str, bool]:
     return next(iter(set(volume) - {"name"})), mount.get("readOnly", False)
 
 
-def test_who_sees_the_data_volume(render: Render, pods: Any) -> None:
+def test_which_pods_mount_the_data_volume(render: Render, pods: Any) -> None:
     templates = {
         name: template for name, template in pods(render()).items() if "certificates" not in name
     }
@@ -359,7 +359,7 @@ def test_what_is_added_to_pods(render: Render, pods: Any) -> None:
         assert (template["spec"].get("runtimeClassName") == "gvisor") == ("environment" in name)
 
 
-def test_the_embedded_store_keeps_what_it_is_told(render: Render) -> None:
+def test_the_embedded_store_persists_its_data(render: Render) -> None:
     objects = render("high-availability")
     lines = named(objects, "ConfigMap")["rel-paceline-store"]["data"]["store.conf"].splitlines()
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(lines)
@@ -370,7 +370,7 @@ def test_the_embedded_store_keeps_what_it_is_told(render: Render) -> None:
         assert not named(render(feature), "StatefulSet")
 
 
-def test_the_embedded_store_takes_a_password_that_is_there(render: Render, pods: Any) -> None:
+def test_the_embedded_store_uses_an_existing_password(render: Render, pods: Any) -> None:
     objects = render("default", "store.embedded.existingSecret=ours")
     assert "rel-paceline-store" not in named(objects, "Secret")
     templates = pods(objects)

@@ -81,7 +81,7 @@ def recorded_labels(metric: str) -> set[str]:
     return found
 
 
-def test_all_that_users_look_for_is_there() -> None:
+def test_dashboards_cover_what_users_look_for() -> None:
     assert {
         *("overview", "utilisation", "rollout", "environment", "reward", "trainer", "weights"),
         *("ledger", "cost"),
@@ -133,7 +133,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_panels_say_what_they_show(name: str) -> None:
+def test_panels_have_titles_and_descriptions(name: str) -> None:
     shown = [panel for panel in panels(BOARDS[name]) if panel["type"] != "row"]
     titles = [panel["title"] for panel in shown]
     assert len(set(titles)) == len(titles)

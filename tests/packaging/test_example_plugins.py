@@ -69,7 +69,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_a_clean_environment_has_the_wheel_alone(installed: Path, tmp_path: Path) -> None:
+def test_a_clean_environment_has_only_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert said_by(installed / "paceline", "--version", cwd=tmp_path).startswith("paceline ")
     file, harness = said_by(installed / "python", "-c", WHERE, cwd=tmp_path).split()
     assert Path(file).is_relative_to(installed.parent)

@@ -15,7 +15,7 @@ print(hasattr(paceline, "Klient"), "torch" in sys.modules)
 """
 
 
-def test_names_are_imported_when_they_are_asked_for() -> None:
+def test_names_are_imported_lazily() -> None:
     done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=280)
     assert done.stdout.splitlines() == [
         "[] ['AsyncClient', 'Client', 'JobSpec', '__version__'] True",

@@ -77,7 +77,7 @@ def test_bases_are_pinned_by_a_tag(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_images_run_as_a_numeric_user_and_leave_probes_to_who_runs_them(path: Path) -> None:
+def test_images_run_as_a_numeric_user_and_define_no_probes(path: Path) -> None:
     stage = last_stage(path)
     users = said(stage, "USER")
     assert users

@@ -54,7 +54,7 @@ def installed(folder: Path, wheels: Path, tools: Path, **variables: str) -> Dist
     return found
 
 
-def test_uv_obeys_what_pip_is_told(tmp_path: Path, wheels: Path) -> None:
+def test_uv_honours_pip_constraints(tmp_path: Path, wheels: Path) -> None:
     cap = tmp_path / "cap.txt"
     cap.write_text("paceline-test-leaf<2\n")
     found = installed(tmp_path, wheels, Path(sys.executable).parent, PIP_CONSTRAINT=str(cap))

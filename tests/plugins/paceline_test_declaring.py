@@ -1,4 +1,4 @@
-"""Plug-ins of somebody else that declare what they need and how they may be called."""
+"""Third-party plug-ins that declare their needs and how they may be called."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,5 +40,5 @@ def quick(
 
 @declares(inline=True, load=_note)
 def silent(item: RewardInput, *, note: str = "") -> float:
-    """Has no entry point for its options, so what it declares is heard in the child only."""
+    """Has no entry point for its options, so its declarations are read in the child only."""
     return float(not note or Path(note).exists())

@@ -1,4 +1,4 @@
-"""Plug-ins that fail, each in its own way."""
+"""Plug-ins that fail in different ways."""
 
 import sys
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Checks of a job before it is submitted; they need no heavy imports.
+"""Checks a job's plug-ins, patterns and model files at submit, without heavy imports.
 
-Fields and their values are validated before, in `paceline.config.load`.
+`parse_job` in shared/paceline/config/load.py validates the job file itself.
 """
 
 from __future__ import annotations

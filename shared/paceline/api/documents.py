@@ -1,6 +1,6 @@
-"""The documents of the REST API: gateway writes them, the client reads them.
+"""The documents of the REST API, written by the gateway and read by the client.
 
-One that stands for a message of its own names it; its fields are those of the message.
+A document that mirrors a protobuf message names it in `message` and has the same fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.weights.placement import PublishedVersion, WeightHolder
 
 
 class JobView(BaseModel):
-    """A job: what was asked (`spec`, with all defaults) and how it stands."""
+    """A job: its spec, with all defaults filled in, and its status."""
 
     message: ClassVar = "Job"
     status: JobStatus
@@ -31,22 +31,22 @@ class JobView(BaseModel):
 
 
 class ListedJob(BaseModel):
-    """How a job stands; what was asked is with the job itself."""
+    """A job in a list: its status without its spec."""
 
     status: JobStatus
 
 
 class JobPage(BaseModel):
-    """Some jobs, newest first."""
+    """A page of jobs, newest first."""
 
     message: ClassVar = "ListJobsReply"
     jobs: list[ListedJob]
     next_page_token: str = ""
-    """Empty: there are no more."""
+    """Empty: this is the last page."""
 
 
 class MetricRow(BaseModel):
-    """What was measured at one step."""
+    """The metrics of one step."""
 
     index: int
     step: int
@@ -55,16 +55,16 @@ class MetricRow(BaseModel):
 
 
 class MetricPage(BaseModel):
-    """Rows in order; ask again with `after=next` for those that follow."""
+    """Rows in order; pass `after=next` to get the rows that follow."""
 
     message: ClassVar = "ListMetricsReply"
     rows: list[MetricRow]
     next: int
-    """0: no more at the moment."""
+    """0: no more rows yet."""
 
 
 class JobEvent(BaseModel):
-    """A change: the state, the rows since the last event, and the ledger at this moment."""
+    """A change of a job: status, rows since the last event, and a snapshot of the ledger."""
 
     message: ClassVar = "JobEvent"
     status: JobStatus
@@ -74,12 +74,12 @@ class JobEvent(BaseModel):
 
 
 class TrajectoryPage(BaseModel):
-    """Some trajectories, newest first: tokens with spans, text, scores, provenance."""
+    """A page of trajectories, newest first: tokens with spans, text, scores, provenance."""
 
     message: ClassVar = "ListTrajectoriesReply"
     trajectories: list[Trajectory]
     next_page_token: str = ""
-    """Empty: there are no more."""
+    """Empty: this is the last page."""
 
 
 class VerificationView(BaseModel):
@@ -96,41 +96,41 @@ class VerificationView(BaseModel):
 
 
 class WeightsView(BaseModel):
-    """How the weights of a job spread."""
+    """The broadcast of a job's weights."""
 
     message: ClassVar = "ListWeightsReply"
     versions: list[PublishedVersion]
     """Newest first."""
     holders: list[WeightHolder]
-    """Seeds of the trainer, which have no `worker_id`, then rollout workers."""
+    """The trainer's seeds, which have no `worker_id`, then rollout workers."""
 
 
 class TokenRequest(StrictModel):
-    """What a new token is to be."""
+    """The properties of a new token."""
 
     message: ClassVar = "CreateTokenRequest"
     name: str
-    """Whose it is, for people and for the audit log."""
+    """Owner, as shown in lists and the audit log."""
     tenant: str = ""
-    """`*`: all; empty: that of who asks."""
+    """`*`: all tenants; empty: the caller's own."""
     role: Role = Role.SUBMIT
     expires_in_s: float | None = Field(default=None, gt=0)
 
 
 class TokenView(BaseModel):
-    """A token, without its secret; times are in seconds from now."""
+    """A token without its secret; times are relative to now."""
 
     message: ClassVar = "Token"
     token_id: str
     name: str
     tenant: str
-    """`*`: all."""
+    """`*`: all tenants."""
     role: Role
     age_s: float
     expires_in_s: float | None
-    """Negative: it has expired; null: it never does."""
+    """Negative: expired; null: never expires."""
     used_s: float | None
-    """Since it was last used; null: never."""
+    """Seconds since its last use; null: never used."""
     revoked: bool
     created_by: str
 
@@ -141,31 +141,31 @@ class TokenMade(BaseModel):
     message: ClassVar = "CreateTokenReply"
     token: TokenView
     secret: str = Field(repr=False)
-    """What goes into the authorization header. It is kept nowhere: this is the only time."""
+    """The bearer token. It is not stored, so only this reply contains it."""
 
 
 class TokenPage(BaseModel):
-    """Tokens, oldest first."""
+    """A list of tokens, oldest first."""
 
     message: ClassVar = "ListTokensReply"
     tokens: list[TokenView]
 
 
 class PrincipalView(BaseModel):
-    """Who called."""
+    """The caller of an operation."""
 
     token_id: str
     name: str
-    """Name of the token or of the service; empty: a stranger."""
+    """Name of the token or of the service; empty: unauthenticated."""
     tenant: str
     role: Role | None
-    """Null: the caller has no token."""
+    """Null: the caller presented no token."""
     source: str
     """Host from which the gateway was called."""
 
 
 class AuditEntryView(BaseModel):
-    """Something that somebody did, or was refused."""
+    """An action that a caller took, or was refused."""
 
     id: str
     time: str
@@ -173,22 +173,22 @@ class AuditEntryView(BaseModel):
     principal: PrincipalView
     action: str
     tenant: str
-    """Whose matter it is; `*`: of nobody in particular."""
+    """Tenant that the action concerns; `*`: no particular one."""
     target: str
-    """Id of the job, of the token, ..."""
+    """Id of the job, token, ..."""
     outcome: AuditOutcome
     detail: str
     count: int
-    """Equal refusals within some seconds are one entry."""
+    """Identical refusals within some seconds are counted in one entry."""
 
 
 class AuditLogPage(BaseModel):
-    """Entries, newest first."""
+    """A page of entries, newest first."""
 
     message: ClassVar = "ListAuditReply"
     entries: list[AuditEntryView]
     next: str = ""
-    """`before` of the next page; empty: there are no more."""
+    """`before` of the next page; empty: this is the last page."""
 
 
 def _without_defaults(schema: dict[str, Any]) -> None:
@@ -199,8 +199,8 @@ def _without_defaults(schema: dict[str, Any]) -> None:
 class QuotaBody(Quota):
     """The whole quota of a tenant.
 
-    Of the limits on what there is at a time, one that is null or not named is none. A size or a
-    weight that is not named is that of the installation.
+    A count that is null or omitted is unlimited. A size or weight that is omitted takes the
+    installation's value.
     """
 
     message: ClassVar = "Quota"
@@ -208,42 +208,42 @@ class QuotaBody(Quota):
 
 
 class TenantView(BaseModel):
-    """What a tenant may use, and what it uses."""
+    """Quota and usage of a tenant."""
 
     message: ClassVar = "Tenant"
     name: str
     quota: Quota
     is_custom: bool
-    """Set for this tenant; otherwise the default of the installation."""
+    """Whether the quota was set for this tenant; if not, it is the installation's default."""
     usage: TenantUsage
 
 
 class TenantPage(BaseModel):
-    """Tenants by name."""
+    """A list of tenants, by name."""
 
     message: ClassVar = "ListTenantsReply"
     tenants: list[TenantView]
 
 
 class ErrorDetail(BaseModel):
-    """Class of the error tree, and what to do."""
+    """The error class and message."""
 
     type: str
     message: str
 
 
 class ErrorView(BaseModel):
-    """Body of every answer that is not 2xx."""
+    """The body of every response other than 2xx."""
 
     error: ErrorDetail
 
 
 @cache
 def document_of(message: str) -> type[BaseModel]:
-    """The document that stands for a message, by its name.
+    """The document that mirrors the message of this name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: no document mirrors it.
     """
     kinds = (BaseModel, StrictModel, Quota)
     every = {each for kind in kinds for each in kind.__subclasses__()}

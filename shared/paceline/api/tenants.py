@@ -1,4 +1,4 @@
-"""Tenants: who they are, what they may use, what they use; and the same on the wire."""
+"""Tenants with their quotas and usage, and conversions to and from protobuf."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from paceline.config.quota import Quota
 from paceline.v1 import tenants_pb2 as pb
 
 COUNTS = ("submitted", "jobs", "rollout_workers", "episodes", "stored_bytes")
-"""Limits on what a tenant has at a moment; none where null."""
+"""Limits on what a tenant has at a time; null: unlimited."""
 SIZES = ("spec_bytes", "model_files_bytes", "task_bytes", "trajectory_bytes", "metrics_bytes")
-"""Limits on each single thing."""
+"""Limits on the size of a single item."""
 LIMITS = COUNTS + SIZES
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUsage:
-    """What a tenant has at this moment, in the units of its quota.
+    """The current usage of a tenant, in the units of its quota.
 
-    Of `SIZES` the largest of the last hour or two.
+    For `SIZES`, the largest item of the last hour or two.
     """
 
     submitted: int = 0
@@ -37,7 +37,7 @@ class TenantUsage:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant; `is_custom` if its quota is not the default of the installation."""
+    """A tenant; `is_custom` unless its quota is the installation's default."""
 
     name: str
     quota: Quota = field(default_factory=Quota)
@@ -46,18 +46,18 @@ class Tenant:
 
 
 def room(limit: int | None, used: int) -> int | None:
-    """How much more a limit allows; None: as much as one likes."""
+    """How much more a limit allows; None: unlimited."""
     return None if limit is None else max(0, limit - used)
 
 
 def quota_to(quota: Quota) -> pb.Quota:
-    """A message."""
+    """The quota as a message."""
     limits = {name: getattr(quota, name) for name in LIMITS}
     return pb.Quota(weight=quota.weight, **limits)
 
 
 def quota_from(message: pb.Quota, default: Quota | None = None) -> Quota:
-    """From a message; a weight or a size of 0 is one that was not sent, and that of `default`.
+    """The quota in a message; a weight or size of 0 was not sent and is taken from `default`.
 
     Raises:
         ConfigError: a limit or the weight is out of bounds.
@@ -69,13 +69,13 @@ def quota_from(message: pb.Quota, default: Quota | None = None) -> Quota:
 
 
 def tenant_to(tenant: Tenant) -> pb.Tenant:
-    """A message."""
+    """The tenant as a message."""
     usage = wire.to_proto(tenant.usage, pb.TenantUsage)
     quota = quota_to(tenant.quota)
     return pb.Tenant(name=tenant.name, quota=quota, is_custom=tenant.is_custom, usage=usage)
 
 
 def tenant_from(message: pb.Tenant) -> Tenant:
-    """From a message."""
+    """The tenant in a message."""
     usage = wire.from_proto(message.usage, TenantUsage)
     return Tenant(message.name, quota_from(message.quota), message.is_custom, usage)

@@ -1,4 +1,4 @@
-"""The `paceline` command. Handlers are imported when they are called, so that `--help` is quick."""
+"""The `paceline` command. Handlers are imported only when called, so that `--help` is fast."""
 
 from paceline.cli.entry import main
 

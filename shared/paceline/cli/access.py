@@ -22,7 +22,7 @@ def create(arguments: Namespace) -> int:
     """`paceline tokens create NAME`: the token alone on standard output."""
     days: float | None = arguments.days
     if days is not None and days <= 0:
-        raise ConfigError(f"--days: {days:g} is not allowed; a positive number")
+        raise ConfigError(f"--days: {days:g} is not allowed; must be a positive number")
     with client_of(arguments) as client:
         made = client.create_token(
             arguments.name,
@@ -34,7 +34,7 @@ def create(arguments: Namespace) -> int:
     print(made.secret, flush=True)
     print(
         f"{token.token_id}: {token.role} of {_tenant(token.tenant)}; "
-        "keep it now, it is not shown again",
+        "save it now, it is not shown again",
         file=sys.stderr,
     )
     return Exit.OK
@@ -59,7 +59,7 @@ def revoke(arguments: Namespace) -> int:
 
 
 def audit_log(arguments: Namespace) -> int:
-    """`paceline audit-log`: oldest of the newest first, as logs are read."""
+    """`paceline audit-log`: the newest entries in chronological order, as in a log."""
     with client_of(arguments) as client:
         found = _newest(client, arguments.lines, arguments.tenant, arguments.action)
     if arguments.json:

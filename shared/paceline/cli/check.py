@@ -1,4 +1,4 @@
-"""Commands that need no server: `validate`, `plugins`; and how a job file is read."""
+"""Reads job files; the commands that need no server, `validate` and `plugins`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plugins(_: Namespace) -> int:
 
 
 def read_job(path: Path, overrides: list[str]) -> JobSpec:
-    """The job of a file; a model folder that exists here becomes an absolute path."""
+    """Read a job file; the path of a model folder that exists on this machine becomes absolute."""
     spec = load_job(path, dict(_override(text) for text in overrides))
     folder = Path(spec.model.path)
     if not _is_folder(folder):
@@ -41,7 +41,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
 
 
 def check(spec: JobSpec) -> None:
-    """Raise `ConfigError` for everything that this machine can know to be wrong."""
+    """Raise `ConfigError` listing every problem that this machine can detect."""
     wrong = [*problems(spec), *_model_problems(Path(spec.model.path))]
     if wrong:
         raise ConfigError("; ".join(wrong))
@@ -69,5 +69,5 @@ def _model_problems(folder: Path) -> Iterator[str]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # too long a name, for one
+    except OSError:  # e.g. the name is too long
         return False

@@ -1,4 +1,4 @@
-"""Parses the command line, calls the handler, turns errors into exit codes."""
+"""Parses the command line, calls the handler and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ exit codes:
   0    ok
   1    the job failed or was cancelled
   2    bad input
-  3    cannot reach something that is needed, or a port is in use
+  3    a service or store cannot be reached, or a port is in use
   4    the ledger is inconsistent
   130  interrupted
 """
 
 
 class Exit(IntEnum):
-    """What the exit code says."""
+    """Exit codes of the command."""
 
     OK = 0
     JOB = 1
@@ -33,9 +33,9 @@ class Exit(IntEnum):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The `paceline` command; its exit code."""
+    """Run the `paceline` command; returns its exit code."""
     arguments = parser().parse_args(argv)
-    # A terminated command cleans up as an interrupted one does.
+    # SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     module, _, name = arguments.handler.partition(":")
     from paceline.errors import DeadlineError, PacelineError, UnavailableError
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """The parser of all commands and their options."""
     top = argparse.ArgumentParser(
         prog="paceline",
         description="Asynchronous RL post-training for LLM agents.",
@@ -72,14 +72,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_local(commands: Any) -> None:
-    run = _command(commands, "run", "local:run", "run a job on this machine, from start to end")
+    run = _command(commands, "run", "local:run", "run a job to completion on this machine")
     _add_job_file(run)
-    _add_run_dir(run, "default: runs/NAME of the job")
+    _add_run_dir(run, "default: runs/ and the job's name")
     _add_base(run)
     run.add_argument(
-        "--again", action="store_true", help="also where a job has succeeded; replaces its results"
+        "--again",
+        action="store_true",
+        help="run even if a job succeeded here; replaces its results",
     )
-    run.add_argument("--quiet", action="store_true", help="say only how it ended")
+    run.add_argument("--quiet", action="store_true", help="print only the outcome")
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: runs/local")
     _add_base(up)
@@ -88,15 +90,17 @@ def _add_local(commands: Any) -> None:
 def _add_remote(commands: Any) -> None:
     submit = _command(commands, "submit", "remote:submit", "submit a job; prints its id")
     _add_job_file(submit)
-    submit.add_argument("--watch", action="store_true", help="and follow it to its end")
+    submit.add_argument("--watch", action="store_true", help="follow the job until it ends")
     listing = _command(commands, "list", "remote:list_jobs", "list jobs")
-    listing.add_argument("--all", action="store_true", help="also those that are over")
-    watch = _command(commands, "watch", "remote:watch", "follow a job to its end")
-    watch.add_argument("--quiet", action="store_true", help="say only how it ended")
+    listing.add_argument("--all", action="store_true", help="include finished jobs")
+    watch = _command(commands, "watch", "remote:watch", "follow a job until it ends")
+    watch.add_argument("--quiet", action="store_true", help="print only the outcome")
     cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
-    cancel.add_argument("--reason", default="", help="kept with the job")
+    cancel.add_argument("--reason", default="", help="recorded with the job")
     verify = _command(commands, "verify", "remote:verify", "check the ledger of a job")
-    weights = _command(commands, "weights", "weights:show", "show who has which weights of a job")
+    weights = _command(
+        commands, "weights", "weights:show", "show which workers hold which weights of a job"
+    )
     for command in (watch, cancel, verify, weights):
         command.add_argument("job", metavar="ID")
     for command in (submit, listing, watch, cancel, verify, weights):
@@ -104,31 +108,43 @@ def _add_remote(commands: Any) -> None:
     _add_access(commands)
     _add_tenants(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
-    logs.add_argument("name", nargs="?", default="", help="of a process; without it: list them")
-    logs.add_argument("-n", "--lines", type=int, default=50, help="last lines (default: 50)")
-    logs.add_argument("-f", "--follow", action="store_true", help="and go on")
+    logs.add_argument(
+        "name", nargs="?", default="", help="process to show; lists the processes if omitted"
+    )
+    logs.add_argument(
+        "-n", "--lines", type=int, default=50, help="number of last lines (default: 50)"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="wait for more lines")
     _add_run_dir(logs, "default: runs/local")
 
 
 def _add_access(commands: Any) -> None:
-    tokens = commands.add_parser("tokens", help="make, list and revoke API tokens")
+    tokens = commands.add_parser("tokens", help="create, list and revoke API tokens")
     verbs = tokens.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    create = _command(verbs, "create", "access:create", "make a token; prints it, this once")
-    create.add_argument("name", metavar="NAME", help="whose it is, for people and the audit log")
+    create = _command(verbs, "create", "access:create", "create a token and print it, once")
+    create.add_argument("name", metavar="NAME", help="owner, as shown in lists and the audit log")
     create.add_argument(
         "--role", default="submit", choices=("read", "submit", "admin"), help="default: submit"
     )
-    create.add_argument("--tenant", default="", help="default: your own; '*': all")
-    create.add_argument("--days", type=float, default=None, help="until it expires; default: never")
+    create.add_argument("--tenant", default="", help="default: your own; '*': all tenants")
+    create.add_argument(
+        "--days", type=float, default=None, help="days until it expires; default: never"
+    )
     listing = _command(verbs, "list", "access:list_tokens", "list tokens")
     revoke = _command(verbs, "revoke", "access:revoke", "revoke a token")
     revoke.add_argument("token", metavar="ID")
-    audit = _command(commands, "audit-log", "access:audit_log", "show who changed what")
-    audit.add_argument("-n", "--lines", type=int, default=50, help="newest ones (default: 50)")
-    audit.add_argument("--action", default="", help="job.submit, or job. for all of jobs")
-    audit.add_argument("--json", action="store_true", help="one JSON object a line")
+    audit = _command(
+        commands, "audit-log", "access:audit_log", "show the audit log: who changed what"
+    )
+    audit.add_argument(
+        "-n", "--lines", type=int, default=50, help="number of newest entries (default: 50)"
+    )
+    audit.add_argument(
+        "--action", default="", help="e.g. job.submit, or job. for all actions on jobs"
+    )
+    audit.add_argument("--json", action="store_true", help="print one JSON object per line")
     for command in (listing, audit):
-        command.add_argument("--tenant", default="", help="only of this one")
+        command.add_argument("--tenant", default="", help="only this tenant")
     for command in (create, listing, revoke, audit):
         _add_gateway(command)
 
@@ -136,29 +152,33 @@ def _add_access(commands: Any) -> None:
 def _add_tenants(commands: Any) -> None:
     tenants = commands.add_parser("tenants", help="show and set quotas of tenants")
     verbs = tenants.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listing = _command(verbs, "list", "tenants:show", "list quotas and use")
-    listing.add_argument("--tenant", default="", help="only of this one")
-    change = _command(verbs, "set", "tenants:change", "set limits; those not named stay")
+    listing = _command(verbs, "list", "tenants:show", "list quotas and usage")
+    listing.add_argument("--tenant", default="", help="only this tenant")
+    change = _command(verbs, "set", "tenants:change", "set limits; others stay unchanged")
     counts = {
-        "submitted": "jobs that are not over",
-        "jobs": "jobs that run at once",
-        "rollout-workers": "rollout workers of all jobs",
-        "episodes": "episodes in flight of all jobs",
-        "stored-bytes": "trajectories of all live jobs in the store",
+        "submitted": "unfinished jobs",
+        "jobs": "concurrently running jobs",
+        "rollout-workers": "rollout workers over all jobs",
+        "episodes": "episodes in flight over all jobs",
+        "stored-bytes": "size of the trajectories of all live jobs in the store",
     }
     for name, text in counts.items():
-        change.add_argument(f"--{name}", metavar="N", help=f"{text}; none: no limit")
+        change.add_argument(f"--{name}", metavar="N", help=f"{text}; none: unlimited")
     sizes = {
         "spec": "a job file",
         "model-files": "the small files of a job's model",
         "task": "a task",
         "trajectory": "an episode",
-        "metrics": "what a trainer reports of a step",
+        "metrics": "the metrics of one trainer step",
     }
     for name, text in sizes.items():
-        change.add_argument(f"--{name}-bytes", metavar="N", help=f"largest size of {text}")
-    change.add_argument("--weight", metavar="X", help="share, relative to other tenants")
-    reset = _command(verbs, "reset", "tenants:reset", "the default of the installation again")
+        change.add_argument(f"--{name}-bytes", metavar="N", help=f"maximum size of {text}")
+    change.add_argument(
+        "--weight", metavar="X", help="share of contended capacity, relative to other tenants"
+    )
+    reset = _command(
+        verbs, "reset", "tenants:reset", "reset the quota to the installation's default"
+    )
     for command in (change, reset):
         command.add_argument("tenant", metavar="NAME")
     for command in (listing, change, reset):
@@ -201,28 +221,31 @@ def _add_run_dir(command: argparse.ArgumentParser, text: str) -> None:
 
 def _add_gateway(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--url", default="", help="of the gateway (default: PACELINE_URL, else as below)"
+        "--url", default="", help="gateway URL (default: PACELINE_URL, else as for --run-dir)"
     )
-    _add_run_dir(command, "whose gateway is meant without a URL (default: runs/local)")
+    _add_run_dir(command, "run directory whose gateway to use without a URL (default: runs/local)")
     command.add_argument(
         "--token-file",
         type=Path,
         default=None,
         metavar="FILE",
-        help="holds the API token (default: PACELINE_TOKEN, else that of the run directory)",
+        help="file with the API token (default: PACELINE_TOKEN, else the run directory's)",
     )
     command.add_argument(
         "--ca",
         type=Path,
         default=None,
         metavar="FILE",
-        help="authorities to trust for https:// (default: those of this system)",
+        help="CA certificates to trust for https:// (default: the system's)",
     )
 
 
 def _add_base(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--port", type=int, default=8300, help="of REST (default: 8300; 0: any free one)"
+        "--port",
+        type=int,
+        default=8300,
+        help="port of the REST API (default: 8300; 0: any free one)",
     )
     command.add_argument(
         "--store",
@@ -246,7 +269,7 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         "--otlp",
         default="",
         metavar="URL",
-        help="send traces there, e.g. http://localhost:4317 (OTLP over gRPC; default: none)",
+        help="export traces to, e.g. http://localhost:4317 (OTLP over gRPC; default: none)",
     )
     command.add_argument(
         "--otlp-sample",

@@ -39,15 +39,15 @@ def up(arguments: Namespace) -> int:
     """`paceline up`: serve until interrupted."""
     run_dir = arguments.run_dir or DEFAULT_RUN_DIR
     with _running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
-        print(f"serving at {local.url} (docs at {local.url}/docs), files in {run_dir}")
-        print(f"the API token is in {run_dir / TOKEN_FILE}; paceline commands find it there")
+        print(f"serving at {local.url} (API docs at {local.url}/docs), files in {run_dir}")
+        print(f"the API token is in {run_dir / TOKEN_FILE}, where paceline commands find it")
         print("stop with Ctrl-C", flush=True)
         threading.Event().wait()
     return Exit.OK
 
 
 def run(arguments: Namespace) -> int:
-    """`paceline run JOB.yaml`: from everything up to everything down."""
+    """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
     spec = read_job(arguments.job_file, arguments.overrides)
     check(spec)
     run_dir = arguments.run_dir or Path("runs") / spec.name
@@ -71,11 +71,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _check_unfinished(run_dir: Path) -> None:
-    """Raise `StateError` for a run directory whose newest job has succeeded, and no other waits."""
+    """Raise `StateError` if the newest job here has succeeded and none is left to resume."""
     folders = [path for path in (run_dir / "jobs").glob("*/") if path.is_dir()]
     summaries = {path.name: read_json(path / "summary.json") for path in folders}
     if not summaries or not all(summaries.values()):
-        return  # nothing was run here, or a job goes on
+        return  # nothing has run here, or a job is unfinished
     newest = max(folders, key=lambda path: (path / "summary.json").stat().st_mtime).name
     if (summaries[newest] or {}).get("state") == JobState.SUCCEEDED:
         raise StateError(
@@ -85,7 +85,7 @@ def _check_unfinished(run_dir: Path) -> None:
 
 
 def collect(run_dir: Path, job: JobView) -> None:
-    """Copy the results of a job to the top of the run directory and draw its rewards."""
+    """Copy a job's results to the top of the run directory and plot its rewards."""
     folder = run_dir / "jobs" / job.status.job_id
     for name in RESULTS:
         if (folder / name).exists():
@@ -101,9 +101,9 @@ def collect(run_dir: Path, job: JobView) -> None:
 
 @contextlib.contextmanager
 def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
-    """Everything up; at the end, interrupted or not, everything down.
+    """Run all services for the duration of the context.
 
-    What they and their children write, the store among them, is for the owner alone.
+    Files that they, the store and their children create are readable by the owner only.
     """
     os.umask(0o077)
     logs.setup(LogSettings(path=run_dir / "logs" / "up.log"))
@@ -119,7 +119,7 @@ def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     try:
         yield local
     finally:
-        # A second Ctrl-C would leave processes behind.
+        # A second Ctrl-C during shutdown would leave processes behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("stopping", file=sys.stderr, flush=True)
@@ -146,20 +146,20 @@ def _tracing(arguments: Namespace) -> TracingSettings | None:
 
 
 def _same_live_job(client: Client, spec: JobSpec) -> str:
-    """The job of a killed `run`, which is resumed instead of started again."""
+    """The id of an unfinished job with the same spec, which is resumed; empty if there is none."""
     for job in all_jobs(client, LIVE):
         with contextlib.suppress(PacelineError):
             status = job.status
             if status.name != spec.name or status.state is JobState.CANCELLING:
                 continue
             if parse_job(client.get(status.job_id).spec) == spec:
-                print(f"going on with {job.status.job_id}", file=sys.stderr)
+                print(f"resuming {job.status.job_id}", file=sys.stderr)
                 return job.status.job_id
     return ""
 
 
 def _cancel(client: Client, job_id: str) -> None:
-    """Otherwise the next start in this run directory would go on with it."""
+    """Cancel a job, so that the next start in this run directory does not resume it."""
     print("cancelling", file=sys.stderr, flush=True)
     with contextlib.suppress(PacelineError):
         client.cancel(job_id, reason="interrupted")

@@ -1,4 +1,4 @@
-"""What a running job looks like in a terminal, or as plain lines where there is none."""
+"""Shows the progress of a job as a live table in a terminal, or as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rate:
     points: deque[tuple[float, float]] = field(default_factory=deque[tuple[float, float]])
 
     def add(self, now_s: float, value: float) -> None:
-        """The counter stands at `value`."""
+        """Record the current value of the counter."""
         if self.points and value < self.points[-1][1]:
             self.points.clear()
         self.points.append((now_s, value))
@@ -44,7 +44,7 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """None until two points are known."""
+        """Growth per second; None until two points are known."""
         if len(self.points) < 2 or self.points[-1][0] == self.points[0][0]:
             return None
         (first_s, first), (last_s, last) = self.points[0], self.points[-1]
@@ -53,17 +53,17 @@ class Rate:
 
 @dataclass(slots=True)
 class JobProgress:
-    """The newest known value of everything worth showing; fed with events."""
+    """The latest values worth showing, updated from events."""
 
     target_steps: int = 0
     status: dict[str, str] = field(default_factory=dict[str, str])
-    partial: str = ""  # the newest eval, if it measured too little to count
+    partial: str = ""  # the newest eval, if it measured too few tasks to count
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
 
     def update(self, event: JobEvent, now_s: float) -> None:
-        """Take in one event."""
+        """Update from one event."""
         status, live = event.status, event.live
         steps = f"{status.step}/{self.target_steps}" if self.target_steps else str(status.step)
         state = f"{status.state}: {status.reason}" if status.reason else str(status.state)
@@ -87,11 +87,11 @@ class JobProgress:
             self.status["waiting"] = waiting(self.wait.per_s or 0.0, live.headroom_groups)
 
     def line(self) -> str:
-        """Everything on one line."""
+        """All values on one line."""
         return "  ".join(f"{name} {value}" for name, value in self._ordered())
 
     def table(self, title: str) -> Table:
-        """Everything, one row each."""
+        """All values, one row each."""
         made = Table.grid(padding=(0, 2))
         made.add_row("[bold]job[/]", title)
         for name, value in self._ordered():
@@ -103,11 +103,11 @@ class JobProgress:
 
     def _note_eval(self, status: JobStatus) -> None:
         counted = status.eval_reward is not None
-        told = [f"{status.eval_reward:.3f} (step {status.eval_step})"] if counted else []
+        parts = [f"{status.eval_reward:.3f} (step {status.eval_step})"] if counted else []
         if self.partial:
-            told.append(self.partial)
-        if told:
-            self.status["held-out reward"] = "; ".join(told)
+            parts.append(self.partial)
+        if parts:
+            self.status["held-out reward"] = "; ".join(parts)
 
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
@@ -119,7 +119,7 @@ class JobProgress:
 
 
 def partial_eval(last: Mapping[str, Any]) -> str:
-    """What to say of an eval that measured too few of its tasks; empty for any other."""
+    """A note on an eval that measured too few of its tasks to count; empty for any other."""
     if last.get("complete") is not False:
         return ""
     reward = last["reward"]
@@ -129,13 +129,13 @@ def partial_eval(last: Mapping[str, Any]) -> str:
 
 
 def tracked(tracker: TrackerStatus) -> str:
-    """Where to look at a tracker, or what is wrong with it."""
+    """The URL of a tracker, or what is wrong with it."""
     shown = tracker.url or tracker.state
     return f"{tracker.name} {tracker.detail if tracker.state in _AILING else shown}"
 
 
 def waiting(trainer_share: float, headroom_groups: int) -> str:
-    """Who waits for whom; `trainer_share` of the last seconds the trainer had no batch."""
+    """Which side waits; `trainer_share` is the share of time that the trainer had no batch."""
     found: list[str] = []
     if trainer_share > 0.02:
         found.append(f"trainer for episodes ({min(trainer_share, 1.0):.0%} of the time)")
@@ -152,7 +152,7 @@ def follow(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobView:
-    """Show a job until it has ended; the job."""
+    """Show a job's progress until it ends; returns the job."""
     job = client.get(job_id)
     if quiet:
         return client.wait(job_id)

@@ -1,4 +1,4 @@
-"""Commands that talk to a gateway, and `logs`."""
+"""Commands that call a gateway, and `logs`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def logs(arguments: Namespace) -> int:
 
 
 def client_of(arguments: Namespace) -> Client:
-    """The gateway that is meant: by option or variable, else that of a run directory."""
+    """A client of the gateway given by option or environment, else of the run directory's."""
     url = arguments.url or ("" if arguments.run_dir else os.environ.get("PACELINE_URL", ""))
     run_dir = None if url else arguments.run_dir or DEFAULT_RUN_DIR
     if run_dir is not None:
@@ -124,7 +124,7 @@ def client_of(arguments: Namespace) -> Client:
 
 
 def all_jobs(client: Client, states: list[str]) -> list[ListedJob]:
-    """All jobs in these states, over all pages; newest first."""
+    """All jobs in these states, from all pages; newest first."""
     found: list[ListedJob] = []
     token = ""
     while True:
@@ -148,9 +148,9 @@ def verdict(job: JobView) -> int:
 
 
 def _token(path: Path | None, run_dir: Path | None) -> str:
-    """Of a file, of the environment, or of the run directory whose gateway is meant.
+    """Read the API token from a file, the environment, or the gateway's run directory.
 
-    Never an argument: those are seen by everybody on the machine.
+    There is no option for the token itself: every user of the machine can see arguments.
     """
     if path is None:
         told = os.environ.get("PACELINE_TOKEN", "")
@@ -168,7 +168,7 @@ def _authorities(path: Path | None) -> Path | None:
 
 
 def _show_end(handle: IO[str], *, lines: int) -> None:
-    """Print the last lines; what is written after them is read next."""
+    """Print the last lines and leave the file positioned after them."""
     size = os.fstat(handle.fileno()).st_size
     handle.seek(max(0, size - 256 * lines - 1024))
     print("\n".join(handle.read().splitlines()[-lines:]), flush=True)

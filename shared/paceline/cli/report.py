@@ -1,4 +1,4 @@
-"""Pictures and numbers from the metric rows of a job. Drawing needs matplotlib (`local` extra)."""
+"""Plots and statistics from the metric rows of a job; plots need matplotlib (`local` extra)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Curve = tuple[list[int], list[float]]
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a `metrics.jsonl`; a last line cut short is left out."""
+    """The rows of a `metrics.jsonl`; a truncated last line is ignored."""
     rows: list[Row] = []
     for line in path.read_text().splitlines():
         try:
@@ -23,7 +23,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def curve(rows: Iterable[Row], *, kind: str, name: str) -> Curve:
-    """One metric over steps; a step that was trained again counts once, the last time."""
+    """One metric over steps; of a step that was trained again, the last row counts."""
     points: dict[int, float] = {}
     for row in rows:
         value = row.get("values", row).get(name)
@@ -34,7 +34,7 @@ def curve(rows: Iterable[Row], *, kind: str, name: str) -> Curve:
 
 
 def counts(row: Row) -> bool:
-    """Whether a row tells a result: an eval that measured too few of its tasks does not."""
+    """Whether a row is a valid result, unlike an eval that measured too few of its tasks."""
     return row.get("values", row).get("complete") is not False
 
 
@@ -45,7 +45,7 @@ def smooth(values: list[float], *, width: int) -> list[float]:
 
 
 def draw_rewards(rows: list[Row], path: Path, *, title: str = "") -> None:
-    """Training reward and held-out reward over steps, as a PNG."""
+    """Plot training and held-out reward over steps, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

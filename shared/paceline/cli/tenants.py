@@ -1,4 +1,4 @@
-"""`paceline tenants`: quotas of tenants, and what they use."""
+"""`paceline tenants`: quotas and usage of tenants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def show(arguments: Namespace) -> int:
 
 
 def change(arguments: Namespace) -> int:
-    """`paceline tenants set NAME`: limits that are not named stay as they are."""
+    """`paceline tenants set NAME`: limits that are not named stay unchanged."""
     with client_of(arguments) as client:
         found = client.list_tenants(tenant=arguments.tenant).tenants
         now = found[0].quota if found else Quota()
@@ -58,7 +58,7 @@ def _print(tenants: list[TenantView]) -> None:
         source = "" if each.is_custom else "default"
         table.add_row(each.name, *cells, f"{each.quota.weight:g}", source)
     console.print(table)
-    sizes = Table("largest of late", *map(_title, SIZES), box=None)
+    sizes = Table("recent maximum", *map(_title, SIZES), box=None)
     for each in tenants:
         sizes.add_row(each.name, *(_cell(each, name) for name in SIZES))
     console.print(sizes)

@@ -1,4 +1,4 @@
-"""`paceline weights`: how the weights of a job spread."""
+"""`paceline weights`: the broadcast of a job's weights."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def show(arguments: Namespace) -> int:
         found = client.list_weights(arguments.job)
     console = Console()
     if not found.versions:
-        console.print("nothing is published at this moment")
+        console.print("no weights are published")
         return Exit.OK
     console.print(versions_of(found), holders_of(found), sep="\n")
     return Exit.OK
 
 
 def versions_of(found: WeightsView) -> Table:
-    """One row for each version."""
+    """One row per version."""
     table = Table("version", "step", "MiB", "chunk MiB", "route", "expected s", "sent", box=None)
     for each in found.versions:
         table.add_row(*_version(each))
@@ -37,7 +37,7 @@ def versions_of(found: WeightsView) -> Table:
 
 
 def holders_of(found: WeightsView) -> Table:
-    """One row for each seed and worker, with what it has of the newest version that it holds."""
+    """One row per seed and worker, with its progress on the newest version that it holds."""
     table = Table("worker", "site", "active", "has", "chunks", "from", "MB/s", "trouble", box=None)
     for each in found.holders:
         table.add_row(*_holder(each))

@@ -1,6 +1,6 @@
 """Named processes on this machine: process groups, identity on disk, reliable termination.
 
-What runs is remembered in files, so that whoever comes after a dead supervisor adopts it.
+Running processes are recorded in files, so that the successor of a dead supervisor adopts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceline.telemetry.monitoring import Targets
 log = Log("processes")
 
 ENVIRONMENT = {
-    # Python imports nothing from the working directory, also in what torchrun starts.
+    # Python imports nothing from the working directory, also in processes started by torchrun.
     "PYTHONSAFEPATH": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -54,7 +54,7 @@ class Record:
 
 
 class Processes:
-    """Starts, finds and ends the named processes of one supervisor.
+    """Starts, finds and stops the named processes of one supervisor.
 
     Several supervisors may share the folder of state files; names are unique in it.
     """
@@ -67,14 +67,14 @@ class Processes:
         self._logs = logs
         self._targets = targets
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._oom_kills: dict[str, int] = {}  # of this machine, when they were started
+        self._oom_kills: dict[str, int] = {}  # this machine's count when each was started
         folder.mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         records = (record for record in _read_records(folder) if record.owner == owner)
         self._records = {record.name: record for record in records}
 
     def records(self) -> list[Record]:
-        """All processes started and not yet forgotten, dead or alive."""
+        """All processes with a state file, dead or alive."""
         return list(self._records.values())
 
     def find(self, name: str) -> Record | None:
@@ -90,13 +90,13 @@ class Processes:
         labels: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Record:
-        """Start in an own session; leftovers of an earlier life are killed first.
+        """Start a process in its own session; leftovers of an earlier one are killed first.
 
-        Files that it makes are for the owner alone, unless it says otherwise.
+        Its umask makes the files it creates readable by the owner only.
         """
         self.kill(name, mark=mark)
         self._oom_kills[name] = num_oom_kills()
-        # Saved before there is a pid, so that a supervisor killed now leaves no unknown process.
+        # Saved before the start, so that a supervisor killed now leaves no unknown process.
         self._write(Record(name, 0, 0.0, mark, self._owner, dict(labels or {})))
         with self._open_out(name) as out:
             child = subprocess.Popen(
@@ -124,12 +124,12 @@ class Processes:
         return record is not None and _is_running(record)
 
     def exit_code(self, name: str) -> int | None:
-        """Of a child that ended; None while it runs, or when an earlier supervisor started it."""
+        """The exit code; None while it runs, or if an earlier supervisor started it."""
         child = self._children.get(name)
         return None if child is None else child.poll()
 
     def stop(self, name: str, *, grace_s: float) -> None:
-        """SIGTERM, wait, then SIGKILL to the process and its descendants; waits for all."""
+        """Send SIGTERM, then after `grace_s` SIGKILL, to the process and its descendants."""
         record = self._records.get(name)
         if record is None:
             return
@@ -139,7 +139,7 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.pid, signal.SIGTERM)
             if not self._wait(name, timeout_s=grace_s):
-                log.warning("killed after its grace", process=name, grace_s=grace_s)
+                log.warning("killed after the grace period", process=name, grace_s=grace_s)
         self.kill(name)
         for process in below:
             with contextlib.suppress(psutil.Error):
@@ -147,7 +147,7 @@ class Processes:
         log.info("stopped", process=name, pid=record.pid, code=self.exit_code(name))
 
     def kill(self, name: str, *, mark: str = "", timeout_s: float = 5.0) -> None:
-        """SIGKILL to the process, its group, their descendants, and all that carry its mark."""
+        """Send SIGKILL to the process, its group, their descendants, and all with its mark."""
         record = self._records.get(name)
         marks = {mark, record.mark if record else ""} - {""}
         deadline = time.monotonic() + timeout_s
@@ -158,7 +158,7 @@ class Processes:
             if (child := self._children.get(name)) is not None:
                 child.poll()
             if time.monotonic() > deadline:
-                log.error("cannot be killed", process=name, pids=[p.pid for p in left])
+                log.error("cannot kill", process=name, pids=[p.pid for p in left])
                 return
             time.sleep(0.01)
 
@@ -171,7 +171,7 @@ class Processes:
             self._targets.forget(name)
 
     def last_words(self, name: str, *, lines: int = 20) -> str:
-        """The end of its output and log, the error first."""
+        """The end of a process's output and log, its error first."""
         out = self._logs / f"{name}.out"
         paths = [out, self._logs / f"{name}.log", *self._logs.glob(f"{name}-rank*.log")]
         found = [path for path in paths if path.exists() and path.stat().st_size]
@@ -185,14 +185,14 @@ class Processes:
         return "\n".join([head for head in heads if head] + ends)
 
     def _end_of(self, name: str, out: str) -> str:
-        """Which signal ended it or, as torchrun tells, one of its ranks; empty if none did."""
+        """The signal that ended it or, according to torchrun, one of its ranks; empty if none."""
         code = self.exit_code(name)
-        told = _SIGNAL.findall(out)
-        number = -code if code is not None and code < 0 else int(told[-1]) if told else 0
+        reported = _SIGNAL.findall(out)
+        number = -code if code is not None and code < 0 else int(reported[-1]) if reported else 0
         if number != signal.SIGKILL:
             return f"ended by signal {number}" if number else ""
         if num_oom_kills() > self._oom_kills.get(name, sys.maxsize):
-            return f"{OOM}: {KILLED}: the kernel has killed for lack of memory meanwhile"
+            return f"{OOM}: {KILLED}: the kernel's OOM killer was active meanwhile"
         return KILLED
 
     def _write(self, record: Record) -> None:
@@ -220,7 +220,7 @@ class Processes:
 
 
 def summarise(text: str, *, lines: int) -> str:
-    """The last error line of an output, then its last lines; repeated lines once."""
+    """The last error line of an output, then its last lines without repetitions."""
     rows = list(dict.fromkeys(row.rstrip() for row in text.splitlines() if row.strip()))
     error = last_error(text)
     return "\n".join([*([error] if error else []), *rows[-lines:]])
@@ -234,7 +234,7 @@ def last_error(text: str) -> str:
 
 
 def without_launcher(text: str) -> str:
-    """An output without torchrun's own report of a failed rank, which has logged its error."""
+    """An output without torchrun's report of a failed rank, which logs its own error."""
     rows = [row for row in text.splitlines() if not _LAUNCHER_LINE.match(row)]
     for place in reversed(range(len(rows))):
         if rows[place].startswith("Traceback"):
@@ -269,7 +269,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _family(record: Record | None, marks: set[str]) -> list[psutil.Process]:
-    """Running members; trainer ranks have sessions of their own, hence the mark."""
+    """Running processes of a record; trainer ranks have their own sessions, hence the marks."""
     group = -1
     known = record is not None and record.pid > 0
     if record and known and (not psutil.pid_exists(record.pid) or _same_or_zombie(record)):
@@ -286,7 +286,7 @@ def _family(record: Record | None, marks: set[str]) -> list[psutil.Process]:
 
 
 def _carries(process: psutil.Process, marks: set[str]) -> bool:
-    """Exclude, for example, an editor that has the marked file open."""
+    """Whether a process has a mark; excludes, say, an editor that has the marked file open."""
     command = process.cmdline()
     return not marks.isdisjoint(command) and "python" in Path(command[0]).name
 

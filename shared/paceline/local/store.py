@@ -20,7 +20,7 @@ NAME = "store"
 MOST_PATH_CHARS = 100
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
-# Long, so that a store that is blocked for a moment is not replaced as dead.
+# Long, so that a store that is blocked for a moment is not considered dead.
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -42,7 +42,7 @@ class EmbeddedStore:
         """Adopt a running store, else start one and wait until the append-only file is loaded.
 
         Raises:
-            StoreError: it does not come up; the text has its last words.
+            StoreError: it does not start; the message has the end of its output.
         """
         if not self.answers():
             self.launch()
@@ -104,7 +104,7 @@ class EmbeddedStore:
 
 
 def check_url(url: str) -> None:
-    """Raise `StoreError` unless something answers at the URL of a store."""
+    """Raise `StoreError` unless a store answers at the URL."""
     from redis import Redis, RedisCluster
     from redis.exceptions import RedisClusterException, RedisError
 

@@ -117,12 +117,12 @@ class Local:
         return self.url
 
     def stop(self) -> None:
-        """Drain and stop everything: the controller with its children first, the store last."""
+        """Drain and stop all services: the controller with its children first, the store last."""
         self._stopping.set()
         if self._guard.ident is not None:
             self._guard.join()
         for kind in (WorkerKind.CONTROLLER, WorkerKind.GATEWAY, WorkerKind.EXPERIENCE):
-            # Longer than its own grace, so that it stops its children itself.
+            # Longer than its own grace period, so that it stops its children itself.
             self._processes.stop(kind, grace_s=GRACE_S[kind] + 8.0)
             self._processes.forget(kind)
             if kind is WorkerKind.CONTROLLER:
@@ -153,7 +153,7 @@ class Local:
         if not is_free(self._http_port, HOST):
             raise UnavailableError(
                 f"port {self._http_port} on {HOST} is in use; "
-                "stop what holds it or choose another with --port"
+                "stop the process that holds it or choose another with --port"
             )
 
     def _start_store(self) -> None:
@@ -213,7 +213,7 @@ class Local:
             try:
                 self._look()
             except Exception:  # the supervisor boundary of this thread
-                log.exception("look failed")
+                log.exception("cannot supervise services")
 
     def _look(self) -> None:
         self._look_at_store()

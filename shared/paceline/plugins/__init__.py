@@ -1,8 +1,8 @@
-"""The protocols of plug-ins by kind, and how they are found by name.
+"""The plug-in protocols, by kind, and the registry that finds plug-ins by name.
 
-What a plug-in implements or is given is here. Two things are elsewhere: nouns that services share
-(`Task`, `Transcript`, `Score`, `SamplingParams`) are in `paceline.types`, and what an objective is
-given, which needs torch, is in `paceline.methods.parts.batch`.
+Two kinds of types are defined elsewhere: those that services share (`Task`, `Transcript`, `Score`,
+`SamplingParams`) are in `paceline.types`, and the input of objectives, which needs torch, is in
+`paceline.methods.parts.batch`.
 """
 
 from paceline.plugins.declared import Declared, RegularExpression, declared, declares

@@ -1,8 +1,8 @@
-"""Declarations of a plug-in, such as its needs, which are read before it is used.
+"""Declarations that plug-ins make about themselves, read before a plug-in is used.
 
-They are attached to the target of its entry point in `paceline.options.<kind>`: its model of
-options, or the function itself. Only installed plug-ins have such entry points, so code that comes
-with a job cannot declare anything that a shared process would act on.
+They are attached to the target of the plug-in's entry point in `paceline.options.<kind>`: its
+options model, or the function itself. Only installed plug-ins have such entry points, so code that
+comes with a job cannot declare anything that a shared process would act on.
 """
 
 from __future__ import annotations
@@ -18,35 +18,34 @@ _ATTRIBUTE = "__paceline__"
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """See `declares`."""
+    """The declarations of a plug-in; see `declares`."""
 
     needs: Needs = ()
     inline: bool = False
     load: Callable[..., Any] | None = None
 
     def needs_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """What it needs if it is given these options."""
+        """The plug-in's needs with these options."""
         return self.needs(options) if callable(self.needs) else self.needs
 
 
 @dataclass(frozen=True, slots=True)
 class RegularExpression:
-    """Marks an option as a regular expression: it is compiled at submit, in bounded time."""
+    """Marks an option as a regular expression, to be compiled at submit in bounded time."""
 
 
 def declares(
     *, needs: Needs = (), inline: bool = False, load: Callable[..., Any] | None = None
 ) -> Callable[[T], T]:
-    """Decorates a function, class or model of options.
+    """Decorate a function, class or options model with declarations.
 
     Args:
-        needs: what the job has to provide (`paceline.config.needs` has the names), or a function
-            of the options that returns it. A job that does not is refused at submit.
-        inline: of rewards that cannot hang or crash, whatever the response and the options are:
-            they are called in the reward worker itself, not in a child process. Of installed
-            rewards only.
-        load: of rewards: called in the child process with the options before the clock of the
-            first score starts, maybe more than once. For imports and models that take long.
+        needs: requirements on the job (names from `paceline.config.needs`), or a function of the
+            options that returns them. A job that does not meet them is refused at submit.
+        inline: installed rewards only: the reward cannot hang or crash, whatever the response and
+            options, so it is called in the reward worker itself, not in a child process.
+        load: rewards only: called with the options in the child process before the timeout of the
+            first score starts, maybe more than once. For slow imports and models.
     """
 
     def mark(target: T) -> T:
@@ -57,6 +56,6 @@ def declares(
 
 
 def declared(target: Any) -> Declared:
-    """The declarations of a function, class or model of options; empty without any."""
+    """The declarations on a function, class or options model; empty if it has none."""
     found = getattr(target, _ATTRIBUTE, None)
     return found if isinstance(found, Declared) else Declared()

@@ -1,4 +1,4 @@
-"""Inference engines: tokens in, tokens out, and the weights that they load."""
+"""The protocol of inference engines, their requests and outputs, and the weights they load."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class EngineRequest:
     """One running request to an engine."""
 
     request_id: str
-    tokens: tuple[int, ...]  # the whole context so far
+    tokens: tuple[int, ...]  # the full context so far
     sampling: SamplingParams
     pinned_version: int = -1
-    sampled: int = 0  # of the last tokens: those that this turn has sampled already, elsewhere
+    sampled: int = 0  # number of last tokens that this turn has already sampled on another engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class EngineOutput:
     matched_stop: str = ""
     error_code: str = ""
     error: str = ""
-    # With the end, of engines that know: seconds until the prompt was begun, then until decoding.
+    # Set with the finish reason if known: seconds queued, then seconds of prefill.
     queue_s: float = -1.0
     prefill_s: float = -1.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Counters since start; seconds are monotonic sums."""
+    """Counters since start; seconds are cumulative."""
 
     engine: str
     precision: str
@@ -55,7 +55,7 @@ class EngineStatus:
     busy_s: float
     idle_s: float
     swap_s: float
-    cached_tokens: int = 0  # of prompts, found in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
     kv_ratio: float = -1.0  # share of the KV cache in use; below 0: unknown
 
 
@@ -64,22 +64,22 @@ class TensorSpec(Protocol):
 
     @property
     def name(self) -> str:
-        """As in the model's state."""
+        """The name in the model's state dict."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Name of its element type: float32, bfloat16, ..."""
+        """Element type: float32, bfloat16, ..."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its dimensions."""
+        """Dimensions of the tensor."""
         ...
 
 
 class HeaderSpec(Protocol):
-    """What an engine needs of a snapshot's header."""
+    """The part of a snapshot's header that engines use."""
 
     @property
     def version(self) -> int:
@@ -88,54 +88,54 @@ class HeaderSpec(Protocol):
 
     @property
     def tied(self) -> tuple[tuple[str, str], ...]:
-        """(name, same_as) of tensors that are left out."""
+        """(name, same_as) of tied tensors, which the snapshot omits."""
         ...
 
     @property
     def canary_tokens(self) -> tuple[int, ...]:
-        """A fixed prompt."""
+        """A fixed prompt to verify the loaded weights with."""
         ...
 
     @property
     def canary_logprobs(self) -> tuple[float, ...]:
-        """The trainer's log-probs of its tokens but the first."""
+        """The trainer's log-probs of `canary_tokens[1:]`."""
         ...
 
 
 class WeightSnapshot(Protocol):
-    """A whole, verified set of weights; checksums included."""
+    """A complete set of weights with verified checksums."""
 
     @property
     def header(self) -> HeaderSpec:
-        """What it is."""
+        """The header of the snapshot."""
         ...
 
     def tensors(self) -> Iterator[tuple[TensorSpec, memoryview]]:
-        """Each tensor's entry and bytes."""
+        """Iterate over the tensors: entry and bytes of each."""
         ...
 
 
 class Engine(Protocol):
-    """An inference engine behind a rollout worker. All methods are called on one event loop."""
+    """The inference engine of a rollout worker. All methods are called on one event loop."""
 
     async def start(self) -> None:
-        """Load the model's shape with dummy weights; ready for `load`."""
+        """Create the model with dummy weights, ready for `load`."""
         ...
 
     def submit(self, batch: Sequence[EngineRequest]) -> None:
-        """Queue requests; their emissions come out of `emissions`. Bad ones end with `error`."""
+        """Queue requests; outputs arrive through `emissions`. Invalid ones end with `error`."""
         ...
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; each emits what it has with `finish_reason` abort. Unknown ids: no-op."""
+        """Abort requests; each emits its tokens so far with reason `abort`. Ignores unknown ids."""
         ...
 
     def emissions(self) -> AsyncIterator[list[EngineOutput]]:
-        """Everything that comes out, in batches; one consumer."""
+        """All outputs, in batches; for a single consumer."""
         ...
 
     async def load(self, snapshot: WeightSnapshot, activation: str) -> None:
-        """Swap to other weights between decode steps.
+        """Swap to new weights between decode steps.
 
         `in_flight` keeps the KV cache, `interrupt` recomputes it, `at_boundary` lets running
         requests finish first. Pinned requests always finish first.
@@ -147,7 +147,7 @@ class Engine(Protocol):
         ...
 
     def status(self) -> EngineStatus:
-        """Counters now."""
+        """The current counters."""
         ...
 
     async def close(self) -> None:
@@ -156,9 +156,9 @@ class Engine(Protocol):
 
 
 class EngineFactory(Protocol):
-    """What an entry point in `paceline.engines` names; all arguments are keywords.
+    """The target of an entry point in `paceline.engines`; all arguments are keywords.
 
-    One that also takes `settings` (a mapping) gets what the rollout pool says of such engines.
+    A factory that also takes `settings` (a mapping) gets the rollout pool's settings for it.
     """
 
     def __call__(
@@ -173,5 +173,5 @@ class EngineFactory(Protocol):
         job_id: str,
         **options: Any,
     ) -> Engine:
-        """An engine that is not started. `model_dir` has the small model files, no weights."""
+        """Create an engine without starting it. `model_dir` has small model files, no weights."""
         ...

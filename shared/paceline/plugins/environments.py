@@ -1,4 +1,4 @@
-"""Environments: tasks, the world that plays them, and the descriptor that names both."""
+"""The protocols of environments: tasks, the world they are played in, and a descriptor of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment shows the policy: new messages, or plain text without a chat template."""
+    """New input for the policy: messages, or plain text without a chat template."""
 
     messages: tuple[Message, ...] = ()
     text: str = ""
@@ -29,7 +29,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The environment's answer to an action."""
+    """The environment's response to an action."""
 
     observation: Observation
     reward: float
@@ -38,7 +38,7 @@ class StepResult:
 
 
 class Environment(Protocol):
-    """One episode's world, made with the job's `tasks.options` (eval's overlaid) as keywords.
+    """The world of one episode, created with the job's `tasks.options` (or the eval's) as keywords.
 
     `replayable`: the same seed and actions rebuild the same state.
     """
@@ -46,7 +46,7 @@ class Environment(Protocol):
     replayable: bool
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start the episode; returns the first observation."""
+        """Start the episode and return the first observation."""
         ...
 
     async def step(self, action: str) -> StepResult:
@@ -72,20 +72,21 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPlugin:
-    """Descriptor of an environment, named by an entry point in `paceline.environments`.
+    """The descriptor of an environment, the target of an entry point in `paceline.environments`.
 
-    Each part is `module:attribute` and imported only where it runs, so that what a world needs is
-    not needed by the service that orders its tasks. `tasks` may be those of a data set that
-    another environment's world plays.
+    Each part is `module:attribute` and imported only where it runs, so that the service that orders
+    tasks does not need the dependencies of the world. Several environments may share a world and
+    differ in their `tasks`.
     """
 
     tasks: str
-    """`make(*, seed, **options) -> TaskSource`, called in experience."""
+    """`make(*, seed, **options) -> TaskSource`, called in the experience service."""
     world: str
-    """`make(**options) -> Environment`, called in environment workers, once for each episode."""
+    """`make(**options) -> Environment`, called in environment workers, once per episode."""
     options: str = ""
-    """Tells the options of both (see `paceline.config.options`), and is light to import: the
-    gateway does. Without it experience checks them by the parameters of `tasks`."""
+    """Describes the options of both (see `paceline.config.options`). It must be light to import,
+    since the gateway imports it. If empty, the experience service checks options against the
+    parameters of `tasks`."""
 
     def load_tasks(self) -> Callable[..., TaskSource]:
         """Import the factory of the task source.

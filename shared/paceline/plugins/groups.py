@@ -1,4 +1,4 @@
-"""Protocols of plug-ins that order tasks and rate groups: samplers, filters, advantages."""
+"""The protocols of samplers, group filters and advantages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Order of tasks. State travels with the trainer's step."""
+    """Decides the order of tasks. Its state is saved with the trainer's step."""
 
     def next(self) -> int | None:
         """Index of the next task; None after the last epoch."""
@@ -38,13 +38,13 @@ class GroupFilter(Protocol):
 
 
 class Advantage(Protocol):
-    """Advantages of a whole batch, one per episode."""
+    """Computes the advantages of a whole batch, one per episode."""
 
     def __call__(
         self, rewards: Floats, groups: Ints, lengths: Ints, *args: Any, **options: Any
     ) -> Floats:
         """`rewards` [N], `groups` [N], `lengths` [N] in policy tokens -> [N].
 
-        Episodes of one group have equal numbers in `groups`. The arrays belong to the caller.
+        Episodes of one group have equal numbers in `groups`. The inputs must not be modified.
         """
         ...

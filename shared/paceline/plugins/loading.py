@@ -9,7 +9,7 @@ from paceline.errors import InvalidError
 
 
 def attribute(target: str) -> Any:
-    """What `module:attribute` names.
+    """Import the object that `module:attribute` names.
 
     Raises:
         InvalidError: there is no such module, or it has no such attribute.

@@ -1,4 +1,4 @@
-"""The base of models of options and of configuration."""
+"""Base classes of options and configuration models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class _NoNumber:
-    """Stands for a boolean where a number belongs: pydantic would take `true` for 1."""
+    """Replaces a boolean where a number is expected, since pydantic would accept `true` as 1."""
 
     def __init__(self, value: bool) -> None:
         self._text = "true" if value else "false"
@@ -19,7 +19,7 @@ class _NoNumber:
 
 
 class JsonModel(BaseModel):
-    """A model in which booleans are no numbers."""
+    """A model that does not accept booleans as numbers."""
 
     @model_validator(mode="before")
     @classmethod
@@ -50,6 +50,6 @@ def _takes_booleans(annotation: Any) -> bool:
 
 
 class StrictModel(JsonModel):
-    """An immutable model that refuses unknown fields."""
+    """An immutable model that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

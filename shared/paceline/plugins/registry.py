@@ -1,4 +1,4 @@
-"""Finds a plug-in by entry-point name, and code of a job by `module:attribute`."""
+"""Finds plug-ins by entry-point name, and a job's own code by `module:attribute`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KINDS = (
     "engines",
     "trackers",
 )
-# What a job file may name as `module:attribute`: rewards run in children of reward workers,
-# objectives in the job's own trainer. The other kinds run in processes that jobs share, or belong
-# to the installation.
+# Kinds that a job file may name as `module:attribute`: rewards run in child processes of reward
+# workers, objectives in the job's own trainer. The others run in processes that jobs share, or
+# belong to the installation.
 FROM_MODULES = frozenset({"rewards", "objectives"})
 
 
@@ -39,7 +39,7 @@ def find(kind: str, name: str) -> Any:
     """Import the plug-in `name` of a kind.
 
     Raises:
-        InvalidError: nothing of this name is installed, the kind takes no `module:attribute`, or
+        InvalidError: no such plug-in is installed, the kind does not allow `module:attribute`, or
             the module lacks the attribute.
     """
     check(kind, name)
@@ -55,16 +55,16 @@ def environment(name: str) -> EnvironmentPlugin:
     """The descriptor of an environment; imports neither its tasks nor its world.
 
     Raises:
-        InvalidError: nothing of this name is installed, or it is no `EnvironmentPlugin`.
+        InvalidError: no such plug-in is installed, or it is not an `EnvironmentPlugin`.
     """
     found = find("environments", name)
     if not isinstance(found, EnvironmentPlugin):
-        raise InvalidError(f"environments: {name!r} is no EnvironmentPlugin but {found!r}")
+        raise InvalidError(f"environments: {name!r} is not an EnvironmentPlugin but {found!r}")
     return found
 
 
 def options_of(kind: str, name: str) -> Any:
-    """What tells the options of a plug-in (see `paceline.config.options`); None: nothing does."""
+    """What describes a plug-in's options (see `paceline.config.options`); None: nothing."""
     if kind == "environments":
         target = environment(name).options
         return attribute(target) if target else None
@@ -73,7 +73,7 @@ def options_of(kind: str, name: str) -> Any:
 
 
 def check(kind: str, name: str) -> None:
-    """Raise `InvalidError` if `name` cannot be a plug-in of this kind; imports nothing."""
+    """Raise `InvalidError` if `name` is not a plug-in of this kind, without importing it."""
     module, colon, attribute = name.partition(":")
     if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
         return

@@ -1,4 +1,4 @@
-"""Validation of engine requests that is common to all engines."""
+"""Validates engine requests, the same for all engines."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class EngineLimits:
 
     vocab_size: int
     max_context: int
-    stop_strings: bool  # whether it can decode tokens
+    stop_strings: bool  # whether stop strings are supported, which requires decoding tokens
 
 
 def request_problem(request: EngineRequest, limits: EngineLimits) -> str:
-    """Why a request cannot be served (field, value, what is allowed); empty if it can."""
+    """Why a request is invalid (field, value, what is allowed); empty if it is valid."""
     tokens = request.tokens
     if not tokens:
         return "tokens: is empty; at least 1 is needed"
@@ -46,7 +46,7 @@ def _sampling_problem(s: SamplingParams, limits: EngineLimits) -> str:
     heat = f"0 or {LEAST_TEMPERATURE} to {MOST_TEMPERATURE:g}"
     warm = LEAST_TEMPERATURE <= s.temperature <= MOST_TEMPERATURE
     strings = s.stop_strings
-    # Comparisons are written so that NaN is refused.
+    # The comparisons are false for NaN.
     checks: tuple[tuple[bool, str, object, str], ...] = (
         (s.max_tokens >= 1, "max_tokens", s.max_tokens, "at least 1"),
         (s.temperature == 0 or warm, "temperature", s.temperature, heat),

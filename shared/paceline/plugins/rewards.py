@@ -1,4 +1,4 @@
-"""Rewards: scores of single episodes."""
+"""The protocol of rewards, which score single episodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.types import Score, Task
 
 @dataclass(frozen=True, slots=True)
 class RewardInput:
-    """What a reward part may look at."""
+    """The input of a reward part."""
 
     episode_id: str
     task: Task
@@ -21,8 +21,8 @@ class RewardInput:
 
 
 class Reward(Protocol):
-    """Score of one episode by one part; may raise, hang or crash without harm to others."""
+    """Scores one episode; may raise, hang or crash without affecting other episodes."""
 
     def __call__(self, item: RewardInput, **options: Any) -> Score | float | Awaitable[Score]:
-        """Points, or a whole `Score`."""
+        """The score, as a number or a full `Score`."""
         ...

@@ -1,4 +1,4 @@
-"""Topologies: how an episode is led from its first observation to its transcripts."""
+"""The protocol of topologies, which drive an episode from first observation to transcripts."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from paceline.types import Transcript
 
 
 class Session(Protocol):
-    """One episode, as a topology sees it: the policy on one side, the world on the other."""
+    """One episode from a topology's point of view: a policy and a world."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be said: the world or the context has ended it."""
+        """Whether the episode is over, ended by the world or the context length."""
         ...
 
     async def reset(self) -> None:
-        """Start the world and show its first observation, or go on where an earlier worker was.
+        """Start the world and show its first observation, or resume an earlier worker's episode.
 
         Raises:
-            PacelineError: the episode has to be given back; let it through.
+            PacelineError: the episode's lease must be returned; do not catch it.
         """
         ...
 
     async def act(self) -> str:
-        """Let the policy take its turn; its text."""
+        """Let the policy take its turn; returns its text."""
         ...
 
     async def step(self, action: str) -> None:
-        """Give an action to the world and show the policy what follows."""
+        """Apply an action to the world and show the resulting observation to the policy."""
         ...
 
     def transcript(self) -> Transcript:
-        """All that was said so far, in tokens."""
+        """The transcript so far."""
         ...
 
 
@@ -42,5 +42,5 @@ class Topology(Protocol):
     async def __call__(
         self, session: Session, /, *args: Any, **options: Any
     ) -> tuple[Transcript, ...]:
-        """Run to the end; the transcripts to train on."""
+        """Run the episode to its end; returns the transcripts to train on."""
         ...

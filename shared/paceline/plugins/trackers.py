@@ -1,4 +1,4 @@
-"""Experiment trackers: runs, points and samples that they are given."""
+"""The protocol of experiment trackers, with their runs, points and samples."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """The run of a job in a tracker. `run_id` and `folder` are the same after a restart."""
+    """The run that a tracker records. `run_id` and `folder` are the same after a restart."""
 
     run_id: str
     name: str
     tenant: str
-    axis: str  # step | version: what curves are drawn over
+    axis: str  # step | version: the x axis of curves
     folder: Path  # for files of this tracker of this job; exists
-    shared_folder: Path  # for files that all jobs share; made by who uses it
+    shared_folder: Path  # for files that all jobs share; the tracker creates it if needed
     config: Mapping[str, Any]  # the job file as JSON
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedSample:
-    """One trajectory for the table."""
+    """One trajectory for the table of samples."""
 
     prompt: str
     response: str
     reward: float
     parts: Mapping[str, float]
-    version: int  # oldest that sampled it
+    version: int  # oldest version that sampled it
     staleness: int  # in trainer steps; -1: not known
     truncated: bool
     episode: str
@@ -37,10 +37,10 @@ class TrackedSample:
 
 @dataclass(frozen=True, slots=True)
 class TrackedPoint:
-    """Values of one moment.
+    """Metric values at one point in time.
 
     `train` and `eval` points are the rows of the job's history: `index` counts from 0 without gaps.
-    `system` points have no index: what the workers do, each told at most once.
+    `system` points describe worker activity; they have no index and are delivered at most once.
     """
 
     kind: str  # train | eval | system
@@ -52,34 +52,34 @@ class TrackedPoint:
 
 
 class Tracker(Protocol):
-    """One run in an experiment tracker. Lives in a process of its own: may block, raise or hang.
+    """One run in an experiment tracker, in a process of its own: it may block, raise or hang.
 
-    Made by `factory(run, **options)`, which opens the run of an earlier life if there is one. It is
-    ended by SIGKILL when it takes longer than `timeout_s` over a call, and made again.
+    Created by `factory(run, **options)`, which resumes an existing run. If a call takes longer than
+    `timeout_s`, the process is killed with SIGKILL and the tracker created again.
     """
 
     @property
     def url(self) -> str:
-        """Where to look; empty if that is not known."""
+        """Link to the run; empty if unknown."""
         ...
 
     @property
     def rows(self) -> int | None:
-        """How many rows of the history the run holds from earlier lives; None: cannot tell.
+        """Number of rows of the history that the run already holds; None: unknown.
 
-        The next row that comes has this index. One that cannot tell gets those again that were
-        not acknowledged before it died.
+        The next row written has this index. If unknown, rows that were not acknowledged before a
+        restart are sent again.
         """
         ...
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
-        """Add points; they are safe when this returns."""
+        """Write points; they are durable when this returns."""
         ...
 
     def finish(self, state: str, summary: Mapping[str, Any]) -> None:
-        """The job is over: succeeded, failed or cancelled."""
+        """End the run: the job has succeeded, failed or been cancelled."""
         ...
 
     def close(self) -> None:
-        """This process ends, the run does not."""
+        """Release resources before the process exits; the run stays open."""
         ...

@@ -1,4 +1,4 @@
-"""Small files that experience keeps with a job, such as those of its tokenizer."""
+"""Small files that the experience service stores with a job, such as its tokenizer's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def fetch(experience: ExperienceAsyncStub, digest: str, *, timeout_s: floa
     Raises:
         IntegrityError: the bytes received do not match the digest.
         NotFoundError: no artifact has this digest.
-        PacelineError: experience cannot be reached.
+        PacelineError: the experience service cannot be reached.
     """
     request = experience_pb2.GetArtifactRequest(digest=digest)
     chunks = stream(experience.GetArtifact, request, timeout_s=timeout_s)

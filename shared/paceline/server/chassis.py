@@ -1,4 +1,4 @@
-"""What every service process shares: health, metrics, signals, drain, event logs, orphan guard."""
+"""Common runtime of every service: health, metrics, signals, drain, logs, supervisor watchdog."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from paceline.transport.tls import server_credentials, wait_for_renewal
 CANCEL_S = 5.0
 LATE_S = 1.5
 VERDICT_S = 1.0
-LAST_SPANS_S = 1.0  # less than `LATE_S`: an end by force would lose them
+LAST_SPANS_S = 1.0  # less than `LATE_S`, so that a forced exit does not lose the last spans
 End = Callable[[int], object]
 log = Log("chassis")
 
 
 @dataclass(slots=True)
 class Chassis:
-    """What a service gets handed: its settings, its gRPC server (not yet started), its metrics."""
+    """The runtime passed to a service: settings, metrics, and a gRPC server not yet started."""
 
     settings: ServiceSettings
     server: aio.Server
     metrics: Metrics
-    address: str  # host:port under which others reach it
+    address: str  # host:port at which other processes reach it
     health: Health = field(default_factory=Health)
     tracer: Tracer = OFF
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    limit: threading.Timer | None = None
+    exit_timer: threading.Timer | None = None
     failed: bool = False
-    usage: Usage = field(default=cast(Usage, None))  # made of the others if it is not given
+    usage: Usage = field(default=cast(Usage, None))  # derived from the other fields by default
     check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None  # `ErrorInterceptor`
 
     def __post_init__(self) -> None:
@@ -65,37 +65,37 @@ class Chassis:
             self.usage = usage_of(self.settings, self.metrics)
 
     def stop(self) -> None:
-        """Begin to drain; from here on the process is not ready, and its time is limited."""
+        """Begin to drain: the process becomes unready and its grace period starts."""
         if self.stopping.is_set():
             return
         self.health.drain()
         self.stopping.set()
-        if self.limit is not None:
-            self.limit.start()
+        if self.exit_timer is not None:
+            self.exit_timer.start()
 
 
 class Service:
-    """What `serve` runs. Subclass it; all methods are optional."""
+    """Base class of what `serve` runs; all methods are optional."""
 
     async def start(self) -> None:
         """Called before the server accepts calls."""
 
     async def run(self) -> None:
-        """The service's own work; returning ends the process, raising fails it."""
+        """The service's main loop; returning stops the process, raising fails it."""
         await asyncio.Event().wait()
 
     async def drain(self) -> None:
-        """Finish or hand over what is open; cut off after `grace_s`."""
+        """Finish or hand over work in flight; cancelled after `grace_s`."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 Build = Callable[[Chassis], Awaitable[Service]]
 
 
 def main(build: Build, argv: list[str] | None = None) -> int:
-    """`python -m paceline_<service> FILE [FILE ...] [--set FIELD=VALUE ...]`; the exit code."""
+    """Run `python -m paceline_<service> FILE... [--set FIELD=VALUE ...]`; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         settings = parse_arguments(arguments, program="python -m paceline_<service>")
@@ -108,15 +108,15 @@ def main(build: Build, argv: list[str] | None = None) -> int:
 
 
 def run_process(settings: ServiceSettings, build: Build, *, end: End = os._exit) -> int:
-    """Serve as all that this process does; the exit code. See `serve` for `end`."""
+    """Run `serve` in an event loop and return the exit code."""
     code = run_loop(serve(settings, build, end=end))
-    # Else the interpreter looks through all objects of torch for seconds before it ends.
+    # Otherwise the final garbage collection traverses all of torch's objects, which takes seconds.
     gc.freeze()
     return code
 
 
 def run_loop(coroutine: Any) -> Any:
-    """Asyncio on uvloop where it is installed."""
+    """Run a coroutine in an event loop: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -125,10 +125,11 @@ def run_loop(coroutine: Any) -> Any:
 
 
 async def serve(settings: ServiceSettings, build: Build, *, end: End | None = None) -> int:
-    """Run one service until it is stopped; 0 after a clean drain, 1 after a failure.
+    """Run one service until it is asked to stop; returns 0 after a clean drain, 1 after a failure.
 
-    `end` ends the process at once with this exit code. It is called when the service is still
-    there `LATE_S` after its grace, whatever holds it up: a start, a thread, a blocked loop.
+    `end` terminates the process immediately. It is called with the exit code if the process
+    is still running `LATE_S` after its grace period, whether it is stuck in a start, a thread or a
+    blocked event loop.
     """
     if settings.token and settings.kind not in (WorkerKind.GATEWAY, WorkerKind.CONTROLLER):
         log.warning("token is not used by this kind of service", kind=settings.kind)
@@ -156,7 +157,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             check_first=errors.check_first,
         )
         if end is not None:
-            chassis.limit = _limit(chassis, end)
+            chassis.exit_timer = _exit_timer(chassis, end)
         try:
             return await _live(chassis, build)
         finally:
@@ -182,9 +183,9 @@ async def _live(chassis: Chassis, build: Build) -> int:
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, chassis.server)
     _on_signals(chassis)
-    async with _beside(
+    async with _background(
         beat=chassis.health.beat,
-        verdict=partial(_pass_verdict, chassis.health, health),
+        verdict=partial(_publish_health, chassis.health, health),
         usage=chassis.usage.watch,
         guard=partial(_orphan_guard, chassis),
         renewal=partial(_renew, chassis),
@@ -205,8 +206,8 @@ async def _live(chassis: Chassis, build: Build) -> int:
     return 1 if chassis.failed else 0
 
 
-async def _pass_verdict(health: Health, servicer: HealthServicer) -> None:
-    """Tell gRPC health too when this process should be restarted: a controller may ask that way."""
+async def _publish_health(health: Health, servicer: HealthServicer) -> None:
+    """Publish liveness through gRPC health checks too, which a controller may use as its probe."""
     before = ""
     while True:
         await asyncio.sleep(VERDICT_S)
@@ -219,12 +220,12 @@ async def _pass_verdict(health: Health, servicer: HealthServicer) -> None:
 
 
 def usage_of(settings: ServiceSettings, metrics: Metrics) -> Usage:
-    """Of a process of this kind; every episode of an environment waits for itself."""
+    """The usage meter for this kind of process; in environments, waits add up over episodes."""
     return Usage(metrics, service=settings.kind, each=settings.kind is WorkerKind.ENVIRONMENT)
 
 
 def bind(server: aio.Server, settings: ServiceSettings) -> int:
-    """Bind the gRPC port; raises `UnavailableError` if it is taken, `ConfigError` about `tls`."""
+    """Bind the gRPC port; raises `UnavailableError` if in use, `ConfigError` for bad `tls`."""
     wanted = _joined(settings.host, settings.port)
     credentials = None if settings.tls is None else server_credentials(settings.tls)
     try:
@@ -237,17 +238,17 @@ def bind(server: aio.Server, settings: ServiceSettings) -> int:
     if port == 0:
         raise UnavailableError(
             f"port {settings.port} on {settings.host} is in use; "
-            "stop what holds it or choose another"
+            "stop the process that holds it or choose another"
         )
     return port
 
 
 def address_of(settings: ServiceSettings, port: int) -> str:
-    """Where others reach this process; IPv6 addresses get their brackets."""
+    """The host:port at which other processes reach this one; IPv6 hosts are bracketed."""
     if not settings.advertise:
         return _joined(settings.host, port)
-    host, _, told = settings.advertise.rpartition(":")
-    return _joined(host, told)
+    host, _, advertised_port = settings.advertise.rpartition(":")
+    return _joined(host, advertised_port)
 
 
 def _joined(host: str, port: int | str) -> str:
@@ -262,9 +263,9 @@ def _on_signals(chassis: Chassis) -> None:
 
 
 @asynccontextmanager
-async def _beside(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Run tasks until the block ends; a failure of one is logged, the others continue."""
-    tasks = [asyncio.create_task(_told(name, each), name=name) for name, each in watches.items()]
+async def _background(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    """Run these tasks until the block ends; a failure is logged and does not affect the others."""
+    tasks = [asyncio.create_task(_logged(name, each), name=name) for name, each in watches.items()]
     try:
         yield
     finally:
@@ -273,7 +274,7 @@ async def _beside(**watches: Callable[[], Awaitable[None]]) -> AsyncGenerator[No
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _told(name: str, watch: Callable[[], Awaitable[None]]) -> None:
+async def _logged(name: str, watch: Callable[[], Awaitable[None]]) -> None:
     try:
         await watch()
     except Exception:  # the supervisor boundary of this task
@@ -287,7 +288,7 @@ async def _until_stopped(chassis: Chassis, work: asyncio.Task[None]) -> None:
 
 
 async def _end(chassis: Chassis, service: Service, work: asyncio.Task[None]) -> None:
-    """Cancel the work if it still runs, drain, close."""
+    """Cancel the work if it is still running, then drain and close."""
     grace_s = chassis.settings.grace_s
     try:
         async with asyncio.timeout(grace_s):
@@ -309,27 +310,27 @@ def _has_failed(work: asyncio.Task[None]) -> bool:
     return False
 
 
-def _limit(chassis: Chassis, end: End) -> threading.Timer:
+def _exit_timer(chassis: Chassis, end: End) -> threading.Timer:
     grace_s = chassis.settings.grace_s
 
-    def cut() -> None:
-        log.error("ended by force", grace_s=grace_s, failed=chassis.failed)
+    def on_deadline() -> None:
+        log.error("forced to exit", grace_s=grace_s, failed=chassis.failed)
         end(1 if chassis.failed else 0)
 
-    limit = threading.Timer(grace_s + LATE_S, cut)
-    limit.daemon = True
-    return limit
+    timer = threading.Timer(grace_s + LATE_S, on_deadline)
+    timer.daemon = True
+    return timer
 
 
 async def _renew(chassis: Chassis) -> None:
-    """End this process after its certificates have changed; its supervisor starts it again."""
+    """Stop this process once its certificates have changed; its supervisor restarts it."""
     if chassis.settings.tls is not None:
         await wait_for_renewal(chassis.settings.tls)
         chassis.stop()
 
 
 async def _orphan_guard(chassis: Chassis) -> None:
-    """End this process when its supervisor has been away for too long."""
+    """Stop this process when the supervisor's heartbeat file is stale."""
     beat = chassis.settings.supervisor
     if beat is None:
         return

@@ -1,4 +1,4 @@
-"""The child's side of a process that communicates in lines over its pipes."""
+"""The child's side of a process that exchanges lines with its parent over pipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def take_pipes() -> tuple[TextIO, TextIO]:
 
 
 def end_with_parent() -> None:
-    """Exit when the parent does, even while hanging, when the closed pipe goes unnoticed."""
+    """Exit when the parent does, even if the main thread hangs and misses the closed pipe."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 

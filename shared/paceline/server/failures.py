@@ -34,7 +34,7 @@ def marked(text: str) -> str:
 
 
 def num_oom_kills(path: Path = _KILLS) -> int:
-    """Number of OOM kills by this machine's kernel; 0 if unknown."""
+    """Number of OOM kills by this machine's kernel so far; 0 if unknown."""
     try:
         rows = path.read_text().splitlines()
     except OSError:

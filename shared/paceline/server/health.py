@@ -28,9 +28,9 @@ JSON = ("Content-Type", "application/json")
 
 
 class Health:
-    """The state behind the probes. Written by the event loop, read by any thread.
+    """The state behind the probes, written by the event loop and read by any thread.
 
-    A starting service is alive and not ready: imports and loading may block the loop for minutes.
+    A starting service is alive but not ready: imports and loading may block the loop for minutes.
     Once it serves, the event loop must keep running and the work in `progress` must advance.
     """
 
@@ -50,13 +50,13 @@ class Health:
         self._unready = "starting"
 
     def serve(self) -> None:
-        """The service accepts calls, unless it is already draining."""
+        """Mark the service as accepting calls, unless it is already draining."""
         self._ticked_s = self._clock()
         if self._unready == "starting":
             self._unready = ""
 
     def drain(self) -> None:
-        """The service accepts no new work."""
+        """Mark the service as accepting no new work."""
         self._unready = "draining"
 
     def tick(self) -> None:
@@ -65,21 +65,21 @@ class Health:
             self._ticked_s = self._clock()
 
     async def beat(self) -> None:
-        """Tick for as long as the event loop runs."""
+        """Tick until cancelled."""
         while True:
             self.tick()
             self.progress.check()
             await asyncio.sleep(min(1.0, self._stuck_s / 4))
 
     def why_dead(self) -> str:
-        """Why the process should be restarted; empty while it should not."""
+        """The reason to restart the process; empty if there is none."""
         silent_s = 0.0 if self._ticked_s is None else self._clock() - self._ticked_s
         if silent_s <= self._stuck_s:
             return self.progress.why_dead()
-        return f"the event loop has not turned for {silent_s:.0f} s; at most {self._stuck_s:g} s"
+        return f"the event loop has been blocked for {silent_s:.0f} s; limit {self._stuck_s:g} s"
 
     def why_unready(self) -> str:
-        """Why the process should get no calls; empty while it should."""
+        """The reason to send the process no calls; empty if there is none."""
         return self._unready or self.why_dead() or self.progress.why_unready()
 
     def status(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Probes:
     """`/livez`, `/readyz`, `/statusz` and `/metrics` over plain HTTP, in threads of their own."""
 
     def __init__(self, *, host: str, port: int, health: Health, metrics: Metrics) -> None:
-        """Bind and serve; raises `UnavailableError` if the port is taken."""
+        """Bind and serve; raises `UnavailableError` if the port is in use."""
         app = _app(health, make_wsgi_app(metrics.registry))
         kind = _Server6 if ":" in host else _Server
         try:
@@ -106,7 +106,7 @@ class Probes:
         except OSError as error:
             raise UnavailableError(
                 f"metrics_port {port} on {host} cannot be bound ({error.strerror}); "
-                "stop what holds it or choose another"
+                "stop the process that holds it or choose another"
             ) from None
         self.port: int = self._server.server_port
         self._thread = threading.Thread(

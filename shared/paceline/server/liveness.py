@@ -1,4 +1,4 @@
-"""Progress of a process on its pending work, the basis of liveness and readiness."""
+"""Tracks the progress of a process on its pending work, which decides liveness and readiness."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.telemetry.logs import Log
 
 @dataclass(frozen=True, slots=True)
 class WorkProgress:
-    """A kind of work at one moment."""
+    """A snapshot of one kind of work."""
 
     pending: float
-    """How much work this process itself could do now. 0 while there is none, or while all of it
-    waits for another service: waiting is never unhealthy."""
+    """How much work this process could do now. 0 if there is none, or if all of it waits for
+    another service: waiting is never unhealthy."""
     done: Any
-    """Compared with the last value: any change means progress."""
+    """Any change since the last value means progress."""
 
 
 Read = Callable[[], WorkProgress]
@@ -46,11 +46,11 @@ class Work:
     pending: float = 0.0
     silent_s: float = 0.0
     done: Any = _UNSEEN
-    progress_at_s: float | None = None  # the last progress
-    longest_s: float | None = None  # so far, between two results
+    progress_at_s: float | None = None  # time of the last progress
+    longest_s: float | None = None  # longest time between two results so far
 
     def check(self, now: float, passed_s: float) -> None:
-        """Record the current state, `passed_s` after the last time."""
+        """Record the current state, `passed_s` after the last check."""
         current = self.read()
         under_way_s = self.silent_s + passed_s if self.pending > 0 else 0.0
         if self.done is not _UNSEEN and current.done != self.done:
@@ -62,7 +62,7 @@ class Work:
         self.silent_s = under_way_s if current.pending > 0 else 0.0
 
     def limit_s(self, base_s: float) -> float:
-        """How long the work may be silent."""
+        """How long the work may go without progress."""
         base_s = self.within_s or base_s
         if not self.uneven:
             return max(base_s, 2.0 * self.min_limit_s())
@@ -71,19 +71,19 @@ class Work:
         return max(base_s, self.settings.slack * self.longest_s)
 
     def why(self, base_s: float) -> str:
-        """Why the work is stuck by this limit; empty if it is not."""
+        """The reason the work counts as stuck; empty if it does not."""
         limit_s = self.limit_s(base_s)
         if self.silent_s <= limit_s:
             return ""
         return (
-            f"{self.name}: {self.pending:g} pending and nothing done for {self.silent_s:.0f} s; "
-            f"at most {limit_s:g} s"
+            f"{self.name}: {self.pending:g} pending, no progress for {self.silent_s:.0f} s; "
+            f"limit {limit_s:g} s"
         )
 
 
 @dataclass(slots=True)
 class ProcessProgress:
-    """All work of a process. Written by the event loop, read by any thread."""
+    """All work of a process, written by the event loop and read by any thread."""
 
     settings: ProbeSettings = field(default_factory=ProbeSettings)
     clock: Callable[[], float] = time.monotonic
@@ -107,10 +107,10 @@ class ProcessProgress:
     ) -> None:
         """Register a kind of work.
 
-        Without progress for `silent_s` the process is not ready; for `dead_s` it is not alive,
-        unless the work is not `fatal` because a restart would not help. `min_limit_s` returns the
-        work's own deadline, which may be longer. `uneven` work has `first_s` the first time, and
-        then `slack` times its longest duration so far. `within_s` replaces `silent_s`.
+        Without progress the process becomes unready after `silent_s` and is restarted after
+        `dead_s`, unless the work is not `fatal` because a restart would not help. `min_limit_s`
+        returns the work's own deadline, which may be longer. `uneven` work is allowed `first_s`
+        at first, then `slack` times its longest duration so far. `within_s` replaces `silent_s`.
         """
         self._work[name] = Work(name, read, self.settings, fatal, uneven, min_limit_s, within_s)
 
@@ -133,16 +133,16 @@ class ProcessProgress:
         self._extra_status = status
 
     def why_unready(self) -> str:
-        """Why the process should get no new work; empty while it should."""
+        """The reason to send the process no new work; empty if there is none."""
         return self._why(self.settings.silent_s, list(self._work.values()))
 
     def why_dead(self) -> str:
-        """Why the process should be restarted; empty while it should not."""
+        """The reason to restart the process; empty if there is none."""
         fatal = [work for work in list(self._work.values()) if work.fatal]
         return self._why(self.settings.dead_s, fatal)
 
     def status(self) -> dict[str, Any]:
-        """For `/statusz`: durations in seconds, `null` before the first result."""
+        """The state for `/statusz`: durations in seconds, `null` before the first result."""
         now, base_s = self.clock(), self.settings.silent_s
         work = {
             each.name: {

@@ -23,10 +23,10 @@ Report = Callable[[], Worker]
 
 
 class Membership:
-    """Keeps one worker in the roster.
+    """Keeps one worker registered in the roster.
 
-    `report` returns its current endpoint, version and load, `progress` the weights that it can
-    serve to peers, complete or partial.
+    `report` returns its current endpoint, version and load; `progress` returns the weights that it
+    can serve to peers, complete or partial.
     """
 
     def __init__(

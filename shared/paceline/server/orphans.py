@@ -1,4 +1,4 @@
-"""Reaps orphaned processes, a duty of the first process of a container."""
+"""Reaps orphaned processes, as the init process of a container must."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PERIOD_S = 5.0
 
 
 class Orphans:
-    """Zombie children of this process that nothing else waits for.
+    """Reaps zombie children of this process that nothing else waits for.
 
     Children that this process started are awaited promptly by their owners, so only those that
     were already zombies at the previous scan are reaped.
@@ -29,7 +29,7 @@ class Orphans:
         return reaped
 
     async def watch(self) -> None:
-        """Reap forever, if this is process 1, which inherits all orphans."""
+        """Reap until cancelled if this is process 1, which inherits all orphans."""
         while os.getpid() == 1:
             await asyncio.sleep(PERIOD_S)
             self.reap()
@@ -37,7 +37,7 @@ class Orphans:
     def _zombies(self) -> Iterator[int]:
         for path in self._proc.glob("[0-9]*/stat"):
             try:
-                # The name before the last parenthesis may hold anything.
+                # The process name before the last parenthesis may contain any character.
                 state, parent = path.read_text().rpartition(")")[2].split()[:2]
             except OSError:
                 continue

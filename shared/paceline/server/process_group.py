@@ -1,4 +1,4 @@
-"""A child process and its descendants, in a session of their own."""
+"""Runs a child process and its descendants in a session of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """A session of processes, with pipes to the first of them."""
+    """A session of processes, with pipes to its leader."""
 
     process: Process
     transport: asyncio.SubprocessTransport
@@ -25,7 +25,7 @@ class ProcessGroup:
         """Kill the whole session and close the pipes."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        # A process that left the session may hold a pipe open, and asyncio waits for pipes too.
+        # A process that left the session may hold a pipe open, which asyncio would wait for.
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(KILL_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""Exponential backoff of restarts."""
+"""Exponential backoff between restarts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """When a failed process may restart: the pause doubles, and resets after a stable run."""
+    """When a failed process may restart: the delay doubles, and resets after a stable run."""
 
     base_s: float = 0.25
     max_s: float = 15.0

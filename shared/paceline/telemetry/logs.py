@@ -58,7 +58,7 @@ class Log:
 
 
 def setup(settings: LogSettings) -> None:
-    """Configure logging of this process by its settings."""
+    """Configure the logging of this process."""
     handler: logging.Handler
     if settings.path is None:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""The metrics of one process; they are declared in `paceline.telemetry.metric_names`."""
+"""The metrics of one process, declared in `paceline.telemetry.metric_names`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_PROCESS = (
 
 
 class _Process(Collector):
-    """The standard process metrics that are used; each costs one series per worker."""
+    """The subset of the standard process metrics in use; each costs one series per worker."""
 
     def __init__(self) -> None:
         self._all = ProcessCollector(registry=None)
@@ -78,7 +78,7 @@ class Metrics:
         self._child(name, Counter, labels).inc(amount)
 
     def total(self, name: str, value: float, **labels: str) -> None:
-        """Set a counter to an external total; a total that fell was reset."""
+        """Set a counter to an external total; a total that decreased counts as reset."""
         child = self._child(name, Counter, labels)
         key = (name, self._values(name, labels))
         before = self._totals.get(key, 0.0)
@@ -93,7 +93,7 @@ class Metrics:
         self._child(name, Gauge, labels).set(value)
 
     def follow(self, name: str, value: Callable[[], float], **labels: str) -> None:
-        """Make a gauge call `value` when it is scraped, in another thread."""
+        """Make a gauge call `value` from another thread at each scrape."""
         self._child(name, Gauge, labels).set_function(value)
 
     def observe(self, name: str, values: float | Iterable[float], **labels: str) -> None:
@@ -121,7 +121,7 @@ class Metrics:
         return sum(map(len, self._children.values()))
 
     def _remove(self, name: str, values: Values) -> None:
-        self._found.clear()  # of all metrics; it refills quickly
+        self._found.clear()  # for all metrics; it refills quickly
         if self._children.get(name, {}).pop(values, None) is not None:
             if values:
                 self._made[name].remove(*values)
@@ -163,7 +163,7 @@ class Metrics:
     def _values(self, name: str, labels: dict[str, str]) -> Values:
         names = NAMES[name].labels
         if labels.keys() != set(names):
-            raise ValueError(f"{name}: labels {sorted(labels)}; wanted: {sorted(names)}")
+            raise ValueError(f"{name}: labels {sorted(labels)}; expected {sorted(names)}")
         given = tuple(labels[each] for each in names)
         if given in self._children.get(name, {}):
             return given
@@ -185,20 +185,20 @@ class Metrics:
 
 
 class GaugeSet:
-    """Gauges that are set together; those missing from the next update are removed."""
+    """Gauges that are updated together; those missing from an update are removed."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._shown: set[Series] = set()
 
     def show(self, values: Mapping[Series, float]) -> None:
-        """Set all gauges; keys are made by `series`."""
+        """Set all gauges; `series` makes the keys."""
         for (name, labels), value in values.items():
             self._metrics.set(name, value, **dict(labels))
         self._keep(set(values))
 
     def clear(self) -> None:
-        """Remove all, so that stale values are not taken for current ones."""
+        """Remove all, so that stale values do not look current."""
         self._keep(set())
 
     def _keep(self, kept: set[Series]) -> None:
@@ -208,5 +208,5 @@ class GaugeSet:
 
 
 def series(name: str, **labels: str) -> Series:
-    """Key of a metric with one set of labels."""
+    """The key of a metric with one set of labels."""
     return name, tuple(labels.items())

@@ -1,4 +1,4 @@
-"""How busy a process is and which service it waits for, to find bottlenecks.
+"""Measures how busy a process is and which services it waits for, to find bottlenecks.
 
 Waits are measured by the waiting process, so that a suspended service shows up in its callers. Time
 in which the waiting process itself did not run does not count: its event loop samples the clock
@@ -21,7 +21,7 @@ STALL_TICKS = 2.0  # ticks without a sample that count as a stall
 
 
 def ran(passed_s: float) -> float:
-    """How much of the time between two samples the process ran: one tick if the sample is late."""
+    """How long the process ran between two samples: one tick if the second sample is late."""
     return TICK_S if passed_s > STALL_TICKS * TICK_S else passed_s
 
 
@@ -31,7 +31,7 @@ def nowhere(on: str) -> AbstractContextManager[None]:
 
 
 class _Timed:
-    """Raises a count while a block runs, after accounting for the time before it."""
+    """Increments a count while a block runs, after accounting for the time before it."""
 
     __slots__ = ("_count", "_counts", "_name")
 
@@ -92,7 +92,7 @@ class Usage:
         return _Timed(self.count, self._waiting, on)
 
     def handle(self) -> AbstractContextManager[None]:
-        """Count a call being handled while the context is open."""
+        """Count a call as being handled while the context is open."""
         return _Timed(self.count, self._handling, "")
 
     def waits(self, on: str) -> bool:

@@ -1,7 +1,7 @@
-"""Contract suites and small doubles for the authors of plug-ins: one module for each kind.
+"""Contract tests and small test doubles for plug-in authors, one module per kind.
 
 Each has `fulfils_the_contract(plugin, ...)`, which takes an installed name or the plug-in itself
-and raises `AssertionError` with what is wrong. No test framework is needed:
+and raises `AssertionError` for a violation. No test framework is needed:
 
     from paceline.testing import rewards
     rewards.fulfils_the_contract("mine", {"option": 1}, items=[rewards.item("42", answer="42")])

@@ -1,4 +1,4 @@
-"""The contract of advantages; needs numpy."""
+"""Contract tests for advantages; need numpy."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ALONE: tuple[Sequence[float], Sequence[int]] = ((0.5,), (0,))
 
 
 def fulfils_the_contract(plugin: str | Advantage, options: Mapping[str, Any] | None = None) -> None:
-    """One finite number for each episode, whatever the groups are called; inputs stay as they are.
+    """Check for one finite number per episode, whatever the group numbers, and unchanged inputs.
 
-    One that does not declare to need groups is asked about a single episode too.
+    An advantage that does not declare that it needs groups is also called with a single episode.
     """
     estimate: Advantage = resolved("advantages", plugin)
     given = dict(options or {})
@@ -39,7 +39,7 @@ def fulfils_the_contract(plugin: str | Advantage, options: Mapping[str, Any] | N
     for rewards, groups in (*BATCHES, *alone):
         found = _estimated(estimate, rewards, groups, given)
         renamed = _estimated(estimate, rewards, [100 - each for each in groups], given)
-        expect(np.allclose(found, renamed), f"{groups} by other numbers: {found}, then {renamed}")
+        expect(np.allclose(found, renamed), f"renumbering {groups} changes {found} to {renamed}")
 
 
 def _estimated(
@@ -54,9 +54,9 @@ def _estimated(
     found = np.asarray(estimate(*given, **options), dtype=np.float64)
     expect(
         all(np.array_equal(a, b) for a, b in zip(given, kept, strict=True)),
-        "it changes the arrays that it is given",
+        "it modifies its input arrays",
     )
     expect(found.shape == given[0].shape, f"shape {found.shape} for {len(rewards)} episodes")
     finite = np.abs(found) <= np.finfo(np.float32).max
-    expect(finite.all(), f"{found} for rewards {rewards}; finite numbers of 32 bits are due")
+    expect(finite.all(), f"{found} for rewards {rewards}; expected finite float32 numbers")
     return found

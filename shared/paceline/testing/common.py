@@ -1,4 +1,4 @@
-"""What the suites have in common."""
+"""Helpers shared by the contract tests."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from paceline.plugins import registry
 
 
 def resolved(kind: str, plugin: Any) -> Any:
-    """The plug-in of an installed name; anything else is the plug-in itself."""
+    """Load a plug-in by its installed name; anything but a name is returned unchanged."""
     return registry.find(kind, plugin) if isinstance(plugin, str) else plugin
 
 
 def expect(condition: object, message: str) -> None:
-    """Raise `AssertionError`, also where Python runs without assertions."""
+    """Raise `AssertionError` unless the condition holds, also under `python -O`."""
     if not condition:
         raise AssertionError(message)
 
 
 def expect_type(value: object, kind: type, where: str) -> None:
-    """Raise `AssertionError` unless a value is of a type."""
-    expect(isinstance(value, kind), f"{where} is {value!r}; a {kind.__name__} is due")
+    """Raise `AssertionError` unless a value has this type."""
+    expect(isinstance(value, kind), f"{where} is {value!r}; expected {kind.__name__}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, and no boolean or array."""
+    """Whether a value is a finite number; booleans and arrays are not."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def through_json(value: Any) -> Any:
-    """What the store gives back of a value; it must be all of it."""
+    """The value after a round trip through JSON, as in the store; it must be unchanged."""
     found = json.loads(json.dumps(value, allow_nan=False))
-    expect(found == value, f"{value!r} comes back from JSON as {found!r}")
+    expect(found == value, f"{value!r} becomes {found!r} after a round trip through JSON")
     return found

@@ -1,7 +1,7 @@
-"""The contract of engines: what each promises, whatever computes behind it.
+"""Contract tests for engines, independent of the inference backend.
 
-`CHECKS` are coroutine functions of an engine that is started and its `Answers`, each for an engine
-of its own; `fulfils_the_contract` runs them all.
+`CHECKS` are coroutine functions that take the `Answers` of a started engine; each needs a new
+engine. `fulfils_the_contract` runs them all.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CLOSE_S = 60.0
 async def fulfils_the_contract(
     make: Callable[[], Engine], *, model: Any = None, seeded: bool = True
 ) -> None:
-    """Run every check on an engine of its own.
+    """Run every check on a new engine.
 
     Args:
-        make: an engine with room for 16 requests at once, `max_context` of at least 256 and a
-            vocabulary of at least 4, that takes some milliseconds for a token.
-        model: torch model whose weights it loads; None: it looks at no weights.
-        seeded: whether the same request seed gives the same tokens.
+        make: creates an engine with capacity for 16 concurrent requests, a `max_context` of at
+            least 256 and a vocabulary of at least 4, that takes some milliseconds per token.
+        model: torch model whose weights it loads; None if the engine ignores weights.
+        seeded: whether the same request seed yields the same tokens.
     """
     for check in (*CHECKS, *((same_seed_same_answer,) if seeded else ())):
         engine = make()
@@ -47,7 +47,7 @@ async def generates_after_the_first_version(out: Answers) -> None:
     vocab_size = out.engine.status().vocab_size
     out.engine.submit([ask(str(i), seed=i) for i in range(40)])
     await asyncio.sleep(0.05)
-    expect(not out.parts, "tokens before there are weights")
+    expect(not out.parts, "tokens arrive before any weights are loaded")
     await out.swap(3)
     for name in map(str, range(40)):
         reason = (await out.end(name)).finish_reason
@@ -57,12 +57,12 @@ async def generates_after_the_first_version(out: Answers) -> None:
             f"{len(tokens)} tokens of 8, then {reason}",
         )
         expect(all(0 <= t < vocab_size for t in tokens), f"{tokens} are not in the vocabulary")
-        expect(out.versions(name) == [3] * 8, f"versions {out.versions(name)} of eight tokens")
+        expect(out.versions(name) == [3] * 8, f"versions {out.versions(name)} for eight tokens")
         logprobs = out.logprobs(name)
         expect(len(logprobs) == 8 and max(logprobs) <= 0, f"log-probs {logprobs}")
     now = out.engine.status()
     counts = (now.version, now.running, now.waiting, now.tokens_generated)
-    expect(counts == (3, 0, 0, 320), f"version, running, waiting, tokens are told as {counts}")
+    expect(counts == (3, 0, 0, 320), f"version, running, waiting, tokens are reported as {counts}")
 
 
 async def same_seed_same_answer(out: Answers) -> None:
@@ -71,22 +71,22 @@ async def same_seed_same_answer(out: Answers) -> None:
     out.engine.submit([ask("a", seed=1), ask("b", seed=1), ask("c", seed=2)])
     for name in "abc":
         await out.end(name)
-    expect(out.tokens("a") == out.tokens("b"), "a seed gives two answers")
-    expect(out.tokens("b") != out.tokens("c"), "two seeds give one answer")
+    expect(out.tokens("a") == out.tokens("b"), "the same seed yields two different answers")
+    expect(out.tokens("b") != out.tokens("c"), "two seeds yield the same answer")
 
 
 async def streams_before_the_end(out: Answers) -> None:
-    """A long answer comes in parts."""
+    """A long answer arrives in parts."""
     await out.swap(0)
     out.engine.submit([ask("a", max_tokens=200)])
     await out.until("a", 1)
     await out.end("a")
-    expect(len(out.parts["a"]) > 1, "200 tokens come all at once")
+    expect(len(out.parts["a"]) > 1, "200 tokens arrive all at once")
     expect(len(out.tokens("a")) == 200, f"{len(out.tokens('a'))} tokens of 200")
 
 
 async def abort_keeps_what_there_is(out: Answers) -> None:
-    """What was sampled before an abort is emitted; others go on."""
+    """Tokens sampled before an abort are emitted; other requests continue."""
     await out.swap(0)
     most = {request.request_id: request.sampling.max_tokens for request in crowd()}
     out.engine.submit([*crowd(), ask("later", pinned=7), ask("b")])
@@ -95,27 +95,27 @@ async def abort_keeps_what_there_is(out: Answers) -> None:
     out.engine.abort([*most, "later", "unknown"])
     aborted = [name for name in most if (await out.end(name)).finish_reason is FinishReason.ABORT]
     kept = {name: len(out.tokens(name)) for name in aborted}
-    expect(any(kept.values()), "nothing is left of what was half done")
-    # Whole, if the abort met it between its last token and its end.
+    expect(any(kept.values()), "the tokens of partial answers are lost")
+    # Complete if the abort arrived after its last token.
     within = all(seen[name] <= kept[name] <= most[name] for name in aborted)
     expect(within, f"{seen} tokens before the abort, {kept} after it")
     expect(
         (await out.end("later")).finish_reason is FinishReason.ABORT,
-        "one that waits is aborted too",
+        "a queued request must be aborted too",
     )
     expect(
         (await out.end("b")).finish_reason is FinishReason.LENGTH,
-        "one that was not aborted ends well",
+        "a request that was not aborted must finish normally",
     )
 
 
 async def swaps_in_flight(out: Answers) -> None:
-    """Requests that run go on with the new weights, and keep their KV cache."""
+    """Running requests continue with the new weights and keep their KV cache."""
     await _swap_while_running(out, "in_flight")
 
 
 async def swaps_with_interruption(out: Answers) -> None:
-    """Requests that run go on with the new weights."""
+    """Running requests continue with the new weights."""
     await _swap_while_running(out, "interrupt")
 
 
@@ -129,20 +129,20 @@ async def _swap_while_running(out: Answers, activation: str) -> None:
     whole = [name for name in most if (await out.end(name)).finish_reason is FinishReason.LENGTH]
     for name in whole:
         versions = out.versions(name)
-        expect(len(versions) == most[name], f"{len(versions)} versions of {most[name]} tokens")
+        expect(len(versions) == most[name], f"{len(versions)} versions for {most[name]} tokens")
         expect(versions == sorted(versions), f"versions go back: {versions}")
     both = any(set(out.versions(name)) == {0, 1} for name in whole)
-    expect(both, "no request that ran has tokens of both versions")
+    expect(both, "no running request has tokens of both versions")
 
 
 async def swaps_at_a_boundary(out: Answers) -> None:
-    """Each request has one version, and the swap comes although there is always one that runs."""
+    """Each request has one version, and the swap happens although a request is always running."""
     await out.swap(0)
     out.engine.submit([ask("a", max_tokens=100)])
     await out.until("a", 3)
     swap = asyncio.create_task(out.swap(1, "at_boundary"))
     names = ["a"]
-    # Each begins while the one before it runs, so without an end of admission there is no swap.
+    # Each starts while the previous one runs, so the swap must hold back new requests.
     while not swap.done():
         names.append(f"b{len(names)}")
         out.engine.submit([ask(names[-1], max_tokens=100)])
@@ -154,16 +154,19 @@ async def swaps_at_a_boundary(out: Answers) -> None:
     versions = [set(out.versions(name)) for name in [*names, "last"]]
     expect(all(len(found) == 1 for found in versions), f"two versions in one answer: {versions}")
     expect(versions == sorted(versions, key=max), f"versions go back: {versions}")
-    expect((versions[0], versions[-1]) == ({0}, {1}), f"first and last have {versions}")
+    expect((versions[0], versions[-1]) == ({0}, {1}), f"first and last requests have {versions}")
 
 
 async def pinned_requests_have_their_version(out: Answers) -> None:
-    """One that is pinned finishes before a swap, waits for its version, or ends with an error."""
+    """A pinned request finishes before a swap, waits for its version, or ends with an error."""
     await out.swap(1)
     out.engine.submit([ask("now", pinned=1, max_tokens=100), ask("next", pinned=2)])
     out.engine.submit([ask("gone", pinned=0)])
     code = (await out.end("gone")).error_code
-    expect(code == "FAILED_PRECONDITION", f"a version that is gone is a {code!r}")
+    expect(
+        code == "FAILED_PRECONDITION",
+        f"a request pinned to a version that is gone ends with {code!r}",
+    )
     await out.until("now", 3)
     await out.swap(2)
     expect(set(out.versions("now")) == {1}, f"pinned to 1, answered by {out.versions('now')}")
@@ -172,11 +175,14 @@ async def pinned_requests_have_their_version(out: Answers) -> None:
     out.engine.submit([ask("skipped", pinned=3)])
     await out.swap(4)
     error = (await out.end("skipped")).error
-    expect("pinned_version: 3 is gone" in error, f"a version that never came: {error!r}")
+    expect(
+        "pinned_version: 3 is gone" in error,
+        f"a request pinned to a skipped version ends with {error!r}",
+    )
 
 
 def bad_requests(vocab_size: int, max_context: int) -> list[tuple[EngineRequest, str]]:
-    """Requests that no engine of this size takes, and the field that the error names."""
+    """Requests that an engine of this size must reject, each with part of the error text."""
     return [
         (ask("x", ()), "tokens: is empty"),
         (ask("x", (1, vocab_size)), f"tokens: id {vocab_size} is not in the vocabulary"),
@@ -198,47 +204,50 @@ def bad_requests(vocab_size: int, max_context: int) -> list[tuple[EngineRequest,
 
 
 async def bad_requests_end_with_an_error(out: Answers) -> None:
-    """As `paceline.plugins.request_problem` says it, and others are served."""
+    """They fail with the text of `paceline.plugins.request_problem`; others are served."""
     await out.swap(0)
     now = out.engine.status()
     for number, (bad, message) in enumerate(bad_requests(now.vocab_size, now.max_context)):
         bad.request_id, good = f"bad{number}", ask(f"good{number}")
         out.engine.submit([bad, good])
         end = await out.end(bad.request_id)
-        told = (end.finish_reason, end.error_code)
-        expect(told == (FinishReason.ERROR, "INVALID_ARGUMENT"), f"{message}: it ends with {told}")
+        outcome = (end.finish_reason, end.error_code)
+        expect(
+            outcome == (FinishReason.ERROR, "INVALID_ARGUMENT"),
+            f"{message}: it ends with {outcome}",
+        )
         expect(message in end.error, f"the error is {end.error!r}, without {message!r}")
         reason = (await out.end(good.request_id)).finish_reason
         expect(
-            reason is FinishReason.LENGTH, f"beside a bad request a good one ends with {reason!r}"
+            reason is FinishReason.LENGTH, f"next to a bad request a good one ends with {reason!r}"
         )
 
 
 async def unknown_activations_are_refused(out: Answers) -> None:
-    """With `InvalidError`, and the names of those that there are."""
+    """With an `InvalidError` that lists the known ones."""
     try:
         await out.swap(0, "someday")
     except InvalidError as error:
         known = "in_flight, interrupt, at_boundary" in error.message
-        expect(known, f"it does not say what is allowed: {error}")
+        expect(known, f"the error does not list what is allowed: {error}")
         return
     raise AssertionError("an activation 'someday' is accepted")
 
 
 async def close_ends_everything(out: Answers) -> None:
-    """Each request gets an end, and the emissions are over."""
+    """Every request ends, and so does the stream of emissions."""
     await out.swap(0)
     out.engine.submit([ask("a", max_tokens=250), ask("b", pinned=9)])
     await out.until("a", 1)
     await out.engine.close()
     async with asyncio.timeout(CLOSE_S):
         await out.task
-    expect(out.ended("a"), "one that ran has no end")
-    expect(out.ended("b"), "one that waited has no end")
+    expect(out.ended("a"), "a running request did not end")
+    expect(out.ended("b"), "a queued request did not end")
 
 
 def crowd() -> list[EngineRequest]:
-    """Work for seconds, whatever the engine; some of it is half done at each moment."""
+    """Requests that keep any engine busy for seconds, at different stages of completion."""
     return [ask(f"c{n}", max_tokens=100 + 37 * n % 150) for n in range(200)]
 
 

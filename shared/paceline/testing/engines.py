@@ -1,6 +1,6 @@
-"""What a test of an engine needs: requests, snapshots of weights, and what came out.
+"""Helpers for engine tests: requests, weight snapshots, and collected answers.
 
-The contract itself is in `paceline.testing.engine_contract`.
+The contract tests are in `paceline.testing.engine_contract`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Answers:
-    """Collects emissions by request; `model` is what `swap` loads: a torch model, or no weights."""
+    """Collects emissions by request; `swap` loads the torch `model`, or no weights if None."""
 
     def __init__(self, engine: Engine, model: Any = None) -> None:
         self.engine = engine
@@ -42,25 +42,25 @@ class Answers:
         return [t for e in self.parts[name] for t in e.tokens]
 
     def logprobs(self, name: str) -> list[float]:
-        """Their log-probs."""
+        """Log-probs of all tokens of a request."""
         return [x for e in self.parts[name] for x in e.logprobs]
 
     def versions(self, name: str) -> list[int]:
-        """The version of each of them."""
+        """The version that sampled each token of a request."""
         runs = [run for e in self.parts[name] for run in e.versions]
         return [run.version for run in runs for _ in range(run.count)]
 
     async def until(self, name: str, tokens: int) -> None:
-        """Wait for so many tokens."""
+        """Wait until a request has this many tokens."""
         await wait_for(lambda: len(self.tokens(name)) >= tokens)
 
     async def end(self, name: str) -> EngineOutput:
-        """Wait for the end."""
+        """Wait until a request ends."""
         await wait_for(lambda: self.ended(name) is not None)
         return self.parts[name][-1]
 
     async def run(self, *requests: EngineRequest) -> list[EngineOutput]:
-        """Submit and wait for all ends."""
+        """Submit requests and wait until all end."""
         self.engine.submit(requests)
         return [await self.end(request.request_id) for request in requests]
 
@@ -82,7 +82,7 @@ def snapshot(model: Any, version: int, canary: Sequence[int] = (1, 2), **changes
 
 
 def blank_snapshot(version: int, canary: Sequence[int] = (1, 2), **changes: Any) -> Staging:
-    """Weights of an engine that looks at none."""
+    """A snapshot for an engine that ignores weights."""
     return _snapshot({"weight": ((4, 4), bytes(64))}, version, canary, **changes)
 
 
@@ -118,13 +118,13 @@ def _snapshot(
 def ask(
     name: str, tokens: Sequence[int] = (1, 2, 3), pinned: int = -1, sampled: int = 0, **s: Any
 ) -> EngineRequest:
-    """A request, for eight tokens by default."""
+    """A request, by default for eight tokens."""
     knobs: dict[str, Any] = {"max_tokens": 8, **s}
     return EngineRequest(name, tuple(tokens), SamplingParams(**knobs), pinned, sampled)
 
 
 async def wait_for(done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    """Until something is true."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while not done():
             await asyncio.sleep(0.005)

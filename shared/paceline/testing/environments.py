@@ -1,4 +1,4 @@
-"""The contract of environments: their tasks, their world, and that neither needs the other."""
+"""Contract tests for environments: tasks, world, and that neither imports the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.testing.common import expect, expect_type, is_number, resolved
 from paceline.types import Task
 
 MAX_TURNS = 64
-SOME = 16  # tasks that are looked at
+SOME = 16  # tasks that are checked
 IMPORT_S = 120.0
 Answer = Callable[[Task], str]
 Played = list[tuple[Observation, float, bool, bool]]
@@ -27,13 +27,13 @@ def fulfils_the_contract(
     answer: Answer = lambda _: "",
     reward: float | None = None,
 ) -> None:
-    """Tasks are the same for the same seed, and the world plays them to an end.
+    """Check that tasks are reproducible and that the world plays them to the end.
 
-    `answer` is what the policy says to a task in each turn; `reward` is what the episode is then
-    worth in all, None if it does not matter.
+    `answer` returns the policy's turn for a task; `reward` is the resulting total reward of the
+    episode, None if it does not matter.
     """
     found = resolved("environments", plugin)
-    expect(isinstance(found, EnvironmentPlugin), f"{found!r} is no EnvironmentPlugin")
+    expect(isinstance(found, EnvironmentPlugin), f"{found!r} is not an EnvironmentPlugin")
     descriptor = cast(EnvironmentPlugin, found)
     given = dict(options or {})
     tasks_keep_their_order(descriptor.load_tasks(), given)
@@ -45,32 +45,34 @@ def fulfils_the_contract(
 def tasks_keep_their_order(
     make: Callable[..., TaskSource], options: Mapping[str, Any] | None = None
 ) -> None:
-    """A task is a function of options, seed and position; its id says which it is."""
+    """Check that a task depends only on options, seed and position, with a matching id."""
     given = dict(options or {})
     first, again = make(seed=7, **given), make(seed=7, **given)
     size = len(first)
     expect(size > 0, "a source with these options has no tasks")
-    expect(len(again) == size, "the same options and seed give another number of tasks")
+    expect(len(again) == size, "the same options and seed yield a different number of tasks")
     for place in {*range(min(SOME, size)), size - 1}:
         task = first[place]
         expect_type(task, Task, f"task {place}")
         expect(task == again[place], f"task {place} differs for the same options and seed")
-        expect(task == first[place], f"task {place} differs when it is asked for again")
+        expect(task == first[place], f"task {place} differs on a second access")
     try:
         beyond = first[size]
     except IndexError:
         return
-    raise AssertionError(f"position {size} of {size} tasks is {beyond!r}; IndexError is due")
+    raise AssertionError(f"position {size} of {size} tasks is {beyond!r}; expected IndexError")
 
 
 def needs_no_world(plugin: EnvironmentPlugin) -> None:
-    """Tasks are imported by a service that does not have what the world needs."""
+    """Check that tasks do not import the world, whose dependencies their service lacks."""
     tasks, world = (target.partition(":")[0] for target in (plugin.tasks, plugin.world))
     if tasks == world:
         return
     command = [sys.executable, "-c", _ALONE.format(tasks, world)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S)
-    expect(not done.returncode, f"{tasks} imports {world}, or fails alone: {done.stderr}")
+    expect(
+        not done.returncode, f"{tasks} imports {world}, or cannot be imported alone: {done.stderr}"
+    )
 
 
 async def plays(
@@ -81,26 +83,29 @@ async def plays(
     answer: Answer = lambda _: "",
     reward: float | None = None,
 ) -> None:
-    """The world starts, steps and ends; a replayable one does the same a second time."""
+    """Check that the world plays an episode, and a replayable one plays it the same way again."""
     world = make(**(options or {}))
     replayable = getattr(world, "replayable", None)
-    expect(isinstance(replayable, bool), f"replayable is {replayable!r}; True or False is due")
+    expect(isinstance(replayable, bool), f"replayable is {replayable!r}; expected True or False")
     first = await _episode(world, task, answer(task))
     total = sum(worth for _, worth, _, _ in first)
     expect(reward in {None, total}, f"the episode is worth {total}, not {reward}")
     second = await _episode(make(**(options or {})), task, answer(task))
     if replayable:
-        expect(first == second, "replayable, but the same seed and actions lead elsewhere")
+        expect(
+            first == second,
+            "it claims to be replayable, but the same seed and actions lead to another state",
+        )
 
 
 async def _episode(world: Environment, task: Task, action: str) -> Played:
     try:
         shown = await world.reset(task, 3)
-        expect_type(shown, Observation, "the answer of reset")
-        expect(shown.messages or shown.text, "the first observation shows the policy nothing")
+        expect_type(shown, Observation, "the result of reset")
+        expect(shown.messages or shown.text, "the first observation is empty")
         played: Played = [(shown, 0.0, False, False)]
         while not (played[-1][2] or played[-1][3]):
-            expect(len(played) <= MAX_TURNS, f"no end after {MAX_TURNS} turns")
+            expect(len(played) <= MAX_TURNS, f"the episode does not end within {MAX_TURNS} turns")
             played.append(_checked(await world.step(action)))
         return played
     finally:
@@ -108,6 +113,9 @@ async def _episode(world: Environment, task: Task, action: str) -> Played:
 
 
 def _checked(result: StepResult) -> tuple[Observation, float, bool, bool]:
-    expect_type(result, StepResult, "the answer of step")
-    expect(is_number(result.reward), f"a step is worth {result.reward!r}; a finite number is due")
+    expect_type(result, StepResult, "the result of step")
+    expect(
+        is_number(result.reward),
+        f"the reward of a step is {result.reward!r}; expected a finite number",
+    )
     return result.observation, float(result.reward), result.done, result.truncated

@@ -1,4 +1,4 @@
-"""The contract of filters."""
+"""Contract tests for filters."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ def fulfils_the_contract(
     keeps: Sequence[Sequence[float]] = (),
     drops: Sequence[Sequence[float]] = (),
 ) -> None:
-    """A short reason or an empty text for every group; the same for the same rewards."""
+    """Check that every group gets a short reason or an empty text, always the same one."""
     judge: GroupFilter = resolved("filters", plugin)
     given = dict(options or {})
     for group in (*GROUPS, *keeps, *drops):
         rewards = tuple(group)
         reason = judge(rewards, **given)
         expect_type(reason, str, f"the reason for {rewards}")
-        expect(len(reason) <= MAX_REASON, f"a reason is a word, as of a metric: {reason!r}")
-        expect(reason == judge(rewards, **given), f"{rewards} once {reason!r}, then not")
+        expect(len(reason) <= MAX_REASON, f"the reason is too long for a metric label: {reason!r}")
+        expect(
+            reason == judge(rewards, **given),
+            f"the reason for {rewards} is {reason!r} once, then another",
+        )
     for group in keeps:
         expect(not judge(tuple(group), **given), f"drops {tuple(group)}")
     for group in drops:

@@ -1,4 +1,4 @@
-"""The contract of objectives; needs torch, which is imported when it is called."""
+"""Contract tests for objectives; need torch, which is imported on the first call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 11
 
 
 def fulfils_the_contract(plugin: Any, options: Mapping[str, Any] | None = None) -> None:
-    """A finite loss with a gradient, that adds up over any split into micro-batches.
+    """Check for a finite loss with a gradient that adds up over any split into micro-batches.
 
     `plugin` is `fn(batch: TokenBatch, options: Model) -> Loss` with a pydantic model of options.
     """
@@ -41,7 +41,7 @@ def fulfils_the_contract(plugin: Any, options: Mapping[str, Any] | None = None) 
 def token_batch(
     *, first: int = 0, last: int = len(LENGTHS), apart: float = 0.1, proximal: bool = False
 ) -> TokenBatch:
-    """Some sequences of a fixed batch; policy and behaviour are about `apart` from each other."""
+    """Some sequences of a fixed batch; policy and behaviour log-probs differ by about `apart`."""
     import torch
 
     from paceline.methods.parts.batch import Scale, TokenBatch
@@ -68,7 +68,7 @@ def token_batch(
 def _bound(function: Any, options: Mapping[str, Any]) -> Callable[[TokenBatch], Loss]:
     expect(
         "options" in inspect.signature(function).parameters,
-        f"{function!r} is no function of (batch, options)",
+        f"{function!r} is not a function of (batch, options)",
     )
     model: Any = get_type_hints(function)["options"]
     given = model.model_validate(dict(options))
@@ -78,16 +78,19 @@ def _bound(function: Any, options: Mapping[str, Any]) -> Callable[[TokenBatch], 
 def _checked(loss: Loss, batch: TokenBatch) -> Loss:
     import torch
 
-    expect(loss.value.ndim == 0, f"a loss of shape {tuple(loss.value.shape)}; one number is due")
-    expect(torch.isfinite(loss.value), f"a loss of {loss.value}")
+    expect(loss.value.ndim == 0, f"the loss has shape {tuple(loss.value.shape)}; expected a scalar")
+    expect(torch.isfinite(loss.value), f"the loss is {loss.value}")
     batch.logprobs.grad = None
     loss.value.backward()  # pyright: ignore[reportUnknownMemberType]
     gradient = batch.logprobs.grad
     expect(gradient is not None, "no gradient reaches the log-probs")
     if gradient is not None:
-        expect(torch.isfinite(gradient).all(), f"a gradient of {gradient}")
+        expect(torch.isfinite(gradient).all(), f"the gradient is {gradient}")
     for name, value in {**loss.sums, **loss.maxima}.items():
-        expect(value.ndim == 0 and torch.isfinite(value), f"{name} is {value}; one number is due")
+        expect(
+            value.ndim == 0 and torch.isfinite(value),
+            f"{name} is {value}; expected a finite scalar",
+        )
     return loss
 
 
@@ -98,8 +101,8 @@ def _adds_up(one: Loss, losses: list[Loss], whole: TokenBatch, parts: list[Token
     total = sum(float(each.value.detach()) for each in losses)
     expect(
         abs(total - at_once) < 1e-4,
-        f"the loss is {at_once} at once and {total} in two micro-batches: divide by "
-        "batch.scale, not by what is in the micro-batch",
+        f"the loss is {at_once} in one micro-batch and {total} in two micro-batches: divide by "
+        "batch.scale, not by counts of the micro-batch",
     )
     gradients = [part.logprobs.grad for part in parts]
     joined = torch.cat([each for each in gradients if each is not None])

@@ -1,4 +1,4 @@
-"""The contract of rewards."""
+"""Contract tests for rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.plugins import Reward, RewardInput
 from paceline.testing.common import expect, is_number, resolved
 from paceline.types import Score, Task
 
-# What policies say when nobody looks.
+# Degenerate responses that policies do produce.
 STRANGE = ("", " ", "\0", "\ud7ff\u202e\U0001f642", "{" * 1000, "9" * 5000, "nan", "\n" * 100)
 
 
@@ -31,18 +31,18 @@ def fulfils_the_contract(
     items: Sequence[RewardInput],
     rewards: Sequence[float] | None = None,
 ) -> None:
-    """A finite score for each item, twice the same, and for strange responses to its task too.
+    """Check for finite, repeatable scores, also for degenerate responses to each task.
 
-    `rewards` are what the items are worth.
+    `rewards` are the expected scores of `items`.
     """
     reward: Reward = resolved("rewards", plugin)
     given = dict(options or {})
-    expect(items, "at least one item is needed")
+    expect(items, "pass at least one item")
     found = [_points(reward, each, given) for each in items]
     again = [_points(reward, each, given) for each in reversed(items)]
-    expect(found == again[::-1], f"the same items are worth {found}, then {again[::-1]}")
+    expect(found == again[::-1], f"the same items score {found}, then {again[::-1]}")
     if rewards is not None:
-        expect(found == list(rewards), f"the items are worth {found}, not {list(rewards)}")
+        expect(found == list(rewards), f"the items score {found}, not {list(rewards)}")
     for text in STRANGE:
         strange = RewardInput("contract-1.0/1", items[0].task, text, truncated=True)
         _points(reward, strange, given)
@@ -54,9 +54,9 @@ def _points(reward: Reward, each: RewardInput, options: Mapping[str, Any]) -> fl
         value = asyncio.run(_finished(value))
     if isinstance(value, Score):
         wrong = {name: points for name, points in value.parts.items() if not is_number(points)}
-        expect(not wrong, f"parts that are no finite numbers: {wrong} for {each.response!r}")
+        expect(not wrong, f"parts that are not finite numbers: {wrong} for {each.response!r}")
         value = value.reward
-    expect(is_number(value), f"{value!r} for {each.response!r}; a finite number or Score is due")
+    expect(is_number(value), f"{value!r} for {each.response!r}; expected a finite number or Score")
     return float(value)
 
 

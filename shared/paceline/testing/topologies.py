@@ -1,4 +1,4 @@
-"""The contract of topologies, and an episode without policy and world for them to lead."""
+"""Contract tests for topologies, with a scripted session in place of policy and world."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.types import TokenSpan, Transcript, VersionRun
 
 
 class ScriptedSession:
-    """Is over after as many turns as it has words; `calls` has what it was asked for."""
+    """A session that takes one turn per word; `calls` records the methods called."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.calls: list[str] = []
@@ -23,27 +23,33 @@ class ScriptedSession:
 
     @property
     def over(self) -> bool:
-        """Whether the last word has been given to the world."""
+        """Whether the last word has been passed to `step`."""
         return len(self.actions) >= len(self._words)
 
     async def reset(self) -> None:
         """Show nothing."""
-        self._note("reset", not self.calls, "reset comes first, and once")
+        self._note("reset", not self.calls, "reset must be called first, and once")
 
     async def act(self) -> str:
         """The next word."""
-        self._note("act", self.calls and not self.over, "act is for one that is not over")
+        self._note(
+            "act", self.calls and not self.over, "act must not be called once the episode is over"
+        )
         self._acted += 1
         return self._words[min(self._acted, len(self._words)) - 1]
 
     async def step(self, action: str) -> None:
-        """Note the action."""
-        self._note("step", self._acted > 0 and not self.over, "step follows act, until it is over")
+        """Record the action."""
+        self._note(
+            "step",
+            self._acted > 0 and not self.over,
+            "step must follow act, while the episode is not over",
+        )
         expect_type(action, str, "an action")
         self.actions.append(action)
 
     def transcript(self) -> Transcript:
-        """One token for a turn, after one of the prompt."""
+        """One prompt token, then one policy token per turn."""
         turns = self._acted
         return Transcript(
             tokens=tuple(range(turns + 1)),
@@ -63,19 +69,19 @@ class ScriptedSession:
 def fulfils_the_contract(
     plugin: str | Topology, options: Mapping[str, Any] | None = None
 ) -> ScriptedSession:
-    """It resets once, acts and steps until the episode is over, and gives its transcripts.
+    """Check that it resets once, alternates act and step to the end, and returns transcripts.
 
     Returns:
-        The longest of its sessions, to look at more.
+        The longest session, for further checks.
     """
     topology: Topology = resolved("topologies", plugin)
     sessions = [ScriptedSession(["word"] * turns) for turns in (1, 2, 5)]
     for session in sessions:
         transcripts = asyncio.run(topology(session, **(options or {})))
-        expect(session.over, f"it left before the end: {', '.join(session.calls)}")
+        expect(session.over, f"it returned before the end: {', '.join(session.calls)}")
         expect_type(transcripts, tuple, "its answer")
-        expect(transcripts, "it gives no transcript")
+        expect(transcripts, "it returns no transcript")
         for each in transcripts:
-            expect_type(each, Transcript, "one of its answer")
-            expect(each.logprobs, "a transcript without a token of the policy")
+            expect_type(each, Transcript, "one item of its result")
+            expect(each.logprobs, "a transcript has no policy token")
     return sessions[-1]

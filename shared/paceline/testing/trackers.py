@@ -1,4 +1,4 @@
-"""The contract of experiment trackers, for built-in ones and those of others.
+"""Contract tests for experiment trackers, built-in and third-party.
 
 def test_mine(tmp_path):
     fulfils_the_contract("mine", tmp_path, read=lambda run: [...rows that the run holds...])
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.plugins import TrackedPoint, TrackedRun, TrackedSample, Tracker, registry
 
 ROWS = 6
-REWOUND = 5  # rows when the step has just gone back
+REWOUND = 5  # number of rows just after the step has rewound
 Rows = Callable[[TrackedRun], Sequence[int]]
 
 
@@ -34,7 +34,7 @@ def tracked_run(folder: Path, **changes: Any) -> TrackedRun:
 
 
 def tracked_rows(first: int, last: int, *, samples: bool = True) -> list[TrackedPoint]:
-    """Rows of a history that rewinds at row 4: steps 1, 2, 3, 4, 3, 4, ...; then a system point."""
+    """Rows of a history that rewinds at row 4 (steps 1, 2, 3, 4, 3, 4, ...), and a system point."""
     steps = [*range(1, 5), *range(3, 100)]
     sample = TrackedSample("1+1=", "2 | `3`\n", 1.0, {"exact": 1.0}, 0, 1, False, "contract-1.0/0")
     rows = [
@@ -55,21 +55,23 @@ def tracked_rows(first: int, last: int, *, samples: bool = True) -> list[Tracked
 def fulfils_the_contract(
     kind: str, folder: Path, *, read: Rows, options: Mapping[str, Any] | None = None
 ) -> TrackedRun:
-    """Three lives of a run, the third after a rewind: it resumes, and has every row once."""
+    """Check that a run restarted twice, once after a rewind, resumes and has every row once."""
     factory = registry.find("trackers", kind)
     run = tracked_run(folder)
     first: Tracker = factory(run, **(options or {}))
-    assert first.rows in {0, None}, "a new run holds nothing"
+    assert first.rows in {0, None}, "a new run must be empty"
     first.write(tracked_rows(0, 3))
     first.close()
     second: Tracker = factory(run, **(options or {}))
-    assert second.rows in {3, None}, "it resumes with what it holds"
+    assert second.rows in {3, None}, "a resumed run must report the rows it holds"
     second.write(tracked_rows(3, REWOUND))
     second.close()
     third: Tracker = factory(run, **(options or {}))
-    assert third.rows in {REWOUND, None}, "the last row is that of the greatest index, not step"
+    assert third.rows in {REWOUND, None}, (
+        "the last row is the one with the greatest index, not step"
+    )
     third.write(tracked_rows(REWOUND, ROWS))
     third.finish("succeeded", {"state": "succeeded", "steps": ROWS, "eval_reward_end": None})
     assert isinstance(third.url, str)
-    assert list(read(run)) == list(range(ROWS)), "every row once, in order"
+    assert list(read(run)) == list(range(ROWS)), "every row must appear once, in order"
     return run

@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat template, transcripts."""
+"""Tokenizer, chat template and transcripts."""

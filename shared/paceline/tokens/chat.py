@@ -1,4 +1,4 @@
-"""Tokenizer and chat template from a model's small files, rendered as Hugging Face does."""
+"""Tokenizer and chat template from a model's small files, compatible with Hugging Face."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.errors import InvalidError, LimitError
 from paceline.plugins import Message, Observation
 from paceline.types import TokenSpan
 
-# Stands for a sampled turn while a dialogue is rendered, so that no template ever sees, edits
-# or drops sampled text.
+# Placeholder for a sampled turn in a rendered dialogue, so that no template sees, edits or drops
+# sampled text.
 _TURN = "\u2042paceline-turn\u2042"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 class Tokenizer:
-    """Text to tokens and back; `chat` says whether the model has a chat template."""
+    """Converts text to tokens and back, and renders dialogues with the model's chat template."""
 
     def __init__(
         self, *, fast: FastTokenizer, special: dict[str, str], template: str, eos: tuple[int, ...]
@@ -36,10 +36,10 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """From file contents by name: `tokenizer.json` and what else a model folder has.
+        """Build one from the files of a model folder, by name: `tokenizer.json` and others.
 
         Raises:
-            InvalidError: there is no tokenizer.json, or it cannot be read.
+            InvalidError: tokenizer.json is missing or cannot be read.
         """
         if "tokenizer.json" not in files:
             raise InvalidError(
@@ -66,26 +66,26 @@ class Tokenizer:
 
     @property
     def chat(self) -> bool:
-        """Whether there is a chat template."""
+        """Whether the model has a chat template."""
         return self._template is not None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Tokens of a text; `special` adds what the tokenizer puts around a whole text."""
+        """Tokens of a text; `special` adds the tokenizer's special tokens, such as BOS."""
         return self._fast.encode(text, add_special_tokens=special).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """The text of tokens, without special tokens."""
         return self._fast.decode(tokens, skip_special_tokens=True)
 
     def token(self, index: int) -> str:
-        """The token itself, special or not."""
+        """The token with this id as text, special or not."""
         return self._fast.id_to_token(index) or ""
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The dialogue up to where the policy speaks.
+        """Render a dialogue up to the start of the policy's turn.
 
         Raises:
-            InvalidError: the template refuses the messages.
+            InvalidError: the template rejects the messages.
         """
         if self._template is None:
             raise InvalidError("the model has no chat template")
@@ -102,14 +102,14 @@ class Tokenizer:
             raise InvalidError(f"chat template: {error}") from None
 
     def rendered(self, text: str, contents: Sequence[str]) -> Rendered:
-        """Tokens of rendered text: the contents are the environment's, the rest is template."""
+        """Tokens of rendered text: the environment's in `contents`, the template's elsewhere."""
         encoded = self._fast.encode(text, add_special_tokens=False)
         sources = _sources(text, contents, encoded.offsets)
         return Rendered(tuple(encoded.ids), tuple(_spans(sources)))
 
 
 class Rendered:
-    """What the policy is shown next: new tokens only, and whose they are."""
+    """New tokens to show to the policy, with their sources."""
 
     __slots__ = ("spans", "tokens")
 
@@ -119,14 +119,14 @@ class Rendered:
 
 
 class Dialogue:
-    """Renders observations one after the other, each time only what is new.
+    """Renders the observations of an episode incrementally.
 
-    A sampled turn is a placeholder in every later rendering: what the policy said is in the
-    transcript as tokens. `turn` ends a turn, `show` renders the answer to it.
+    Later renderings contain a placeholder for each sampled turn, whose tokens are in the
+    transcript. `turn` ends the policy's turn, `show` renders the observation that follows.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, max_bytes: int | None = None) -> None:
-        """With `max_bytes` no longer text of one observation is tokenised."""
+        """`max_bytes` limits the text of one observation."""
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
         self._messages: list[Message] = []
@@ -135,11 +135,11 @@ class Dialogue:
         self._end = ""
 
     def show(self, observation: Observation) -> Rendered:
-        """Tokens of an observation, after all that was shown and said before.
+        """Tokens of an observation, given everything before it.
 
         Raises:
             InvalidError: the template cannot be rendered incrementally.
-            LimitError: it is too long.
+            LimitError: the observation is too long.
         """
         self._check_size(observation.text, *(m.content for m in observation.messages))
         if not self._tokenizer.chat or not observation.messages:
@@ -167,13 +167,13 @@ class Dialogue:
         num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if num_bytes > self._max_bytes:
             raise LimitError(
-                f"limit prompt_bytes: {num_bytes} bytes of one observation, and this installation "
+                f"limit prompt_bytes: an observation has {num_bytes} bytes, but this installation "
                 f"allows {self._max_bytes}; make the tasks shorter, or ask its operator to raise "
                 "`limits.prompt_bytes`"
             )
 
     def turn(self, last_token: int) -> None:
-        """The policy has spoken; its last token may be the end of turn that the template has."""
+        """End the policy's turn; its last token may be the template's end-of-turn token."""
         self._turns += 1
         self._messages.append(Message("assistant", _TURN))
         ended = last_token in self._tokenizer.eos
@@ -188,7 +188,7 @@ class Dialogue:
 def _sources(
     text: str, contents: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> list[TokenSource]:
-    """Whose each token is: a token that begins inside a content is the environment's."""
+    """The source of each token: the environment's if it begins inside one of the contents."""
     ranges: list[tuple[int, int]] = []
     at = 0
     for content in contents:
@@ -228,7 +228,7 @@ def _compile(template: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said; rendering is not changed by it."""
+    """The tag `{% generation %}`, which marks assistant text and does not affect rendering."""
 
     tags = {"generation"}  # noqa: RUF012 the base class declares it so
 
@@ -268,7 +268,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """A special token is written as a string or as an object with `content`."""
+    """The text of a special token, given as a string or as an object with `content`."""
     return str(token["content"] if isinstance(token, dict) else token)
 
 
@@ -285,7 +285,7 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str:
 def _eos(
     files: Mapping[str, bytes], fast: FastTokenizer, special: dict[str, str]
 ) -> tuple[int, ...]:
-    """What ends a turn: the model's own list and the tokenizer's end token."""
+    """Tokens that end a turn: the model's own list and the tokenizer's end token."""
     listed = _json(files, "generation_config.json").get("eos_token_id")
     if listed is None:
         listed = _json(files, "config.json").get("eos_token_id")

@@ -1,4 +1,4 @@
-"""Builds a transcript from tokens as they come; sampled text is never tokenised again."""
+"""Builds a transcript from tokens as they arrive; sampled text is never tokenised again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.types import StepMark, TokenSpan, Transcript, VersionRun
 
 
 class TranscriptBuilder:
-    """Grows at the end only. Neighbouring tokens of one source share a span."""
+    """An append-only transcript. Neighbouring tokens of one source share a span."""
 
     __slots__ = ("_logprobs", "_runs", "_spans", "_steps", "tokens")
 
@@ -23,7 +23,7 @@ class TranscriptBuilder:
 
     @classmethod
     def resume(cls, transcript: Transcript) -> TranscriptBuilder:
-        """Go on from what an earlier attempt has left."""
+        """Continue the transcript of an earlier attempt."""
         made = cls()
         made.tokens = list(transcript.tokens)
         made._logprobs = list(transcript.logprobs)
@@ -42,7 +42,7 @@ class TranscriptBuilder:
 
     @property
     def turns(self) -> list[TokenSpan]:
-        """Policy spans: one for each turn, the last one perhaps unfinished."""
+        """Policy spans, one per turn; the last may be unfinished."""
         return [span for span in self._spans if span.source is TokenSource.POLICY]
 
     @property
@@ -51,7 +51,7 @@ class TranscriptBuilder:
         return bool(self._spans) and self._spans[-1].source is not TokenSource.POLICY
 
     def add(self, tokens: Sequence[int], source: TokenSource) -> None:
-        """Append tokens that the policy is shown; only what is new."""
+        """Append tokens that are shown to the policy."""
         if source is TokenSource.POLICY:
             raise InvalidError("policy tokens need log-probs and versions: use add_policy")
         self._extend(tokens, source)
@@ -64,17 +64,17 @@ class TranscriptBuilder:
     def add_policy(
         self, tokens: Sequence[int], logprobs: Sequence[float], versions: Iterable[VersionRun]
     ) -> None:
-        """Append sampled tokens, the sampled end of turn among them.
+        """Append sampled tokens, including the sampled end of turn.
 
         Raises:
-            InvalidError: the three disagree about how many tokens there are.
+            InvalidError: the three differ in their number of tokens.
         """
         runs = [run for run in versions if run.count]
-        told = sum(run.count for run in runs)
-        if not len(tokens) == len(logprobs) == told:
+        num_versions = sum(run.count for run in runs)
+        if not len(tokens) == len(logprobs) == num_versions:
             raise InvalidError(
                 f"{len(tokens)} policy tokens came with {len(logprobs)} log-probs "
-                f"and versions for {told}"
+                f"and versions for {num_versions}"
             )
         self._extend(tokens, TokenSource.POLICY)
         self._logprobs.extend(logprobs)
@@ -82,7 +82,7 @@ class TranscriptBuilder:
             self._runs = merge_run(self._runs, run)
 
     def pop_turn(self) -> tuple[list[int], list[float], list[VersionRun]]:
-        """Take the last turn off again: its tokens, log-probs and versions."""
+        """Remove the last turn; returns its tokens, log-probs and versions."""
         if not self._spans or self._spans[-1].source is not TokenSource.POLICY:
             return [], [], []
         span = self._spans.pop()
@@ -95,7 +95,7 @@ class TranscriptBuilder:
         return tokens, logprobs, runs
 
     def mark_step(self, start: int, *, reward: float) -> None:
-        """Note what the environment said of the turn that began at `start`."""
+        """Record the environment's reward for the turn that began at `start`."""
         self._steps.append(StepMark(start, len(self.tokens), reward))
 
     def build(self, *, steps: bool = True) -> Transcript:
@@ -119,7 +119,7 @@ class TranscriptBuilder:
 
 
 def merge_run(runs: list[VersionRun], run: VersionRun) -> list[VersionRun]:
-    """`runs` with one more at the end; equal neighbours become one."""
+    """`runs` with one more appended; neighbours of the same version are merged."""
     if runs and runs[-1].version == run.version:
         runs[-1] = VersionRun(run.version, runs[-1].count + run.count)
     else:

@@ -47,7 +47,7 @@ def role_of(name: str) -> Role:
         return Role(name)
     except ValueError:
         allowed = ", ".join(Role)
-        raise InvalidError(f"role: {name!r} is no role; allowed: {allowed}") from None
+        raise InvalidError(f"role: {name!r} is not a role; allowed: {allowed}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def caller(context: Any) -> Principal:
         message = pb.Principal.FromString(bytes(data))  # pyright: ignore[reportArgumentType]
         return wire.from_proto(message, Principal)
     except (DecodeError, InvalidError, TypeError):
-        raise AuthenticationError(f"{METADATA_KEY} holds no principal") from None
+        raise AuthenticationError(f"{METADATA_KEY} does not contain a principal") from None
 
 
 def new_token() -> tuple[str, str]:

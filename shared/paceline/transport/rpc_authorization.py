@@ -27,7 +27,7 @@ Callers = Set[WorkerKind] | None
 ANYBODY: Final = None
 """No certificate is needed: the gateway authenticates users by their tokens."""
 NOBODY: Final[Set[WorkerKind]] = frozenset()
-"""No service may call the method; with TLS off, people can."""
+"""No service may call the method; without TLS, operators can."""
 UNKNOWN_METHOD: Final = NOBODY
 """Callers of a method that the server does not declare: it is refused like one for nobody."""
 ALL_KINDS: Final = frozenset(Kind)
@@ -84,7 +84,7 @@ def check_speaks_for(kind: str) -> None:
 
 
 class RefusedCallers:
-    """Counts refused calls; logs one event per `LOG_INTERVAL_S`, so retries fill no disk."""
+    """Counts refused calls; logs one event per `LOG_INTERVAL_S` to keep retries off the disk."""
 
     def __init__(
         self, metrics: Metrics | None, *, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""A server for the suite: the one of PACELINE_TEST_KUBECONFIG, or else the one for tests."""
+"""The server under test: that of PACELINE_TEST_KUBECONFIG, or the harness's own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Clients:
         return found.resources.get(api_version=api_version, kind=kind)
 
     def send(self, method: str, path: str, body: Any = None, **query: str) -> Object:
-        """A request as it stands: the client's own checks of bodies do not see it."""
+        """Send a raw request, bypassing the client's validation."""
         kind = query.pop("media", "application/json")
         media = {"Content-Type": kind, "Accept": query.pop("accept", "*/*")}
         request = self.api.param_serialize(
@@ -78,7 +78,7 @@ def admin(kubeconfig: Path) -> client.ApiClient:
 
 @pytest.fixture
 def clients(admin: client.ApiClient) -> Iterator[Clients]:
-    """An administrator in a namespace of its own, which goes afterwards."""
+    """An administrator in its own namespace, which is deleted afterwards."""
     core: Any = client.CoreV1Api(admin)
     made = core.create_namespace({"metadata": {"generateName": "paceline-contract-"}})
     namespace: str = made.metadata.name
@@ -94,10 +94,10 @@ def has_account(clients: Clients, name: str) -> bool:
 
 
 def until(check: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """What `check` gives once it gives something; fails after so long."""
+    """The first true result of `check`; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not (found := check()):
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.05)
     return found
 
@@ -109,7 +109,7 @@ def until_fixture() -> Callable[..., Any]:
 
 @dataclass
 class Refusal:
-    """The Status body of a refusal."""
+    """The Status body of an error response."""
 
     code: int
     body: Object
@@ -160,7 +160,7 @@ def container(**more: Any) -> Object:
 
 @pytest.fixture
 def pod() -> Callable[..., Object]:
-    """A pod that nobody schedules, so that it stays as it is on any cluster."""
+    """A pod that is never scheduled, so that no cluster changes it."""
 
     def make(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Object:
         return {
@@ -173,7 +173,7 @@ def pod() -> Callable[..., Object]:
 
 @pytest.fixture
 def deployment() -> Callable[..., Object]:
-    """A Deployment of no pods."""
+    """A Deployment without pods."""
 
     def make(name: str, **more: Any) -> Object:
         template = {

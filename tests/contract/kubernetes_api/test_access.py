@@ -89,7 +89,7 @@ def test_doors_are_granted_one_by_one(clients: Any, worker: Any, refusal: Any, p
     assert not other.core.read_namespaced_pod_log(*place)
 
 
-def test_groups_are_told_apart(clients: Any, worker: Any, refusal: Any, deployment: Any) -> None:
+def test_groups_are_distinguished(clients: Any, worker: Any, refusal: Any, deployment: Any) -> None:
     other = worker(rule("apps", "deployments", "create"))
     made = other.apps.create_namespaced_deployment(clients.namespace, deployment("one"))
     assert made.metadata.uid
@@ -131,7 +131,7 @@ def test_a_token_dies_with_its_account(clients: Any, worker: Any, until: Any) ->
     until(refused)
 
 
-def test_one_may_ask_what_one_may(clients: Any, worker: Any) -> None:
+def test_access_reviews_of_ones_own_rights_are_allowed(clients: Any, worker: Any) -> None:
     other = worker(rule("", "configmaps", "get"))
 
     def may(verb: str) -> bool:

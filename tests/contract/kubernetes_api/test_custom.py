@@ -125,7 +125,9 @@ def test_wrong_values_are_invalid(trials: Any, refusal: Any, spec: Any, field: s
     assert field in found.fields
 
 
-def test_rules_see_the_whole_and_speak(trials: Any, refusal: Any) -> None:
+def test_rules_see_the_whole_object_and_their_messages_are_returned(
+    trials: Any, refusal: Any
+) -> None:
     assert "low is above high" in refusal(trials.make, low=5, high=4).message
     assert "at most 64 workers" in refusal(trials.make, workers=65).message
     trials.make(low=4, high=4)
@@ -141,7 +143,7 @@ def test_the_wish_is_immutable_and_the_rest_is_not(trials: Any, refusal: Any) ->
     assert labelled["metadata"]["generation"] == 1
 
 
-def test_status_is_written_at_its_door_alone(trials: Any, refusal: Any) -> None:
+def test_status_is_written_through_its_subresource_only(trials: Any, refusal: Any) -> None:
     trials.make()
     assert "status" not in trials.patch({"status": {"state": "no"}})
     told = trials.patch({"status": {"state": "RUNNING"}, "spec": {"workers": 9}}, "status")
@@ -202,9 +204,7 @@ def test_a_definition_with_a_broken_rule_is_refused(clients: Any, refusal: Any) 
     assert "compilation failed" in found.message
 
 
-def test_a_definition_whose_messages_may_grow_without_end_is_refused(
-    clients: Any, refusal: Any
-) -> None:
+def test_a_definition_with_unbounded_messages_is_refused(clients: Any, refusal: Any) -> None:
     body = definition("dear.paceline.dev")
     schema = body["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     dear = "'low ' + string(self.spec.low) + ' is above high'"
@@ -223,7 +223,7 @@ def dear(rule: str, **bounds: int) -> Any:
     return body
 
 
-def test_a_definition_whose_rules_may_take_too_long_is_refused(clients: Any, refusal: Any) -> None:
+def test_a_definition_with_too_expensive_rules_is_refused(clients: Any, refusal: Any) -> None:
     create = clients.definitions.create_custom_resource_definition
     rule = f"self.spec.words.matches('{'a' * 128}')"
     found = refusal(create, dear(rule))

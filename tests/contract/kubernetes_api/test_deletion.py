@@ -112,9 +112,7 @@ def test_an_owner_that_never_was_holds_nothing(clients: Any, until: Any, gone: A
     until(lambda: gone(clients.core.read_namespaced_config_map, "dependent"))
 
 
-def test_jobs_leave_their_dependents_unless_told_otherwise(
-    clients: Any, until: Any, gone: Any
-) -> None:
+def test_jobs_orphan_their_dependents_by_default(clients: Any, until: Any, gone: Any) -> None:
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "n:1"}]}}
     for name, options in (("kept", {}), ("cleaned", {"propagation_policy": "Background"})):
         body = {"metadata": {"name": name}, "spec": {"suspend": True, "template": template}}

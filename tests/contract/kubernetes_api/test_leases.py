@@ -29,7 +29,7 @@ def read(clients: Any) -> Any:
     return clients.leases.read_namespaced_lease("leader", clients.namespace)
 
 
-def test_of_two_who_saw_the_same_lease_one_gets_it(clients: Any) -> None:
+def test_of_two_writers_of_the_same_lease_one_wins(clients: Any) -> None:
     make(clients)
     first, second = read(clients), read(clients)
     assert take(clients, first, "one")

@@ -24,14 +24,14 @@ def test_an_object_is_created_read_changed_and_deleted(clients: Any, refusal: An
     assert found.body["details"] == {"name": "one", "kind": "configmaps"}
 
 
-def test_names_are_taken_once(clients: Any, refusal: Any) -> None:
+def test_names_are_unique(clients: Any, refusal: Any) -> None:
     clients.settings("one")
     found = refusal(clients.settings, "one")
     assert (found.code, found.reason) == (409, "AlreadyExists")
     assert found.message == 'configmaps "one" already exists'
 
 
-def test_there_must_be_a_namespace(clients: Any, refusal: Any) -> None:
+def test_the_namespace_must_exist(clients: Any, refusal: Any) -> None:
     body = {"metadata": {"name": "one"}}
     found = refusal(clients.core.create_namespaced_config_map, "paceline-no-such", body)
     assert (found.code, found.reason) == (404, "NotFound")
@@ -109,7 +109,7 @@ def test_what_names_are_generated_from_is_checked(clients: Any, refusal: Any) ->
         assert "metadata.generateName" in found.fields
 
 
-def test_unknown_fields_are_refused_when_asked(clients: Any, refusal: Any) -> None:
+def test_unknown_fields_are_refused_under_strict_validation(clients: Any, refusal: Any) -> None:
     body = {"metadata": {"name": "one"}, "dat": {"a": "1"}}
     path = f"/api/v1/namespaces/{clients.namespace}/configmaps"
     found = refusal(clients.send, "POST", path, body, fieldValidation="Strict")

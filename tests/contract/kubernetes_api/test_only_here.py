@@ -66,7 +66,7 @@ def test_forgotten_history_is_gone(server: ApiServer, clients: Any, refusal: Any
     assert lines(clients, resourceVersion=fresh) == []
 
 
-def test_bookmarks_tell_how_far_a_watch_came(clients: Any) -> None:
+def test_bookmarks_carry_the_revision_of_a_watch(clients: Any) -> None:
     made = clients.settings("one")
     start = made.metadata.resource_version
     clients.core.create_namespaced_secret(clients.namespace, {"metadata": {"name": "elsewhere"}})

@@ -38,7 +38,7 @@ def test_a_pod_keeps_its_shape(clients: Any, refusal: Any, pod: Any) -> None:
     assert "pod updates may not change fields other than" in found.message
 
 
-def test_a_pod_without_a_node_goes_at_once(clients: Any, pod: Any, gone: Any) -> None:
+def test_a_pod_without_a_node_is_removed_immediately(clients: Any, pod: Any, gone: Any) -> None:
     clients.core.create_namespaced_pod(clients.namespace, pod("one"))
     clients.core.delete_namespaced_pod("one", clients.namespace)
     assert gone(clients.core.read_namespaced_pod, "one")

@@ -96,7 +96,7 @@ def test_a_release_comes_changes_and_goes(clients: Any, run: Run, chart: str, he
     assert clients.core.list_namespaced_secret(clients.namespace).items == []
 
 
-def test_kubectl_applies_looks_waits_and_deletes(run: Run, deployment: Any) -> None:
+def test_kubectl_applies_gets_waits_and_deletes(run: Run, deployment: Any) -> None:
     body = deployment("one")
     run("kubectl", "apply", "--server-side", "-f", "-", given=yaml.safe_dump(body))
     body["spec"]["paused"] = True

@@ -25,7 +25,7 @@ def edit(clients: Any, name: str, **change: Any) -> Any:
     return clients.core.patch_namespaced_config_map(name, clients.namespace, change)
 
 
-def test_a_watch_goes_on_from_a_list(clients: Any) -> None:
+def test_a_watch_continues_from_a_list(clients: Any) -> None:
     clients.settings("before")
     start = revision(clients)
     clients.settings("after", data={"a": "1"})
@@ -45,7 +45,7 @@ def test_a_watch_resumes_between_two_events(clients: Any) -> None:
     assert events(clients, resource_version=start) == [("MODIFIED", "one")]
 
 
-def test_a_watch_without_revision_tells_what_is_there(clients: Any) -> None:
+def test_a_watch_without_revision_lists_existing_objects(clients: Any) -> None:
     clients.settings("one")
     assert events(clients) == [("ADDED", "one")]
 

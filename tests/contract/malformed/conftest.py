@@ -1,4 +1,4 @@
-"""A rollout worker over real gRPC for malformed requests. `ENGINES` says with which engines."""
+"""A rollout worker on real gRPC for malformed requests, with each engine in `ENGINES`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 METHOD = "/paceline.v1.Rollout/Generate"
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-# Has the same answer each time.
+# Always gets the same answer.
 GOOD = pb.GenerateRequest(
     request_id="good",
     tokens=(1, 2),
@@ -75,7 +75,7 @@ class Central(FakeExperience):
 
 @dataclass(slots=True)
 class Outcome:
-    """How a stream ended, and the end of each request on it."""
+    """The status of a stream, and the last event of each request on it."""
 
     code: str
     text: str = ""
@@ -90,7 +90,7 @@ class Outcome:
 
 
 class Worker:
-    """A rollout worker and a caller; time passes only while something is run."""
+    """A rollout worker and its caller, whose event loop only runs during `run`."""
 
     def __init__(self, kind: str, options: dict[str, Any], folder: Path) -> None:
         self._runner = asyncio.Runner()
@@ -158,14 +158,14 @@ class Worker:
         self._runner.close()
 
     def send(self, *messages: bytes | float | str, timeout_s: float = PATIENCE_S) -> Outcome:
-        """Messages on one stream, then half-close; what came of it.
+        """Send messages on one stream, half-close it, and return the outcome.
 
-        Among them pauses in seconds, and names of requests whose end is waited for.
+        A number is a pause in seconds; a string is a request whose end is awaited.
         """
         return self.run(self.exchange(*messages, timeout_s=timeout_s))
 
     def status(self, data: bytes) -> str:
-        """The status that `Status` answers with, and what it says."""
+        """The gRPC status of a `Status` call, with its details."""
         return self.run(self._status(data))
 
     async def _status(self, data: bytes) -> str:
@@ -180,7 +180,7 @@ class Worker:
     async def exchange(
         self, *messages: bytes | float | str, timeout_s: float = PATIENCE_S
     ) -> Outcome:
-        """The same as a coroutine."""
+        """`send` as a coroutine."""
 
         async def requests() -> AsyncIterator[bytes]:
             for message in messages:
@@ -202,27 +202,27 @@ class Worker:
         return outcome
 
     def answer(self) -> list[int]:
-        """What a good request gets."""
+        """The answer to a valid request."""
         outcome = self.send(pb.GenerateBatch(requests=[GOOD]).SerializeToString())
         assert [end.finish_reason for end in outcome.ends] == [pb.FINISH_REASON_LENGTH], outcome
         return outcome.tokens("good")
 
     def is_well(self) -> None:
-        """It lives, holds nothing that is over, and answers as it did at first."""
+        """Assert that the worker is alive, holds no finished requests, and answers as before."""
         assert not self._work.done()
         assert self.answer() == self.right
         self.run(self._until_idle())
         assert not self.faults
 
     async def _until_idle(self) -> None:
-        """A caller that has hung up is noticed, and its requests are ended, in their time."""
+        """Wait until the requests of disconnected callers have ended."""
         async with asyncio.timeout(PATIENCE_S):
             while any(self.service.report().load[name] for name in ("running", "waiting")):
                 await asyncio.sleep(0.01)
 
 
 def make_model(folder: Path) -> tuple[Any, dict[str, bytes]]:
-    """A random model, and its small files with a tokenizer."""
+    """A random model, and its small files including a tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,

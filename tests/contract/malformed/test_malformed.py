@@ -159,7 +159,7 @@ CORPORA: dict[str, list[bytes]] = {
 }
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_malformed_requests() -> None:
     fuzzed = {data for corpus in CORPORA.values() for data in corpus}
     assert len({bad.SerializeToString() for bad, _ in BAD}) >= 60
     assert len(fuzzed) >= 250
@@ -287,11 +287,11 @@ def test_any_batch_is_answered(worker: Any, message: pb.GenerateBatch) -> None:
     check_fuzzed(worker, message.SerializeToString())
 
 
-def test_it_is_well_after_any_batch(worker: Any) -> None:
+def test_the_worker_is_healthy_after_any_batch(worker: Any) -> None:
     worker.is_well()
 
 
-def test_a_message_beyond_the_limit_fails_its_stream_alone(worker: Any) -> None:
+def test_a_message_beyond_the_limit_fails_only_its_stream(worker: Any) -> None:
     huge = b"\x0a" + b"\xff\xff\xff\x7f" + bytes(MAX_MESSAGE_BYTES)
     outcome = worker.send(batch(request("before", sampling={"seed": 5})), huge)
     assert outcome.code == "RESOURCE_EXHAUSTED"
@@ -313,7 +313,7 @@ def test_what_came_before_a_broken_message_is_answered(worker: Any) -> None:
     worker.is_well()
 
 
-def test_status_of_a_worker_that_is_asked_badly(worker: Any) -> None:
+def test_malformed_status_requests(worker: Any) -> None:
     for data in (b"", b"\x08\x01", b"\x0a\x03abc"):  # fields that it does not know
         assert worker.status(data) == "OK r0"
     for data in (b"\x0a\x7f", b"\xff" * 10, b"\x0b" * 200):
@@ -366,7 +366,7 @@ def test_a_name_on_two_streams(worker: Any) -> None:
     worker.is_well()
 
 
-def test_aborts_of_the_unknown_and_of_what_comes_along(worker: Any) -> None:
+def test_aborts_of_unknown_and_concurrent_requests(worker: Any) -> None:
     unknown = ["", "nobody", "x" * 100_000, *map(str, range(5000))]
     assert worker.send(batch(abort=unknown)).code == "OK"
     # An engine with a thread of its own may have begun before it hears of the abort.

@@ -1,4 +1,4 @@
-"""An installation by helm in a cluster of processes, for the tests of this folder."""
+"""A helm installation in a cluster of processes, for the tests in this folder."""
 
 import base64
 import importlib.util
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "paceline"
 NAMESPACE = "team"
 MODEL = "/models/arithmetic"
-# Decisions within seconds, where an installation takes minutes.
+# Decisions within seconds, where a real installation takes minutes.
 SCALING = {
     "period_s": 0.5,
     "warmup_s": 1,
@@ -35,7 +35,7 @@ VALUES = {
     "store": {"embedded": {"persistence": {"keep": False}}},
     "storage": {"volume": {"keep": False}},
     "crds": {"keep": False},
-    # A trainer that is uninstalled with its ledger waits for it as long as this.
+    # A trainer whose ledger is uninstalled with it waits this long for the ledger.
     "trainer": {"ranksPerPod": 1, "graceSeconds": 10},
     "rollout": {"pools": {"default": {"cost": 2.0}, "spot": {"cost": 1.0, "spot": True}}},
     "controller": {"scaling": SCALING},
@@ -52,11 +52,11 @@ class Installation:
     name: str = "paceline"
 
     def helm(self, *words: str, version: int = 4) -> str:
-        """Run helm; what it prints."""
+        """Run helm; returns its output."""
         return self._run(str(self.tools[f"helm{version}"]), *words)
 
     def kubectl(self, *words: str) -> str:
-        """Run kubectl; what it prints."""
+        """Run kubectl; returns its output."""
         return self._run(str(self.tools["kubectl"]), *words)
 
     def install(self, *more: str, version: int = 4) -> str:
@@ -74,7 +74,7 @@ class Installation:
         return said
 
     def events(self) -> list[dict[str, Any]]:
-        """What the controller has told about jobs."""
+        """The controller's events about jobs."""
         return self.cluster.list("events.k8s.io/v1/Event")
 
     def client(self) -> Client:
@@ -91,7 +91,7 @@ class Installation:
         return Client(url, token=self.token(), timeout_s=60.0, outage_s=300.0)
 
     def token(self) -> str:
-        """What helm's notes tell to read."""
+        """The token, read as described in helm's notes."""
         return self.secret(f"{self.name}-token", "token")
 
     def secret(self, name: str, key: str) -> str:
@@ -168,7 +168,7 @@ def installation(
 
 @pytest.fixture(scope="session")
 def demo_job() -> Callable[..., dict[str, Any]]:
-    """The job of the demo; dotted names overlay fields."""
+    """The demo's job; dotted names override fields."""
 
     def make(**sections: Any) -> dict[str, Any]:
         job = yaml.safe_load((ROOT / "examples" / "arithmetic.yaml").read_text())

@@ -27,7 +27,7 @@ from paceline_gateway import service as gateway
 
 @dataclass
 class Site:
-    """Both services, and the tokens of those who call."""
+    """Both services, with the tokens of callers."""
 
     run_dir: Path
     url: str
@@ -46,7 +46,7 @@ class Site:
         return AsyncClient(self.url, token=token)
 
     async def ready(self) -> None:
-        """It says so at last: there may be no time for an answer at once on a busy machine."""
+        """Wait until the gateway is ready, which may take several attempts on a busy machine."""
         async with httpx.AsyncClient(base_url=self.url, timeout=60) as http:
             while (await http.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.05)
@@ -69,7 +69,7 @@ def socket() -> Iterator[str]:
 
 
 class Running:
-    """A service on this loop."""
+    """A service running on this event loop."""
 
     def __init__(self, build: Any, settings: ServiceSettings) -> None:
         self._build = build
@@ -139,7 +139,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
 
 @pytest.fixture
 async def peopled(site: Site, job: dict[str, Any]) -> Site:
-    """With tokens of every kind, and a job of tenant a."""
+    """A site with tokens of every kind, and a job of tenant a."""
     for tenant in ("a", "b"):
         for role in ("read", "submit", "admin"):
             await site.make(f"{role}-{tenant}", role=role, tenant=tenant)
@@ -150,7 +150,7 @@ async def peopled(site: Site, job: dict[str, Any]) -> Site:
         await client.revoke_token(site.ids["revoked"])
     async with site.client("submit-a") as client:
         site.ids["job"] = (await client.submit(job)).status.job_id
-    await asyncio.sleep(0.05)  # however fast all this was, one of them has expired
+    await asyncio.sleep(0.05)  # ensures that the short-lived token has expired
     return site
 
 

@@ -57,7 +57,7 @@ async def answered_again(peopled: Site, who: str) -> None:
             pass
 
 
-async def test_calls_count_before_their_message_is_there(peopled: Site) -> None:
+async def test_calls_count_before_their_message_arrives(peopled: Site) -> None:
     async with silent(peopled, "read-a", "GetJob", MAX_OPEN), asyncio.timeout(25):
         while await told(peopled, "read-a", timeout=1) is not StatusCode.RESOURCE_EXHAUSTED:
             pass
@@ -83,7 +83,7 @@ async def test_large_messages_have_places_of_their_own(peopled: Site) -> None:
         assert code is StatusCode.INVALID_ARGUMENT
 
 
-async def test_strangers_ask_for_health_but_do_not_watch_it(peopled: Site) -> None:
+async def test_unauthenticated_callers_can_check_but_not_watch_health(peopled: Site) -> None:
     async with aio.insecure_channel(peopled.grpc) as channel:
         stub: Any = HealthStub(channel)
         told = await stub.Check(HealthCheckRequest(), timeout=60)

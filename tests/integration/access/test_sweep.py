@@ -144,7 +144,7 @@ def theirs(site: Site) -> list[str]:
     return [site.ids[f"{role}-b"] for role in HEIGHT] + [f"{role}-b" for role in HEIGHT]
 
 
-async def test_who_may_gets_in_everywhere(peopled: Site) -> None:
+async def test_permitted_roles_are_admitted_everywhere(peopled: Site) -> None:
     async with httpx.AsyncClient(base_url=peopled.url, timeout=60) as http:
         for method, path in sorted(guarded(peopled.app), key=lambda each: each[0] == "DELETE"):
             least = REST[f"{method} {path}"]
@@ -231,7 +231,7 @@ async def test_no_method_lets_too_small_a_role_in(peopled: Site) -> None:
             assert not leaks(text, peopled), (name, role, text)
 
 
-async def test_no_method_tells_of_another_tenant(peopled: Site) -> None:
+async def test_no_method_reveals_another_tenant(peopled: Site) -> None:
     token = peopled.tokens["admin-b"]
     for name, method in methods_of():
         fields = method.request.DESCRIPTOR.fields_by_name
@@ -241,7 +241,7 @@ async def test_no_method_tells_of_another_tenant(peopled: Site) -> None:
             assert not leaks(text, peopled, peopled.ids["job"], peopled.ids["read-a"])
 
 
-async def test_methods_let_in_who_may(peopled: Site) -> None:
+async def test_methods_admit_permitted_roles(peopled: Site) -> None:
     refused = {
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED,

@@ -39,7 +39,7 @@ async def forever(client: Any) -> None:
         await asyncio.sleep(0.1)
 
 
-def test_the_bootstrap_token_is_for_its_owner_alone(site: Site) -> None:
+def test_the_bootstrap_token_is_readable_by_its_owner_only(site: Site) -> None:
     path = site.run_dir / "token"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert site.bootstrap.startswith("pl_bootstrap_")

@@ -85,7 +85,7 @@ def test_every_rpc_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("server", WorkerKind)
-def test_the_table_knows_what_each_service_serves(server: WorkerKind) -> None:
+def test_the_table_covers_all_served_methods(server: WorkerKind) -> None:
     sources = (ROOT / "services" / f"paceline_{server}").rglob("*.py")
     code = "\n".join(path.read_text() for path in sources)
     served = set(re.findall(r"add_(\w+)Servicer_to_server\(", code))
@@ -104,7 +104,7 @@ def test_a_service_may_call_what_it_calls(kind: WorkerKind) -> None:
 
 
 @pytest.mark.parametrize("server", WorkerKind)
-def test_what_has_no_row_is_for_nobody(server: WorkerKind) -> None:
+def test_undeclared_methods_are_for_nobody(server: WorkerKind) -> None:
     for method in ("/paceline.v1.Jobs/Newest", "/other.Jobs/GetJob", "/paceline.v1.Health/Check"):
         assert allowed_callers(server, method) == UNKNOWN_METHOD
     for odd in ("", "/", "//", "GetJob", "/paceline.v1.Jobs", "/paceline.v1.Jobs/GetJob/"):

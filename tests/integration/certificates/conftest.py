@@ -1,4 +1,4 @@
-"""An API server with a ServiceAccount that may do what the issuer's role allows, no more."""
+"""An API server with a ServiceAccount that has exactly the rights of the issuer's role."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RULES: list[dict[str, Any]] = [
 
 @dataclass
 class Installation:
-    """One namespace with its issuer; seen with the eyes of an administrator."""
+    """One namespace with its issuer, from an administrator's view."""
 
     server: ApiServer
     kubeconfig: Path
@@ -60,7 +60,7 @@ class Installation:
         return Issue.model_validate(content | fields)
 
     def run(self, now: datetime | None = None, **fields: Any) -> int:
-        """One run of the issuer; how many Secrets it wrote."""
+        """Run the issuer once; returns the number of Secrets written."""
         issue = self.issue(**fields)
         moment = now or datetime.now(UTC)
         return run(issue, Secrets.connect(issue), now=lambda: moment)
@@ -91,7 +91,7 @@ class Installation:
         self.rbac.replace_namespaced_role(ACCOUNT, NAMESPACE, role)
 
     def visits(self) -> list[Visit]:
-        """What the issuer has asked for."""
+        """The issuer's API requests."""
         return self.server.visits_of(f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}")
 
 

@@ -87,7 +87,7 @@ def test_a_rotation_from_run_to_run(installation: Installation) -> None:
     assert all(visit.allowed for visit in installation.visits())
 
 
-def test_runs_at_once_agree(installation: Installation) -> None:
+def test_concurrent_runs_agree(installation: Installation) -> None:
     """Each tells the others what it has written by conflicts only."""
     for moment in (NOW, NOW + 61 * DAY, NOW + 2500 * DAY, NOW + 2502 * DAY):
         with ThreadPoolExecutor(6) as pool:

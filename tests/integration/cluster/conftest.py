@@ -1,4 +1,4 @@
-"""One cluster for all tests here, a namespace for each."""
+"""One cluster for all tests in this folder, with a namespace for each."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -34,11 +34,11 @@ def numbers() -> Iterator[int]:
 
 @pytest.fixture
 def cluster(machines: Cluster, numbers: Iterator[int]) -> Iterator[Cluster]:
-    """The cluster, in a namespace of the test's own that is empty again afterwards."""
+    """The cluster, with a new namespace for the test, which is emptied afterwards."""
     machines.namespace = name = f"test-{next(numbers)}"
     metadata = {"name": name}
     machines.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
-    machines.until(lambda: machines.get("ServiceAccount", "default"), "pods may be made")
+    machines.until(lambda: machines.get("ServiceAccount", "default"), "pods can be created")
     yield machines
     machines.delete("Namespace", name)
     machines.until(lambda: not machines.pods(), "no pods after the test")
@@ -46,7 +46,7 @@ def cluster(machines: Cluster, numbers: Iterator[int]) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def pod() -> Callable[..., Object]:
-    """A pod that runs Python code; `container` and `spec` replace fields of theirs."""
+    """A pod that runs Python code; `container` and `spec` override fields."""
 
     def make(name: str, code: str, *, container: Object | None = None, **spec: Any) -> Object:
         return {

@@ -96,7 +96,7 @@ def test_files_of_secrets_and_config_maps(cluster: Cluster, pod: Make) -> None:
     assert not Path("/etc/paceline").exists(), "mount points belong to the container alone"
 
 
-def test_a_changed_config_map_appears_all_at_once(cluster: Cluster, pod: Make) -> None:
+def test_a_changed_config_map_appears_atomically(cluster: Cluster, pod: Make) -> None:
     mounts = [{"name": "c", "mountPath": "/c"}]
     volumes = [{"name": "c", "configMap": {"name": "c"}}]
     code = """

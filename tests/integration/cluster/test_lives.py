@@ -88,16 +88,14 @@ def test_a_container_that_keeps_failing_is_backed_off(cluster: Cluster, pod: Mak
     assert not is_ready(pod_then)
 
 
-def test_a_command_that_does_not_exist_is_told(cluster: Cluster, pod: Make) -> None:
+def test_a_missing_command_is_reported(cluster: Cluster, pod: Make) -> None:
     cluster.apply([pod("lost", "", container={"command": ["no-such-program"]})])
     cluster.until(
         lambda: "no-such-program" in str(status_of(cluster, "lost")), "the program is named"
     )
 
 
-def test_readiness_decides_who_is_behind_a_service(
-    cluster: Cluster, pod: Make, service: Make
-) -> None:
+def test_a_service_routes_to_ready_pods_only(cluster: Cluster, pod: Make, service: Make) -> None:
     made = pod("web", HEALTH, container={"readinessProbe": probe("/ready", failureThreshold=1)})
     cluster.apply([made, service("web"), pod("asks", IDLE)])
 
@@ -178,7 +176,7 @@ def test_a_second_deletion_shortens_the_grace(cluster: Cluster, pod: Make, grace
     cluster.until(lambda: not running(MARK), "its processes are gone")
 
 
-def test_an_init_container_that_ends_politely_starts_nothing(cluster: Cluster, pod: Make) -> None:
+def test_a_terminated_init_container_starts_nothing(cluster: Cluster, pod: Make) -> None:
     first = {"name": "first", "image": "test", "command": ["python", "-u", "-c", POLITE]}
     made = pod("never", "print('no')", initContainers=[first], terminationGracePeriodSeconds=120)
     cluster.apply([made])

@@ -41,7 +41,7 @@ def names(cluster: Cluster, selector: str) -> set[str]:
     return {pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
 
-def test_pods_above_a_quota_are_told(cluster: Cluster, workload: Make) -> None:
+def test_pods_above_a_quota_are_reported(cluster: Cluster, workload: Make) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
     cluster.apply([{**quota, "spec": {"hard": {"pods": "0"}}}])
     job = workload("Job", "runs", IDLE, restartPolicy="Never")
@@ -316,7 +316,7 @@ def test_a_cron_job_runs_on_request(cluster: Cluster, workload: Make) -> None:
     cluster.until(lambda: "Complete" in conditions_of(cluster, name), "it runs")
 
 
-def test_ten_pods_start_at_once(cluster: Cluster, workload: Make) -> None:
+def test_ten_pods_start_concurrently(cluster: Cluster, workload: Make) -> None:
     code = {"command": ["sleep", "1000"]}
     cluster.apply([workload("Deployment", "many", "", container=code, more={"replicas": 10})])
     cluster.until(lambda: cluster.ready("app=many") == 10, "all run")

@@ -1,4 +1,4 @@
-"""Real services and controllers as processes, an API server, and nodes that only say they run."""
+"""Real services and controllers as processes, an API server, and simulated nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FINALIZER = "paceline.dev/cancel"
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 240.0) -> Any:
-    """The first true answer."""
+    """The first true result of a condition."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, what
@@ -78,7 +78,7 @@ def pod_template() -> dict[str, Any]:
 
 
 def rules(*, jobset: bool = False) -> list[dict[str, Any]]:
-    """Those of the chart, with everything on but JobSets; the file has little else to fill in."""
+    """The chart's rules with everything enabled except, by default, JobSets."""
     text = (CHART / "templates" / "controller-rbac.yaml").read_text()
     document = text.split("---")[0]
     if not jobset:
@@ -90,7 +90,7 @@ def rules(*, jobset: bool = False) -> list[dict[str, Any]]:
 
 
 class Relay:
-    """A TCP relay in front of the API server that can be cut like a cable."""
+    """A TCP relay in front of the API server that can cut connections."""
 
     def __init__(self, target: int) -> None:
         self._cut = False
@@ -102,7 +102,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """End all connections; there are no others until `mend`."""
+        """Close all connections and accept no others until `mend`."""
         with self._lock:
             self._cut = True
             for pair in self._pairs:
@@ -114,7 +114,7 @@ class Relay:
         self._cut = False
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         self.cut()
 
@@ -154,7 +154,7 @@ class Relay:
 
 
 class Cluster:
-    """The API as an administrator sees it, by kind, in plain objects."""
+    """An administrator's access to the API, by kind, with plain objects."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -205,16 +205,16 @@ class Cluster:
 
 
 class Nodes(threading.Thread):
-    """Makes pods for Deployments and Jobs and says of them what a test wants to hear."""
+    """Creates pods for Deployments and Jobs and sets their status as a test asks for."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(daemon=True)
         self.cluster = cluster
         self.says: dict[str, dict[str, Any]] = {}  # status of new pods, by component
-        self.refuses: dict[str, str] = {}  # why no pods are made, by component
+        self.refuses: dict[str, str] = {}  # why pods are rejected, by component
         self.jobsets = False
-        self.drain_s = 0.0  # how long a pod that is sent away goes on
-        self.overlaps: list[str] = []  # trainers that began while one before was still there
+        self.drain_s = 0.0  # how long a deleted pod keeps running
+        self.overlaps: list[str] = []  # trainers that started while an earlier one still existed
         self._ended = threading.Event()
         self._count = 0
         self._leaving: dict[str, float] = {}
@@ -231,7 +231,7 @@ class Nodes(threading.Thread):
                 continue
 
     def fail(self, pod: str, *, message: str = "", code: int = 1) -> None:
-        """Once it runs: what was said of it when it was made is not said after this."""
+        """Let a running pod fail."""
         wait_until(lambda: self._runs(pod), f"{pod} does not run")
         over = {
             "exitCode": code,
@@ -329,7 +329,7 @@ class Nodes(threading.Thread):
         self.cluster.set_status("Deployment", owner["metadata"]["name"], status)
 
     def _tell_failure(self, about: dict[str, Any], words: str) -> None:
-        """Once: the same again would be counted in the same event."""
+        """Record a failure event once: a repetition would only increase its count."""
         name = f"{about['name']}.refused"
         if self.cluster.get("Event", name) is None:
             self.cluster.create(
@@ -436,7 +436,7 @@ class Services:
         return wire.from_proto(job.status, JobStatus)
 
     def set_state(self, job_id: str, state: str) -> None:
-        """As its trainer would."""
+        """Set the state of a job, as its trainer would."""
         stub: Any = ExperienceStub(grpc.insecure_channel(self.experience))
         request = experience_pb2.SetJobStateRequest(
             job_id=job_id, state=wire.number_of(JobState(state))
@@ -475,7 +475,7 @@ def wait_serving(port: int) -> None:
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Shared by all tests: each ends its own jobs."""
+    """Services shared by all tests; each test ends its own jobs."""
     folder = tmp_path_factory.mktemp("services")
     with tempfile.TemporaryDirectory() as data:
         store = ValkeyServer(port=0, data_dir=Path(data) / "d", unix_socket_path=Path(data) / "s")
@@ -496,7 +496,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @dataclass
 class World:
-    """One installation in a namespace of an API server of its own."""
+    """One installation with its own API server."""
 
     folder: Path
     server: ApiServer
@@ -510,7 +510,7 @@ class World:
     ports: dict[str, int] = field(default_factory=dict[str, int])
 
     def start(self, name: str = "ctl-0", **changes: Any) -> None:
-        """A controller with the rights of the chart's ServiceAccount."""
+        """Start a controller with the rights of the chart's ServiceAccount."""
         kubeconfig = yaml.safe_load(self.server.kubeconfig_for(NAMESPACE, ACCOUNT).read_text())
         kubeconfig["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.relay.port}"
         path = self.folder / f"{name}-kubeconfig.yaml"
@@ -523,7 +523,7 @@ class World:
             "identity": name,
             "owner": OWNER,
             "lease": LEASE,
-            # Long enough for a busy machine; who waits for its end gives another.
+            # Long enough for a busy machine; tests that wait for its expiry override it.
             "lease_s": 30.0,
             "templates": str(self.folder / "templates"),
             "pools": POOLS,
@@ -571,7 +571,7 @@ class World:
         return (found or {}).get("status") or {}
 
     def change_image(self, *templates: str) -> None:
-        """Of pod templates, all at once as in a mounted ConfigMap."""
+        """Change the image in pod templates, atomically as in a mounted ConfigMap."""
         for name in templates:
             path = self.folder / "templates" / f"{name}.yaml"
             template = yaml.safe_load(path.read_text())
@@ -581,7 +581,7 @@ class World:
             fresh.replace(path)
 
     def install_jobsets(self) -> None:
-        """The kind, as far as it matters here, and the rights that the chart then gives."""
+        """Install a minimal JobSet kind and the rights that the chart grants for it."""
         anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         version = {
             "name": "v1alpha2",
@@ -601,7 +601,7 @@ class World:
         self.nodes.jobsets = True
 
     def made(self) -> list[str]:
-        """Everything that is there for jobs."""
+        """All existing objects of jobs."""
         ours = "app.kubernetes.io/managed-by=paceline-controller"
         kinds = ["Deployment", "Job", "Service", "Pod"] + ["JobSet"] * self.nodes.jobsets
         return [
@@ -611,7 +611,7 @@ class World:
         ]
 
     def running(self, job_id: str) -> None:
-        """Wait until trainer and rollout workers run, then say so as the trainer would."""
+        """Wait until trainer and rollout workers run, then set the state as the trainer would."""
         wait_until(
             lambda: [
                 pod
@@ -643,7 +643,7 @@ def world(tmp_path: Path, services: Services) -> Iterator[World]:
 
 
 def install(world: World) -> None:
-    """What the chart would, as far as the controller meets with it."""
+    """Create the chart's objects that the controller uses."""
     cluster = world.cluster
     cluster.create("Namespace", NAMESPACE)
     definition = yaml.safe_load((CHART / "files" / "trainingjob.yaml").read_text())
@@ -683,7 +683,7 @@ def chart_rules() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def client_as(world: World) -> Callable[[], Callable[[str, str, str, str, str], bool]]:
-    """Asks the server, as the controller's ServiceAccount, what that may do."""
+    """Asks the server for the permissions of the controller's ServiceAccount."""
 
     def make() -> Callable[[str, str, str, str, str], bool]:
         path = world.server.kubeconfig_for(NAMESPACE, ACCOUNT)

@@ -38,7 +38,7 @@ def used(world: Any) -> set[Right]:
     return rights
 
 
-def test_the_whole_repertoire_needs_exactly_the_role(
+def test_all_operations_need_exactly_the_role(
     world: Any, tiny_job: Job, until_true: Until, chart_rules: list[dict[str, Any]]
 ) -> None:
     world.start("ctl-0", kubernetes={"pending_timeout_s": 3600.0})

@@ -104,7 +104,7 @@ def test_a_deleted_training_job_is_cancelled_before_it_goes(
     assert not world.made()
 
 
-def test_a_wrong_spec_is_told_and_not_tried_again(
+def test_an_invalid_spec_is_reported_and_not_retried(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.start()
@@ -181,7 +181,7 @@ def test_a_changed_template_replaces_rollouts_and_leaves_the_trainer(
     assert after["generation"] == trainer["generation"]
 
 
-def test_what_keeps_pods_from_starting_is_told_and_patience_ends(
+def test_pods_that_cannot_start_are_reported_until_the_job_fails(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     unscheduled = {

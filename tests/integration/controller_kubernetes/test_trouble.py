@@ -59,7 +59,7 @@ def test_a_new_controller_adopts_what_runs(world: Any, tiny_job: Job, until_true
     assert not world.nodes.overlaps
 
 
-def test_a_controller_that_ends_leaves_pods_and_hands_over(
+def test_a_stopping_controller_keeps_pods_and_hands_over(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.start("ctl-0", kubernetes={"lease_s": 60.0})
@@ -116,9 +116,7 @@ def begun_terms(world: Any, name: str = "ctl-0") -> int:
     return world.log(name).count(" leads identity")
 
 
-def test_a_cluster_that_cannot_be_reached_is_left_alone(
-    world: Any, tiny_job: Job, until_true: Until
-) -> None:
+def test_an_unreachable_cluster_is_left_alone(world: Any, tiny_job: Job, until_true: Until) -> None:
     world.start(kubernetes=SHORT)
     job_id = running_job(world, tiny_job, until_true, "outage")
     before = uids(world)
@@ -136,7 +134,7 @@ def test_a_cluster_that_cannot_be_reached_is_left_alone(
     until_true(lambda: world.cluster.get("Pod", f"trainer-{job_id}-2-0"), "not looked after")
 
 
-def test_a_watch_that_lost_its_place_begins_anew(
+def test_a_watch_with_expired_history_restarts(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.start()
@@ -167,7 +165,7 @@ def test_objects_wait_for_a_gateway_that_is_away(
     assert len(world.cluster.events("Submitted")) <= 1
 
 
-def test_a_submission_whose_answer_was_lost_is_found_again(
+def test_a_submission_with_a_lost_reply_is_found_again(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.apply("once", tiny_job(name="once"))
@@ -180,7 +178,7 @@ def test_a_submission_whose_answer_was_lost_is_found_again(
     assert until_true(lambda: world.status("once").get("jobId"), "not submitted") == job_id
 
 
-def test_preempted_rollouts_are_told_and_not_held_against_the_job(
+def test_preempted_rollouts_are_reported_and_not_counted_as_failures(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
     world.start(give_up_after=1)

@@ -1,4 +1,4 @@
-"""The experience service on a real store, and by-hand clients of it."""
+"""The experience service on a real store, with clients that act as trainer and worker."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ class Client:
 
     @staticmethod
     def trajectory(given: types_pb2.Assignment, place: int) -> types_pb2.Trajectory:
-        """What came of an episode of an assignment."""
+        """The trajectory of an episode of an assignment."""
         return trajectory(given, place, 1.0)
 
     def trainer(self, job_id: str) -> Trainer:
-        """Its next trainer."""
+        """A new trainer of a job."""
         return Trainer(self, job_id)
 
     def environment(self) -> AbstractAsyncContextManager[None]:
-        """A worker that plays every episode."""
+        """A worker that completes every episode."""
         return environment(self)
 
     async def lease(self, requests: AsyncIterator[ex.LeaseRequest]) -> AsyncIterator[ex.LeaseReply]:
@@ -113,7 +113,7 @@ class Client:
 
 
 class Trainer:
-    """Asks what a trainer asks."""
+    """Makes the calls of a trainer."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client = client
@@ -175,7 +175,7 @@ class Trainer:
         await call(self._client.experience.CommitCheckpoint, request)
 
     async def train(self, step: int) -> str:
-        """One step and its publication; why no further one will come."""
+        """Train and publish one step; returns the stop reason."""
         batch = await self.take(step)
         assert sum(len(part.samples) for part in batch) == batch[0].num_samples == 4
         reply = await self.commit(step, batch[0].batch_id)
@@ -185,7 +185,7 @@ class Trainer:
 
 @asynccontextmanager
 async def environment(client: Client, *, reward: float = 1.0) -> AsyncGenerator[None]:
-    """Plays every episode that is leased, at once."""
+    """Completes every leased episode immediately."""
     told: asyncio.Queue[ex.LeaseRequest] = asyncio.Queue()
     told.put_nowait(ex.LeaseRequest(worker_id="e", credits=64, eval_credits=64))
 
@@ -253,7 +253,7 @@ def make_spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["one server", "cluster"])
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A store of each kind; a cluster refuses what touches two slots at once."""
+    """A store of each kind; a cluster rejects operations across slots."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         start = cluster if request.param == "cluster" else one_server
         with start(Path(folder)) as url:
@@ -270,7 +270,7 @@ def one_server(folder: Path) -> Generator[str]:
 
 @contextmanager
 def cluster(folder: Path, size: int = 3) -> Generator[str]:
-    """Servers that share the slots; the password has every character that a URL cares about."""
+    """Servers that share the slots; the password has every character with a meaning in URLs."""
     password = f"p@ss/w?rd#%:&{secrets.token_hex(8)}"
     with started_nodes(folder, size, password) as ports:
         nodes = [Redis(port=port, password=password) for port, _bus in ports]
@@ -280,8 +280,7 @@ def cluster(folder: Path, size: int = 3) -> Generator[str]:
 
 @contextmanager
 def started_nodes(folder: Path, size: int, password: str) -> Generator[list[tuple[int, int]]]:
-    """Each one's port and that of its bus. One that was free may be taken a moment later by
-    another test; then others are tried."""
+    """Start nodes; yields the ports of each and of its bus. Retries if another test takes one."""
     servers: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
     try:
         while len(servers) < size:
@@ -314,7 +313,7 @@ def start_node(folder: Path, port: int, bus: int, password: str) -> subprocess.P
 
 
 def comes_up(server: subprocess.Popen[bytes], port: int, password: str) -> bool:
-    """False when it ended, which it does without its ports. The password tells it from others."""
+    """Whether the server started; it exits if its ports are taken. The password identifies it."""
     with Redis(port=port, password=password) as node:
 
         def answers() -> bool:
@@ -344,7 +343,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         with suppress(RedisError):
             if condition():
                 return
-        assert time.monotonic() < deadline, "the cluster does not come up"
+        assert time.monotonic() < deadline, "the cluster did not start"
         time.sleep(0.05)
 
 
@@ -359,7 +358,7 @@ async def store_url(server_url: str) -> str:
 
 @asynccontextmanager
 async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerator[Client]:
-    """One life of the service."""
+    """Run the service once."""
     settings = settings_of(store_url, run_dir, **options)
     metrics = Metrics()
     server = aio.server(interceptors=[ErrorInterceptor(metrics=metrics)], options=SERVER_OPTIONS)
@@ -381,8 +380,8 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
 def settings_of(
     store_url: str, run_dir: Path, limits: LimitSettings | None = None, **options: Any
 ) -> ServiceSettings:
-    # Who does not beat stays all the same: tests join workers that only stand in the roster. What
-    # was leased on a stream that has ended stays leased.
+    # Workers without heartbeats stay: tests join workers that exist only in the roster. Leases
+    # survive the end of their stream.
     usual = {"sweep_s": 0.05, "store_wait_s": LIMIT_S, "member_lease_s": LIMIT_S}
     usual["lease_return_s"] = LIMIT_S
     wanted = ExperienceOptions.model_validate(usual | options)
@@ -397,7 +396,7 @@ def settings_of(
 
 
 class Killable:
-    """The service as a process of its own that is killed and comes back at the same address."""
+    """The service as a process that can be killed and restarted at the same address."""
 
     def __init__(self, store_url: str, run_dir: Path, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -422,7 +421,7 @@ class Killable:
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[Client]:
-        """A client, as soon as the service answers."""
+        """A client, once the service answers."""
         async with connect(self.address) as channel:
             await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
             yield Client(channel)
@@ -430,7 +429,7 @@ class Killable:
 
 @pytest.fixture
 def killable(tmp_path: Path) -> Iterator[tuple[Killable, str]]:
-    """On a store that can be asked about several jobs at once; its URL."""
+    """A killable service, with the URL of its store, which allows queries across jobs."""
     with (
         tempfile.TemporaryDirectory(prefix="pl") as folder,
         one_server(Path(folder)) as url,
@@ -444,13 +443,13 @@ def killable(tmp_path: Path) -> Iterator[tuple[Killable, str]]:
 
 @pytest.fixture
 def killables() -> type[Killable]:
-    """Makes one for a store, a run directory and a port."""
+    """Makes a killable service from a store, a run directory and a port."""
     return Killable
 
 
 @pytest.fixture
 def one_store() -> Iterator[str]:
-    """The URL of an empty store of its own."""
+    """The URL of a new, empty store."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder, one_server(Path(folder)) as url:
         yield url
 

@@ -74,7 +74,7 @@ async def job_of(client: Any, who: Principal, **changes: Any) -> str:
     return job.status.job_id
 
 
-async def test_a_token_is_told_once_and_opens(client: Any, store_url: str, tmp_path: Path) -> None:
+async def test_a_token_is_shown_once_and_works(client: Any, store_url: str, tmp_path: Path) -> None:
     made = await create(client, expires_in_s=60.0)
     found = await authenticate(client, made.secret)
     assert found.principal.token_id == made.token.token_id == token_id_of(made.secret)
@@ -105,7 +105,7 @@ async def test_neither_the_store_nor_the_log_holds_the_secret(
         assert secret not in place
 
 
-async def test_what_is_nobodys_revoked_or_expired_is_refused_alike(client: Any) -> None:
+async def test_unknown_revoked_and_expired_tokens_are_refused_alike(client: Any) -> None:
     revoked = await create(client)
     await revoke(client, ROOT, revoked.token.token_id)
     short = await create(client, expires_in_s=0.01)

@@ -115,7 +115,7 @@ async def test_a_bad_job_is_refused_by_field_and_nothing_is_written(
         assert (await client.submit()).status.state == types_pb2.JOB_STATE_QUEUED
 
 
-async def test_a_plug_in_that_hangs_holds_up_nobody(
+async def test_a_hanging_plug_in_does_not_block_others(
     lives: Any, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(store_url, tmp_path) as client:
@@ -138,7 +138,7 @@ async def cancelled(client: Any, job_id: str) -> str:
     return wire.member_of(JobState, job.status.state, "state")
 
 
-async def test_bad_records_fail_alone_when_the_service_starts(
+async def test_bad_records_fail_only_their_job_at_startup(
     lives: Any, store: Store, store_url: str, tmp_path: Path
 ) -> None:
     """Each as an older version, a damaged store or an uninstalled plug-in would leave it."""

@@ -71,7 +71,7 @@ async def test_a_whole_job(client: Client, tmp_path: Path) -> None:
     assert (summary["eval_reward_start"], summary["eval_reward_end"]) == (1.0, 1.0)
 
 
-async def test_a_digest_told_after_the_end_brings_no_job_back(client: Client) -> None:
+async def test_a_digest_announced_after_the_end_does_not_revive_a_job(client: Client) -> None:
     job_id = (await client.submit(eval=None, stop={"steps": 1})).status.job_id
     worker = types_pb2.Worker(
         worker_id="r1",
@@ -330,7 +330,7 @@ async def test_unknown_jobs_are_named(client: Client) -> None:
         await anext(chunks)
 
 
-async def test_a_store_that_is_not_there_is_named(lives: Lives, tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_named(lives: Lives, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="store_url unix:///nowhere/s"):
         async with lives("unix:///nowhere/s", tmp_path, store_wait_s=0.2):
             pass

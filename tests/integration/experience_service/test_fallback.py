@@ -173,7 +173,7 @@ async def trained(
         trainers.close()
 
 
-async def test_the_job_goes_on_from_the_checkpoint_before(
+async def test_the_job_resumes_from_the_previous_checkpoint(
     trained: tuple[Client, str, Any, Trainers], tmp_path: Path
 ) -> None:
     client, job_id, by_hand, trainers = trained

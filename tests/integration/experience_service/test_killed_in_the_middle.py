@@ -50,7 +50,7 @@ async def kinds(client: Client, job_id: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-async def test_nothing_is_lost_or_told_twice(
+async def test_nothing_is_lost_or_duplicated(
     one_store: str, killables: Killables, tmp_path: Path
 ) -> None:
     async with wired(one_store) as (wire, url):

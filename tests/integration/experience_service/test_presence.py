@@ -113,7 +113,7 @@ async def test_a_stream_that_breaks_gives_its_episodes_to_others(
         await client.verify(job_id)
 
 
-async def test_a_new_stream_says_what_its_worker_still_has(
+async def test_a_new_stream_reports_the_leases_of_its_worker(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(store_url, tmp_path) as client:
@@ -131,7 +131,7 @@ async def test_a_new_stream_says_what_its_worker_still_has(
         await client.verify(job_id)
 
 
-async def test_a_worker_that_beats_no_more_loses_its_episodes_and_its_stream(
+async def test_a_worker_without_heartbeats_loses_its_leases_and_stream(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(store_url, tmp_path, member_lease_s=MOMENT_S) as client:

@@ -54,7 +54,7 @@ async def test_a_job_that_hangs_while_it_is_opened(
         await expires(client)
 
 
-async def test_a_job_that_takes_long_to_look_after(
+async def test_a_slow_job_does_not_delay_others(
     lives: Lives, store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: Counter[JobLedger] = Counter()

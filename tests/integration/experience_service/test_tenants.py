@@ -121,7 +121,7 @@ async def test_a_job_above_a_size_of_its_tenant_is_refused_and_an_admin_can_rais
     await client.submit(tenant="a")
 
 
-async def test_no_episode_begins_above_the_bytes_that_a_tenant_may_store(client: Client) -> None:
+async def test_no_episode_starts_above_the_byte_quota_of_a_tenant(client: Client) -> None:
     full, free = await begun(client, "a"), await begun(client, "b")
     await set_quota(client, "a", stored_bytes=0)
     assert await leased(client, "e", 8, 8) == {free: 8}
@@ -153,7 +153,7 @@ async def test_a_tenant_sees_its_own_and_sets_nothing(client: Client) -> None:
     assert (await tenants(client))["a"].quota == Quota(jobs=1)
 
 
-async def test_a_queued_job_is_told_why_it_waits(client: Client) -> None:
+async def test_a_queued_job_shows_why_it_waits(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
     request = ex.SetJobStateRequest(
         job_id=job_id, state=types_pb2.JOB_STATE_QUEUED, reason="waits in position 1"
@@ -165,7 +165,7 @@ async def test_a_queued_job_is_told_why_it_waits(client: Client) -> None:
         await call(client.experience.SetJobState, request)
 
 
-async def test_many_jobs_of_a_tenant_get_no_more_slots_than_one_of_another(client: Client) -> None:
+async def test_slots_are_shared_between_tenants_not_jobs(client: Client) -> None:
     many = [await begun(client, "a") for _ in range(5)]
     one = await begun(client, "b")
     found = await leased(client, "e", 40, 40)
@@ -204,7 +204,7 @@ async def test_a_quota_that_is_lowered_takes_nothing_back(client: Client) -> Non
     assert await waiting == {job_id: 1}
 
 
-async def test_the_default_of_the_installation_holds_without_a_quota_of_ones_own(
+async def test_the_installation_s_default_quota_applies_otherwise(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(

@@ -36,7 +36,7 @@ async def route_of(client: Client, job_id: str, name: str) -> roster_pb2.Route:
     return await anext(routes)
 
 
-async def test_every_seed_is_told_the_same(client: Client) -> None:
+async def test_every_seed_gets_the_same_answer(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
     trainer = client.trainer(job_id)
     await trainer.begin(0)
@@ -71,7 +71,7 @@ async def test_a_seed_that_comes_late_is_refused(client: Client) -> None:
         await trainer.seed(1, at=SECOND, part=2, parts=2)
 
 
-async def test_a_restarted_service_says_the_same(
+async def test_a_restarted_service_gives_the_same_answers(
     store_url: str, lives: Lives, tmp_path: Path
 ) -> None:
     async with lives(store_url, tmp_path) as client:
@@ -88,7 +88,7 @@ async def test_a_restarted_service_says_the_same(
         assert (route.version.version, route.key) == (0, before.key)
 
 
-async def test_who_has_what_is_shown_without_the_key(client: Client) -> None:
+async def test_weight_holders_are_shown_without_the_key(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
     trainer = client.trainer(job_id)
     await trainer.begin(0)

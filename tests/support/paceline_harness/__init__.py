@@ -1,1 +1,1 @@
-"""What the tests and benchmarks run in: cluster, networks, fleets, peers, certificates."""
+"""Test harness for tests and benchmarks: cluster, networks, fleets, peers, certificates."""

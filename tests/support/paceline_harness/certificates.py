@@ -1,4 +1,4 @@
-"""A certificate authority for tests: real certificates, good for an hour."""
+"""A certificate authority for tests that issues real certificates, valid for an hour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLACK = timedelta(minutes=5)
 
 
 class Authority:
-    """Signs certificates into a folder of its own."""
+    """Signs certificates and writes them to its own folder."""
 
     def __init__(self, folder: Path, *, name: str = "authority") -> None:
         self._folder = folder / name
@@ -61,9 +61,9 @@ class Authority:
         since: timedelta = -SLACK,
         **changes: Any,
     ) -> TlsSettings:
-        """A certificate of these kinds of service, with more DNS names, and its key.
+        """Issue a certificate for these kinds of service and further DNS names, with its key.
 
-        Again under one name: new contents. It is good from `since` from now, for `LIFE`.
+        Issuing the same name again replaces the files. Valid for `LIFE`, starting `since` from now.
         """
         every = [domain, *(f"{kind}.{domain}" for kind in kinds), *names]
         key = ec.generate_private_key(ec.SECP256R1())

@@ -1,4 +1,4 @@
-"""What dashboards and alert rules ask Prometheus, as expressions that it takes.
+"""The PromQL expressions in dashboards and alert rules, with Grafana's variables filled in.
 
 Needs the `dev` extra.
 """
@@ -23,7 +23,7 @@ SHOWN = re.compile(r"\{\{(\w+)\}\}")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An expression, where it stands, and the labels that its answer is shown by."""
+    """An expression, its location, and the labels by which its result is shown."""
 
     place: str
     expr: str
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A metric with the labels that are matched, as `{label: value}` for equalities."""
+    """A metric with its label matchers, as `{label: value}` for equalities."""
 
     metric: str
     labels: frozenset[str]
@@ -40,22 +40,22 @@ class Selector:
 
     @property
     def text(self) -> str:
-        """As PromQL, equalities only."""
+        """The selector as PromQL, with equality matchers only."""
         return f"{self.metric}{{{', '.join(f'{k}={json.dumps(v)}' for k, v in self.equal)}}}"
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    """The dashboards by the name of their file."""
+    """The dashboards by file name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(DASHBOARDS.glob("*.json"))}
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All panels, headings too."""
+    """All panels, including row headings."""
     return [one for panel in board["panels"] for one in (panel, *panel.get("panels", ()))]
 
 
 def board_queries(*, window: str = "1m", time_range: str = "1h") -> Iterator[Asked]:
-    """Every target and every variable, with Grafana's own variables filled in."""
+    """Every panel target and variable query, with Grafana's own variables filled in."""
     for name, board in boards().items():
         for panel in panels(board):
             for target in panel.get("targets", ()):
@@ -68,7 +68,7 @@ def board_queries(*, window: str = "1m", time_range: str = "1h") -> Iterator[Ask
 
 
 def filled(expr: str, board: dict[str, Any], *, window: str, time_range: str) -> str:
-    """As Grafana sends it when all values of every variable are chosen."""
+    """The expression as Grafana sends it with all values of every variable selected."""
     expr = expr.replace("$__rate_interval", window).replace("$__range", time_range)
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
@@ -77,7 +77,7 @@ def filled(expr: str, board: dict[str, Any], *, window: str, time_range: str) ->
 
 
 def values_of(query: str) -> str:
-    """Series that `label_values(metric, label)` takes its values from."""
+    """The series from which `label_values(metric, label)` takes its values."""
     found = LABEL_VALUES.fullmatch(query)
     assert found is not None, query
     return f'{found[1]}{{{found[2]}!=""}}'
@@ -99,7 +99,7 @@ def alert_queries() -> Iterator[Asked]:
 
 @cache
 def recorded() -> dict[str, list[str]]:
-    """Recording rules: expressions by name; several may make series of one name."""
+    """Recording rules: expressions by name; several may record the same name."""
     found: dict[str, list[str]] = {}
     for rule in rules():
         if "record" in rule:
@@ -122,7 +122,7 @@ def selectors(expr: str) -> list[Selector]:
 
 
 def labels_named(expr: str) -> set[str]:
-    """Labels of `by`, `on` and `group_left`, beside those that selectors match."""
+    """Labels of `by`, `on` and `group_left`, in addition to those that selectors match."""
     found: set[str] = set()
 
     def visit(node: Any) -> None:
@@ -138,7 +138,7 @@ def labels_named(expr: str) -> set[str]:
 
 
 def _selectors(node: promql.VectorSelector) -> list[Selector]:
-    """One for each name: `{__name__=~"a|b"}` has two."""
+    """One selector per metric name: `{__name__=~"a|b"}` has two."""
     matchers = [m for m in node.matchers.matchers if m.name != "__name__"]
     named = [m.value for m in node.matchers.matchers if m.name == "__name__"]
     names = [node.name] if node.name else [name for value in named for name in value.split("|")]

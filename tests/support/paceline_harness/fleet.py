@@ -1,8 +1,8 @@
 """Trainer, tracker and rollout workers as processes on the hosts of a test network.
 
-What they run is given as a folder of programs (`tracker.py`, `seed.py`, `worker.py`), because this
-library knows no service. Programs are told what to do by lines of JSON on their standard input and
-answer by lines of JSON on their standard output. All read the same monotonic clock.
+The programs (`tracker.py`, `seed.py`, `worker.py`) come from a folder given by the caller, since
+this library does not depend on services. They take commands as JSON lines on standard input and
+reply with JSON lines on standard output. All use the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Program:
-    """One process that speaks lines of JSON."""
+    """A process that exchanges JSON lines with the test."""
 
     def __init__(
         self, name: str, process: subprocess.Popen[bytes], *, host: Host, log: Path
@@ -47,13 +47,13 @@ class Program:
         threading.Thread(target=self._read, name=name, daemon=True).start()
 
     def tell(self, do: str, **fields: Any) -> None:
-        """Give a command."""
+        """Send a command."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         self._process.stdin.flush()
 
     def ask(self, do: str, *, timeout_s: float = _REPLY_S, **fields: Any) -> dict[str, Any]:
-        """Give a command and wait for the answer to it."""
+        """Send a command and wait for its reply."""
         with self._news:
             seen = len(self._events)
         self.tell(do, **fields)
@@ -62,10 +62,10 @@ class Program:
     def wait(
         self, event: str, *, timeout_s: float, after: int = 0, **fields: Any
     ) -> dict[str, Any]:
-        """The first event of this name with these fields.
+        """Wait for the first event with this name and these fields.
 
         Raises:
-            DeadlineError: it did not come in time.
+            DeadlineError: it did not arrive in time.
             UnavailableError: the process ended without it.
         """
         deadline = time.monotonic() + timeout_s
@@ -81,20 +81,20 @@ class Program:
             return found
 
     def events(self, event: str) -> list[dict[str, Any]]:
-        """All of this name so far."""
+        """All events with this name so far."""
         with self._news:
             return [each for each in self._events if each["event"] == event]
 
     def kill(self) -> None:
-        """`kill -9`."""
+        """Send SIGKILL."""
         self._process.kill()
 
     def freeze(self) -> None:
-        """It stands still; its connections stay open."""
+        """Suspend the process (SIGSTOP); its connections stay open."""
         os.kill(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """It goes on."""
+        """Resume the process."""
         os.kill(self._process.pid, signal.SIGCONT)
 
     def _find(self, event: str, after: int, fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -118,9 +118,9 @@ class Program:
 
 
 class Fleet:
-    """Programs on a network; a context manager. The tracker is on the first host.
+    """The programs on a network, as a context manager. The tracker runs on the first host.
 
-    `logs`: a folder for what the programs say on standard error.
+    `logs`: a folder for the programs' standard error.
     """
 
     def __init__(self, *, network: Network, programs: Path, logs: Path) -> None:
@@ -134,7 +134,7 @@ class Fleet:
         self.tracker = self._start("tracker", host, {"address": self._tracker})
 
     def add_seeds(self, hosts: Iterable[Host]) -> None:
-        """A trainer with one seed on each host; together they have a whole snapshot."""
+        """Start a trainer with one seed per host; together they hold a complete snapshot."""
         chosen = list(hosts)
         options = {"tracker": self._tracker, "parts": len(chosen), "job-id": JOB}
         for part, host in enumerate(chosen):
@@ -143,7 +143,7 @@ class Fleet:
             self.seeds.append(self._start("seed", host, {**options, **mine}, name=name))
 
     def add_workers(self, hosts: Iterable[Host], **options: Any) -> list[Program]:
-        """A worker on each host that follows its route."""
+        """Start a worker on each host, which follows its route."""
         added: list[Program] = []
         for host in hosts:
             name = f"worker-{host.index}"
@@ -160,7 +160,7 @@ class Fleet:
         return added
 
     def settle(self, *, timeout_s: float = _START_S) -> None:
-        """Wait until all programs are up and known to the tracker."""
+        """Wait until all programs are running and known to the tracker."""
         deadline = time.monotonic() + timeout_s
         for program in [self.tracker, *self.seeds, *self.workers.values()]:
             program.wait("ready", timeout_s=max(deadline - time.monotonic(), 0.001))
@@ -171,15 +171,15 @@ class Fleet:
         )
 
     def members(self) -> dict[str, int]:
-        """Whom the tracker knows, and the version that each had when it was last heard of."""
+        """The members known to the tracker, each with the last version it reported."""
         return self.tracker.ask("members")["members"]
 
     def publish(self, num_bytes: int, *, held_at: float = 1.0, **fields: Any) -> dict[str, Any]:
-        """Publish a new version; its number and the moment before it was announced.
+        """Publish a new version; returns its number and the time just before it was announced.
 
-        `seed`: of its random bytes. `change`: instead the bytes of the version before, after one
-        optimiser step of this learning rate. With `held_at`, a share of the bytes, the rest of
-        them is not there before `release`.
+        `seed`: seed of its random bytes. `change`: derive it instead from the previous version by
+        one optimiser step with this learning rate. `held_at`: the share of the bytes available
+        before `release` is called.
         """
         for seed in self.seeds:
             seed.ask("prepare", num_bytes=num_bytes, **fields)
@@ -190,14 +190,14 @@ class Fleet:
         return announced
 
     def release(self) -> None:
-        """The seeds produce the rest of what was held."""
+        """Let the seeds produce the bytes that were held back."""
         for seed in self.seeds:
             seed.ask("release")
 
     def arrivals(
         self, version: int, *, timeout_s: float, workers: Iterable[Program] | None = None
     ) -> dict[str, float]:
-        """The moment at which each worker held this version, verified."""
+        """The time at which each worker had this version complete and verified."""
         deadline = time.monotonic() + timeout_s
         found: dict[str, float] = {}
         for worker in self.workers.values() if workers is None else workers:
@@ -207,20 +207,20 @@ class Fleet:
         return found
 
     def digests_agree(self, version: int, workers: Iterable[Program] | None = None) -> bool:
-        """Whether all hold the very bytes of this version, the last one published."""
+        """Whether all workers hold exactly the bytes of this version, the last one published."""
         expected = self.seeds[0].ask("digest")["digest"]
         asked = self.workers.values() if workers is None else workers
         return all(w.ask("digest", version=version)["digest"] == expected for w in asked)
 
     def ready_share(self, worker: Program, version: int) -> float:
-        """How much of a version a worker has, 0 to 1."""
+        """The share of a version that a worker has, 0 to 1."""
         for each in worker.ask("progress")["transfers"]:
             if each["version"] == version and each["num_chunks"]:
                 return float(each["num_ready"] / each["num_chunks"])
         return 0.0
 
     def sources(self, worker: Program, version: int) -> list[str]:
-        """Names of the workers that a worker pulls a version from now."""
+        """Names of the workers from which a worker currently pulls a version."""
         by_address = {each.host.address: name for name, each in self.workers.items()}
         transfers = worker.ask("progress")["transfers"]
         endpoints = [e for t in transfers if t["version"] == version for e in t["sources"]]
@@ -228,10 +228,10 @@ class Fleet:
         return [by_address[address] for address in addresses if address in by_address]
 
     def relay(self, version: int) -> Program:
-        """A worker in the middle: it pulls from a worker, and others pull from it.
+        """A worker that relays: it pulls from a worker, and others pull from it.
 
         Raises:
-            StateError: there is none at this moment.
+            StateError: there is currently none.
         """
         above = {name: self.sources(worker, version) for name, worker in self.workers.items()}
         asked = {name for names in above.values() for name in names}
@@ -242,12 +242,12 @@ class Fleet:
         return self.workers[ordered[len(ordered) // 2]]
 
     def cpu_s(self) -> dict[str, float]:
-        """Processor seconds of all programs that carry weights, since they began."""
+        """CPU seconds of all programs that transfer weights, since their start."""
         programs = [*self.seeds, *self.workers.values()]
         return {each.name: each.ask("usage")["cpu_s"] for each in programs}
 
     def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float) -> None:
-        """Wait for something. Raises `DeadlineError`."""
+        """Wait for a condition. Raises `DeadlineError`."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -288,7 +288,7 @@ class Fleet:
 
 
 def _depth(name: str, above: Mapping[str, Sequence[str]], so_far: int = 0) -> int:
-    """Workers between this one and the trainer."""
+    """Number of workers between this one and the trainer."""
     names = above.get(name)
     if not names or so_far > len(above):
         return so_far

@@ -1,4 +1,4 @@
-"""A reward that waits until a test lets it go on: its job cannot be over before the test looks."""
+"""A reward that blocks until a test opens a gate, so that a job cannot end too early."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LOOK_S = 0.02
 def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) -> float:
     """1 if `pattern` is found in the response, else 0.
 
-    Of training groups with this number or a later one only once there is a file `gate`; the first
-    that waits makes the file `asked_at(gate)`.
+    Training groups from number `from_group` on wait for the file `gate` to exist; the first to wait
+    creates the file `asked_at(gate)`.
     """
     if _group_of(item.episode_id) >= from_group:
         asked_at(gate).touch()
@@ -25,11 +25,11 @@ def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) ->
 
 
 def asked_at(gate: str | Path) -> Path:
-    """The file that is there as soon as somebody has come to a gate."""
+    """The file that exists once an episode waits at a gate."""
     return Path(f"{gate}.asked")
 
 
 def _group_of(episode_id: str) -> int:
-    """Its number; -1 for those that are measured only."""
+    """Number of an episode's group; -1 for eval episodes."""
     name = episode_id.split(".")[1].split("/")[0]
     return int(name) if name.isdigit() else -1

@@ -1,4 +1,4 @@
-"""The Jobs service in memory: an upstream for tests of what talks to it."""
+"""An in-memory Jobs service, as the upstream in tests of its clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from paceline.weights.placement import WeightPlacement
 
 
 class JobsInMemory(jobs_pb2_grpc.JobsServicer):
-    """Keeps what is submitted; tests move its jobs with `move` and `measure`."""
+    """Stores submitted jobs, which tests advance with `move` and `measure`."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -38,7 +38,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         self._changed = asyncio.Condition()
 
     async def move(self, job_id: str, *path: JobState) -> None:
-        """Take a job through states."""
+        """Move a job through a sequence of states."""
         for state in path:
             await self._set(job_id, state)
 
@@ -54,7 +54,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
             self._changed.notify_all()
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
-        """Keep a job."""
+        """Store a job."""
         spec = parse_job(json.loads(request.spec_json))
         job_id = self._requests.setdefault(request.request_id, f"job-{len(self._requests)}")
         if job_id not in self.jobs:
@@ -95,7 +95,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         return pb.ListJobsReply(jobs=page, next_page_token=token)
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
-        """Ask a job to end."""
+        """Cancel a job."""
         state = self._job(request.job_id).status.state
         if state.terminal:
             raise StateError(f"job {request.job_id} has already {state}")
@@ -105,7 +105,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: Any
     ) -> AsyncIterator[pb.JobEvent]:
-        """Every change until the job ends."""
+        """Stream every change until the job ends."""
         seen = request.after_metric
         status: JobStatus | None = None
         while status is None or not status.state.terminal:
@@ -136,7 +136,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
     async def ListTrajectories(
         self, request: pb.ListTrajectoriesRequest, context: Any
     ) -> pb.ListTrajectoriesReply:
-        """The trajectories that the test put here."""
+        """The trajectories that the test has set."""
         purpose = wire.member_of(Purpose, request.purpose or 1, "purpose")
         found = [each for each in self.trajectories if each.purpose == purpose]
         page = [
@@ -145,14 +145,14 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         return pb.ListTrajectoriesReply(trajectories=page)
 
     async def VerifyJob(self, request: pb.VerifyJobRequest, context: Any) -> pb.VerificationReport:
-        """Nothing admitted, nothing lost."""
+        """Report an empty, consistent ledger."""
         self._job(request.job_id)
         return pb.VerificationReport(job_id=request.job_id, ok=True, counts={"admitted": 0})
 
     async def ListWeights(
         self, request: roster_pb2.ListWeightsRequest, context: Any
     ) -> roster_pb2.ListWeightsReply:
-        """What a test put into `holdings`."""
+        """The contents of `holdings`, set by the test."""
         self._job(request.job_id)
         return wire.to_proto(self.holdings, roster_pb2.ListWeightsReply)
 
@@ -172,7 +172,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
 async def serve_jobs(
     jobs: JobsInMemory, *, port: int = 0, credentials: grpc.ServerCredentials | None = None
 ) -> tuple[aio.Server, int]:
-    """Serve on loopback with the errors of our tree; the server and its port."""
+    """Serve on loopback with Paceline's error mapping; returns the server and its port."""
     interceptors = [ErrorInterceptor(metrics=Metrics())]
     server = aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     jobs_pb2_grpc.add_JobsServicer_to_server(jobs, server)

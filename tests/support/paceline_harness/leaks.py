@@ -1,4 +1,4 @@
-"""Looks for secrets where they must not be: in logs, answers, command lines and environments."""
+"""Finds secrets where they must not be: in logs, responses, command lines and environments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Place = tuple[str, bytes]
 
 
 def leaks(secrets: Mapping[str, bytes], places: Iterable[Place]) -> list[str]:
-    """`SECRET in PLACE` for each one found.
+    """List `SECRET in PLACE` for each leak.
 
     Raises:
-        ValueError: a secret is so short that it would be found anywhere.
+        ValueError: a secret is too short to search for.
     """
     for name, secret in secrets.items():
         if len(secret) < 8:
@@ -29,16 +29,16 @@ def leaks(secrets: Mapping[str, bytes], places: Iterable[Place]) -> list[str]:
 
 
 def files(folder: Path) -> Iterator[Place]:
-    """All files below a folder that others than their owner may read, and all logs."""
+    """All logs below a folder, and all files that are readable by others than their owner."""
     for path in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # gone since: it was a draft, or of a process
+        with suppress(FileNotFoundError):  # removed since: a temporary file, or that of a process
             if path.is_file() and (path.suffix == ".log" or path.stat().st_mode & 0o077):
                 content = path.read_bytes()
                 yield str(path.relative_to(folder)), content
 
 
 def processes(roots: Iterable[int]) -> Iterator[Place]:
-    """Command lines and environments of processes and all that they have started."""
+    """Command lines and environments of processes and all their descendants."""
     for root in roots:
         for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
             for what in ("cmdline", "environ"):

@@ -5,10 +5,10 @@ with Network(hosts=(4, 4), mbit=200, between_mbit=50) as network:
     network.hosts[5].set_rate(20)
     network.crossed_bytes()
 
-Every site is a bridge in a namespace of its own, so nothing touches the interfaces of this machine.
-Namespaces have no names: they are kept by file descriptors of this process alone, so the kernel
-removes all of them with it, however it ends; and what was started in them is killed with it.
-Rates hold to about 4 % (headers); there is no delay and no loss.
+Every site is a bridge in its own namespace, so the machine's own interfaces are not touched.
+Namespaces are unnamed and held only by file descriptors of this process, so the kernel removes
+them when it ends for any reason; processes started in them are killed with it. Rates are accurate
+to about 4 % (headers); there is no added latency or loss.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from paceline.errors import UnavailableError
 
 _TOOLS = ("ip", "nsenter", "setpriv", "tc", "unshare")
 _TIMEOUT_S = 60.0
-# A packet of a veth has up to 64 KiB; with a smaller burst it would be cut into its segments,
-# which costs more processor time than all else here. The queue behind it is 20 ms long.
+# A veth packet has up to 64 KiB; with a smaller burst it would be segmented, which costs more CPU
+# time than everything else here. The queue holds 20 ms.
 _SHAPE = "tbf rate {rate}bit burst 128kb latency 20ms"
 _MOST_HOSTS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A network namespace that lives as long as its descriptor or a process in it."""
+    """A network namespace that exists as long as its file descriptor or a process in it."""
 
     descriptor: int
 
     @staticmethod
     def make() -> Namespace:
-        """A new one, with its loopback up. Raises `UnavailableError`."""
+        """Create a namespace with loopback up. Raises `UnavailableError`."""
         made = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "ip link set lo up && echo made && read _"],
             stdin=subprocess.PIPE,
@@ -62,15 +62,15 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """Under which other processes of this machine find it."""
+        """The path at which other processes of this machine can open it."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """The command, to be run inside."""
+        """The command line that runs `command` inside."""
         return ["nsenter", f"--net={self.path}", "--", *command]
 
     def run(self, tool: str, lines: Sequence[str]) -> None:
-        """Lines of `ip` or `tc`. Raises `UnavailableError`."""
+        """Run lines of `ip` or `tc` in batch mode. Raises `UnavailableError`."""
         done = subprocess.run(
             self.inside([tool, "-batch", "-"]),
             input="\n".join(lines) + "\n",
@@ -93,17 +93,17 @@ class Namespace:
         return int(stats["rx"]["bytes"]), int(stats["tx"]["bytes"])
 
     def shape(self, link: str, mbit: float, *, verb: str = "replace") -> None:
-        """Limit what leaves by a link."""
+        """Limit the egress rate of a link."""
         rate = _SHAPE.format(rate=round(mbit * 1e6))
         self.run("tc", [f"qdisc {verb} dev {link} root {rate}"])
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file descriptor."""
         os.close(self.descriptor)
 
 
 class Host:
-    """One host: its address, its link, what runs on it."""
+    """One host: its address, its link and its processes."""
 
     def __init__(self, index: int, *, site: int, hub: Namespace, mbit: float) -> None:
         self.index = index
@@ -132,7 +132,7 @@ class Host:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Run a command on this host; its process id is that of the command itself.
+        """Run a command on this host; the process id is that of the command itself.
 
         It is killed when the network is closed, and when the thread that started it ends.
         """
@@ -147,29 +147,29 @@ class Host:
         return child
 
     def set_rate(self, mbit: float, *, down_mbit: float | None = None) -> None:
-        """Limit its link from now on: up, and down if that is another rate."""
+        """Change the rate of its link: up, and down if different."""
         self._own.shape("eth0", mbit)
         self._hub.shape(self._port, mbit if down_mbit is None else down_mbit)
 
     def cut(self) -> None:
-        """Take its link down: packets vanish, nobody is told."""
+        """Take its link down: packets are silently dropped."""
         self._hub.run("ip", [f"link set {self._port} down"])
 
     def mend(self) -> None:
-        """Bring its link up again; it looks anew for whom it could not reach meanwhile."""
+        """Bring its link up again and flush its neighbour cache."""
         self._hub.run("ip", [f"link set {self._port} up"])
         self._own.run("ip", ["neigh flush dev eth0"])
 
     def sent_bytes(self) -> int:
-        """Over its link since the beginning, with headers."""
+        """Bytes sent over its link since its creation, including headers."""
         return self._hub.counters(self._port)[0]
 
     def received_bytes(self) -> int:
-        """Over its link since the beginning, with headers."""
+        """Bytes received over its link since its creation, including headers."""
         return self._hub.counters(self._port)[1]
 
     def close(self) -> None:
-        """Kill what runs on it and let go of it."""
+        """Kill its processes and release its namespace."""
         for child in self._children:
             child.kill()
         for child in self._children:
@@ -179,11 +179,11 @@ class Host:
 
 
 class Network:
-    """A star of hosts for each site, the sites joined in a row; a context manager.
+    """A star of hosts per site, with the sites connected in a row; a context manager.
 
-    `hosts`: how many at each site. `mbit`: rate of every host's link, each way. `between_mbit`:
-    rate of the link between two neighbouring sites, each way. `hosts` are numbered through, site by
-    site. Several networks may exist at once; all have the same addresses.
+    `hosts`: number of hosts per site. `mbit`: rate of every host's link, each way. `between_mbit`:
+    rate of the link between two adjacent sites, each way. The attribute `hosts` lists all hosts,
+    site by site. Several networks may exist at once and use the same addresses.
     """
 
     def __init__(
@@ -206,11 +206,11 @@ class Network:
     @staticmethod
     @functools.cache
     def unavailable_reason() -> str:
-        """Why no network can be made here; empty: one can."""
+        """Why no network can be created on this machine; empty if one can."""
         if sys.platform != "linux":
-            return "network namespaces are of Linux"
+            return "network namespaces need Linux"
         if os.geteuid() != 0:
-            return "only root can make network namespaces"
+            return "network namespaces need root"
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if missing:
             return f"{', '.join(missing)} is not installed (iproute2, util-linux)"
@@ -222,16 +222,16 @@ class Network:
 
     @property
     def sites(self) -> int:
-        """How many."""
+        """Number of sites."""
         return len(self._hubs)
 
     def crossed_bytes(self, left: int = 0) -> tuple[int, int]:
-        """Over the link between a site and the next one: rightwards, leftwards; with headers."""
+        """Bytes over the link from a site to the next one and back, including headers."""
         leftwards, rightwards = self._hubs[left].counters(f"to{left + 1}")
         return rightwards, leftwards
 
     def close(self) -> None:
-        """Kill what runs on its hosts; the kernel removes the rest."""
+        """Kill the processes on its hosts; the kernel removes the rest."""
         for host in self.hosts:
             host.close()
         for hub in self._hubs:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for any dataclass or named tuple, from the types of its fields."""
+"""Hypothesis strategies for any dataclass or named tuple, derived from its field types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS: Mapping[type, st.SearchStrategy[Any]] = {
 
 
 def nouns(kind: type, basic: Mapping[type, st.SearchStrategy[Any]] | None = None) -> Any:
-    """All values of a class; `basic` overrides the values of numbers and texts."""
+    """Instances of a class; `basic` overrides the strategies for numbers and strings."""
     return _of(kind, {**NUMBERS, **(basic or {})})
 
 

@@ -1,4 +1,4 @@
-"""A receiver of traces: a real OTLP/gRPC server that keeps what it is sent."""
+"""A trace receiver for tests: a real OTLP/gRPC server that stores spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as ser
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A span as it came off the wire; times in nanoseconds, ids in hexadecimal digits."""
+    """A span as received; times in nanoseconds, ids in hexadecimal digits."""
 
     name: str
     trace_id: str
@@ -35,30 +35,30 @@ class Received:
 
 
 class Collector(services.TraceServiceServicer):
-    """Serves on a port of loopback from `start` to `stop`."""
+    """Serves on a loopback port from `start` to `stop`."""
 
     def __init__(self, port: int = 0) -> None:
         self.headers: dict[str, str] = {}
         self._port = port
-        self._messages: list[Any] = []  # not read yet, so that it disturbs the sender little
+        self._messages: list[Any] = []  # parsed later, so that receiving hardly delays the sender
         self._spans: list[Received] = []
         self._news = threading.Condition()
         self._server: grpc.Server | None = None
 
     @property
     def endpoint(self) -> str:
-        """For the settings of services."""
+        """The endpoint for the settings of services."""
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Serve; the same port again after a `stop`."""
+        """Serve, on the same port again after a `stop`."""
         self._server = grpc.server(ThreadPoolExecutor(4))
         services.add_TraceServiceServicer_to_server(self, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self._server.start()
 
     def stop(self) -> None:
-        """Be away."""
+        """Stop serving."""
         if self._server is not None:
             self._server.stop(0).wait()
 
@@ -70,7 +70,7 @@ class Collector(services.TraceServiceServicer):
         self.stop()
 
     def Export(self, request: Any, context: Any) -> Any:
-        """Take a batch."""
+        """Store a batch."""
         with self._news:
             self.headers = {str(k): str(v) for k, v in context.invocation_metadata()}
             self._messages.append(request)
@@ -78,22 +78,22 @@ class Collector(services.TraceServiceServicer):
         return pb.ExportTraceServiceResponse()
 
     def spans(self) -> list[Received]:
-        """All so far."""
+        """All spans so far."""
         with self._news:
             return list(self._read())
 
     def traces(self) -> dict[str, list[Received]]:
-        """All so far by trace, in order of their starts."""
+        """All spans so far by trace, ordered by start time."""
         found: defaultdict[str, list[Received]] = defaultdict(list)
         for span in sorted(self.spans(), key=lambda each: each.start_ns):
             found[span.trace_id].append(span)
         return dict(found)
 
     def wait(self, enough: Callable[[list[Received]], bool], *, timeout_s: float = 60.0) -> None:
-        """Until what has come is enough.
+        """Wait until the spans received satisfy `enough`.
 
         Raises:
-            TimeoutError: it was not in time; says what has come.
+            TimeoutError: not in time; the message lists the spans received.
         """
         deadline = time.monotonic() + timeout_s
         with self._news:
@@ -120,11 +120,11 @@ def below(parent: Received, spans: Iterable[Received]) -> list[Received]:
 
 
 def gaps(trace: Sequence[Received], root: Received) -> list[tuple[float, str, str]]:
-    """Stretches of which no span tells what went on, the longest first.
+    """Intervals not explained by any span, longest first.
 
-    Each is its share of the root's length, and the spans before and after it. A span with children
-    that covers a hole between them does not fill it, unless it is a call of another process: what
-    is not below it was the way of the answer.
+    Each is given by its share of the root's duration and the spans before and after it. A span with
+    children does not fill the gaps between them, unless it is a call to another process, where the
+    rest is transit time.
     """
     parents = {span.parent_id for span in trace}
     leaves = [span for span in trace if span.is_call or span.span_id not in parents]

@@ -1,4 +1,4 @@
-"""Peers of an environment worker, on real gRPC: experience, rollout and reward without logic."""
+"""Fake peers of an environment worker on real gRPC: experience, rollout and reward."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class FakePeer:
     def __init__(self) -> None:
         self.server: aio.Server | None = None
         self.address = ""
-        self.load: dict[str, float] = {}  # as the roster says it
+        self.load: dict[str, float] = {}  # as reported in the roster
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
-        """Serve; at the same address again after `stop`, if that is given."""
+        """Serve; pass `address` to reuse it after `stop`."""
         self.server = aio.server(options=SERVER_OPTIONS)
         self.add_to(self.server)
         port = self.server.add_insecure_port(address)
@@ -44,21 +44,21 @@ class FakePeer:
         await self.server.start()
 
     def add_to(self, server: aio.Server) -> None:
-        """Add its services."""
+        """Register its services."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Break all streams."""
+        """Stop serving and abort all streams."""
         if self.server is not None:
             await self.server.stop(None)
             self.server = None
 
     @asynccontextmanager
     async def away(self) -> AsyncGenerator[None]:
-        """Serve nothing until the block ends, then again at the same address."""
+        """Stop serving until the block ends, then resume at the same address."""
         await self.stop()
         host, _, port = self.address.rpartition(":")
-        with socket.socket() as kept:  # bound, so that nobody else is given the port meanwhile
+        with socket.socket() as kept:  # bound, so that the port stays reserved
             kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             kept.bind((host, int(port)))
             yield
@@ -66,7 +66,7 @@ class FakePeer:
 
 
 class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer):
-    """Hands out `work` against credits, keeps what comes back."""
+    """Leases `work` against credits and stores the results."""
 
     def __init__(self, *, spec: str, files: dict[str, bytes]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self.trajectories: dict[tuple[str, int], Trajectory] = {}
         self.num_submits = 0
         self.refused: set[tuple[str, int]] = set()
-        self.raw: list[types_pb2.Trajectory] | None = None  # set: keep messages, convert nothing
+        self.raw: list[types_pb2.Trajectory] | None = None  # if set, stores messages unconverted
         self.given_back: list[experience_pb2.EpisodeKey] = []
         self.progress: list[types_pb2.EpisodeProgress] = []
         self.renewed: list[experience_pb2.EpisodeKey] = []
@@ -88,7 +88,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self._artifacts = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
     def add_to(self, server: aio.Server) -> None:
-        """Three services on one port."""
+        """Register three services on one port."""
         add_JobsServicer_to_server(self, server)
         add_ExperienceServicer_to_server(self, server)
         add_RosterServicer_to_server(self, server)
@@ -99,19 +99,19 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self.more.set()
 
     def abort(self, key: experience_pb2.EpisodeKey) -> None:
-        """Have an episode stopped."""
+        """Abort an episode."""
         self.aborts.append(key)
         self.more.set()
 
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: object) -> types_pb2.Job:
-        """The same job whatever its id."""
+        """Return the same job for every id."""
         status = types_pb2.JobStatus(job_id=request.job_id, state=types_pb2.JOB_STATE_RUNNING)
         return types_pb2.Job(status=status, spec_json=self._spec, artifacts=self._artifacts)
 
     async def GetArtifact(
         self, request: experience_pb2.GetArtifactRequest, context: object
     ) -> AsyncIterator[experience_pb2.ArtifactChunk]:
-        """In two chunks."""
+        """Send the artifact in two chunks."""
         data = self.files[request.digest]
         yield experience_pb2.ArtifactChunk(data=data[:100])
         yield experience_pb2.ArtifactChunk(data=data[100:])
@@ -119,7 +119,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
     async def Lease(
         self, request_iterator: AsyncIterator[experience_pb2.LeaseRequest], context: object
     ) -> AsyncIterator[experience_pb2.LeaseReply]:
-        """Work against credits."""
+        """Lease work against credits."""
         credit = {Purpose.TRAIN: 0, Purpose.EVAL: 0}
         ended = asyncio.Event()
         reader = asyncio.create_task(self._read(request_iterator, credit, ended))
@@ -159,7 +159,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
     async def Submit(
         self, request: experience_pb2.SubmitRequest, context: aio.ServicerContext[Any, Any]
     ) -> experience_pb2.SubmitReply:
-        """Accept everything once."""
+        """Accept each trajectory once."""
         self.num_submits += 1
         if any((m.group_id, m.index) in self.refused for m in request.trajectories):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "refused by the test")
@@ -175,26 +175,26 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         return experience_pb2.SubmitReply(outcomes=outcomes)
 
     async def Join(self, request: roster_pb2.JoinRequest, context: object) -> roster_pb2.JoinReply:
-        """Anyone may."""
+        """Accept any worker."""
         self.joined.append(request.worker)
         return roster_pb2.JoinReply(lease_s=6)
 
     async def Heartbeat(
         self, request: roster_pb2.HeartbeatRequest, context: object
     ) -> roster_pb2.HeartbeatReply:
-        """Heard."""
+        """Accept the heartbeat."""
         return roster_pb2.HeartbeatReply()
 
     async def Leave(
         self, request: roster_pb2.LeaveRequest, context: object
     ) -> roster_pb2.LeaveReply:
-        """Bye."""
+        """Accept the departure."""
         return roster_pb2.LeaveReply()
 
     async def WatchWorkers(
         self, request: roster_pb2.ListWorkersRequest, context: object
     ) -> AsyncIterator[roster_pb2.ListWorkersReply]:
-        """`workers`, looked at often."""
+        """Stream `workers`, polled frequently."""
         last: list[Worker] = []
         while True:
             found = [
@@ -211,14 +211,14 @@ Speak = Callable[[int, int], int]
 
 
 class FakeRollout(FakePeer, RolloutServicer):
-    """Says `speak(seed, position)`: the same tokens on every worker, as a real engine does."""
+    """Samples `speak(seed, position)`: the same tokens on every worker, as real engines do."""
 
     def __init__(self, *, speak: Speak, version: int = 0, pause_s: float = 0.0) -> None:
         super().__init__()
         self.version = version
         self.pause_s = pause_s
-        self.burst = False  # a whole answer in one event
-        self.gone = False  # refuse pinned requests
+        self.burst = False  # send a complete answer in one event
+        self.gone = False  # reject pinned requests
         self.single = False  # freeze after every token
         self.frozen = asyncio.Event()
         self.frozen.set()
@@ -235,13 +235,13 @@ class FakeRollout(FakePeer, RolloutServicer):
     async def Status(
         self, request: rollout_pb2.RolloutStatusRequest, context: object
     ) -> rollout_pb2.RolloutStatus:
-        """What it is."""
+        """Report its status."""
         return rollout_pb2.RolloutStatus(engine="fake", precision="float32")
 
     async def Generate(
         self, request_iterator: AsyncIterator[rollout_pb2.GenerateBatch], context: object
     ) -> AsyncIterator[rollout_pb2.GenerateEvents]:
-        """A token for every running request, then a pause."""
+        """Emit a token for every running request, then pause."""
         running: dict[str, list[Any]] = {}
         more = asyncio.Event()
         reader = asyncio.create_task(self._read(request_iterator, running, more))
@@ -309,7 +309,7 @@ class FakeRollout(FakePeer, RolloutServicer):
 
 
 class FakeReward(FakePeer, RewardServicer):
-    """Scores with the environment's reward; may be slow, hang or fail."""
+    """Scores with the environment's reward; can be slow, hang or fail."""
 
     def __init__(self, *, hang: bool = False, status: str = "ok", pause_s: float = 0.0) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class FakeReward(FakePeer, RewardServicer):
     async def Score(
         self, request: reward_pb2.ScoreRequest, context: object
     ) -> reward_pb2.ScoreReply:
-        """As many scores as items."""
+        """Return one score per item."""
         self.num_calls += 1
         self.items.extend(request.items)
         if self.hang:

@@ -1,4 +1,4 @@
-"""Ports for servers that tests start, and end, and start again."""
+"""Ports for servers that tests start, stop and restart."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from paceline.local.ports import is_free
 
-# Below those that Paceline and the system choose themselves.
+# Below the ranges from which Paceline and the operating system choose.
 _PORTS = range(10_000, 20_000)
 _taken: set[int] = set()
 _lock: list[int] = []
 
 
 def free_port() -> int:
-    """Nobody listens there, and no other process of tests is given it while this one lives."""
+    """A free port, not given to any other test process while this one lives."""
     if not _lock:
         path = Path(tempfile.gettempdir()) / f"paceline-test-ports-{os.getuid()}"
         _lock.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def _take(port: int) -> bool:
-    try:  # a byte for each port; the system lets go of them when this process ends
+    try:  # locks one byte per port; the system releases them when this process ends
         fcntl.lockf(_lock[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:
         return False
@@ -41,10 +41,10 @@ def _take(port: int) -> bool:
 
 @contextmanager
 def held_port(host: str = "127.0.0.1") -> Generator[int]:
-    """A port that the system gives to nobody else until the block ends.
+    """A port that the system does not hand out to others until the block ends.
 
-    It is bound, and nobody listens: a server that sets SO_REUSEADDR, as they all do, can take it
-    and take it again after its end, while who asks for any port is given another.
+    It is bound without listening: servers that set SO_REUSEADDR, as all ours do, can bind it, also
+    repeatedly, while processes that ask for any free port get another one.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Processes that tests end."""
+"""Helpers for processes that tests kill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def goes_on(process: psutil.Process) -> bool:
-    """Whether it has not ended; its parent may take note of that at any moment."""
+    """Whether a process is still running; a zombie is not."""
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

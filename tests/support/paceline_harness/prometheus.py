@@ -1,4 +1,4 @@
-"""A real Prometheus (Debian's) for tests: scrapes what it is told to, evaluates rules, answers."""
+"""Runs a real Prometheus (Debian's) in tests, with given targets and rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL_S = 30.0
 
 
 def installed(*tools: str) -> bool:
-    """Whether these commands are there; `prometheus` and `promtool` if none are named."""
+    """Whether these commands are installed; by default `prometheus` and `promtool`."""
     return all(shutil.which(tool) is not None for tool in tools or ("prometheus", "promtool"))
 
 
@@ -38,27 +38,27 @@ class Sample:
 class Prometheus:
     """One server on 127.0.0.1 with its files below `folder`.
 
-    `rules` are rule files; in each of them `[5m]` becomes `[<window>]`, and a rule's own
-    `interval` stays as it is, so that production's files can be tested in seconds.
-    Targets can be changed while it runs, with `scrape`.
+    `rules` are rule files in which `[5m]` is replaced by `[<window>]`, so that production's files
+    can be tested in seconds; a rule's own `interval` is kept. `scrape` changes the targets while
+    the server runs.
     """
 
     folder: Path
     rules: Sequence[Path] = ()
     window: str = "5m"
     interval_s: float = 1.0
-    timeout_s: float | None = None  # of a scrape; as long as the interval if None
+    timeout_s: float | None = None  # of a scrape; the scrape interval if None
     port: int = 0
-    config: Path | None = None  # run by this file; what is said above goes for nothing then
+    config: Path | None = None  # use this configuration file and ignore the fields above
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self, targets: Mapping[str, Iterable[str]] | None = None) -> Prometheus:
-        """Start it and wait until it is ready; `targets` are host:port by the name of a job."""
+        """Start it and wait until it is ready; `targets` are host:port by scrape job."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = self.port or free_port()
         config = self.config or self._write(targets or {})
@@ -76,7 +76,7 @@ class Prometheus:
         return self
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the server."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -92,7 +92,7 @@ class Prometheus:
         self.stop()
 
     def scrape(self, targets: Mapping[str, Iterable[str]]) -> None:
-        """From here on scrape these; it looks at them every second."""
+        """Replace the targets; it rereads them every second."""
         groups = [
             {"targets": sorted(found), "labels": {"target": name}}
             for name, found in sorted(targets.items())
@@ -102,10 +102,10 @@ class Prometheus:
         draft.replace(self.folder / "targets.json")
 
     def query(self, expression: str) -> list[Sample]:
-        """The instant vector of an expression; a scalar is a sample without labels.
+        """Evaluate an expression to an instant vector; a scalar is a sample without labels.
 
         Raises:
-            ValueError: Prometheus refuses the expression; the message has its reason.
+            ValueError: Prometheus rejects the expression; the message has the reason.
         """
         data = self._get("query", query=expression)
         if data["resultType"] == "scalar":
@@ -120,10 +120,10 @@ class Prometheus:
     def until(
         self, expression: str, check: Callable[[list[Sample]], bool], *, timeout_s: float = 60.0
     ) -> list[Sample]:
-        """Ask until the answer passes; the answer.
+        """Poll an expression until its result passes; returns the result.
 
         Raises:
-            TimeoutError: it did not; the message has the last answer.
+            TimeoutError: it never passed; the message has the last result.
         """
         deadline = time.monotonic() + timeout_s
         while not check(found := self.query(expression)):
@@ -133,7 +133,7 @@ class Prometheus:
         return found
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that are pending or firing, as the API tells them."""
+        """Pending and firing alerts, as reported by the API."""
         return self._get("alerts")["alerts"]
 
     def rule_groups(self) -> list[dict[str, Any]]:
@@ -204,9 +204,9 @@ class Prometheus:
 
 
 def local_targets(run_dir: Path, names: Iterable[str] | None = None) -> dict[str, list[str]]:
-    """Where the processes of a run directory tell their metrics, by name (`rollout-...`).
+    """Metrics addresses of the processes of a run directory, by name (`rollout-...`).
 
-    Only those of `names` if they are given: ports are kept for processes that have ended.
+    Limited to `names` if given, since ended processes keep their ports.
     """
     ports: dict[str, int] = read_json(run_dir / "ports.json") or {}
     wanted = None if names is None else set(names)

@@ -1,4 +1,4 @@
-"""A controller's surroundings in memory: a clock to turn, a runtime, a ledger of jobs."""
+"""In-memory dependencies of a controller: a manual clock, a runtime, a ledger of jobs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.text import clipped
 
 @dataclass(slots=True)
 class FakeClock:
-    """Seconds that pass only when told to."""
+    """A clock that only advances through `pass_s`."""
 
     now_s: float = 1000.0
 
     def __call__(self) -> float:
-        """The time."""
+        """The current time."""
         return self.now_s
 
     def pass_s(self, seconds: float) -> None:
-        """Let time go by."""
+        """Advance the clock."""
         self.now_s += seconds
 
 
@@ -38,7 +38,7 @@ class _Wanted(Protocol):
 
 @dataclass(slots=True)
 class FakeObserved:
-    """What a runtime says of a process."""
+    """The runtime's view of a process."""
 
     name: str
     job_id: str = ""
@@ -51,7 +51,7 @@ class FakeObserved:
 
 @dataclass(slots=True)
 class MemoryRuntime:
-    """Workloads that live and die as a test says; `expand` says what has a name of its own."""
+    """Workloads whose fate a test controls; `expand` lists the named units of a workload."""
 
     expand: Callable[[Iterable[Any]], list[Any]] = list
 
@@ -65,15 +65,15 @@ class MemoryRuntime:
     words: str = ""
 
     def units(self, wanted: Iterable[Any]) -> list[Any]:
-        """Whole workloads, or what `expand` makes of them."""
+        """The workloads themselves, or the units from `expand`."""
         return self.expand(wanted)
 
     async def list(self) -> Any:
-        """Everything that was started and not stopped since."""
+        """Everything started and not yet stopped."""
         return [replace(observed) for observed in self.running.values()]
 
     async def start(self, wanted: _Wanted, *, incarnation: int) -> None:
-        """Start it, unless it is said to be broken."""
+        """Start a unit, unless a test marked it as broken."""
         self.starts.append((wanted.name, incarnation))
         if wanted.name in self.broken:
             raise OSError("no such file")
@@ -82,29 +82,29 @@ class MemoryRuntime:
         )
 
     async def scale(self, name: str, replicas: int) -> None:
-        """At once."""
+        """Change the number of replicas immediately."""
         self.scales.append((name, replicas))
         self.running[name].replicas = replicas
 
     async def stop(self, name: str, *, grace_s: float) -> None:
-        """End it at once."""
+        """Stop a unit immediately."""
         self.stops.append(name)
         self.running.pop(name, None)
 
     async def ready(self, name: str) -> bool:
-        """It lives and is not said to be silent."""
+        """Whether it is alive and a test did not mark it as silent."""
         return name in self.running and self.running[name].alive and name not in self.silent
 
     async def last_words(self, name: str) -> str:
-        """A fixed text, or what a test says."""
+        """A fixed text, or the one set by the test."""
         return self.words or f"ValueError: the end of {name}"
 
     def waits_for(self, job_id: str) -> str:
-        """As a test says."""
+        """The reason set by the test."""
         return self.waits.get(job_id, "")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def die(self, name: str) -> None:
         """Let a process die."""
@@ -113,7 +113,7 @@ class MemoryRuntime:
 
 @dataclass(slots=True)
 class MemoryLedger:
-    """Jobs by id, as any object with `job_id`, `state`, `step`; moved by the table of states."""
+    """Jobs by id, any objects with `job_id`, `state` and `step`, with checked transitions."""
 
     jobs: dict[str, Any] = field(default_factory=dict[str, Any])
     incarnations: dict[str, int] = field(default_factory=dict[str, int])
@@ -126,17 +126,17 @@ class MemoryLedger:
     away: bool = False
 
     async def live_jobs(self) -> list[Any]:
-        """All jobs that are not over."""
+        """All unfinished jobs."""
         self._answer()
         return [job for job in self.jobs.values() if not job.state.terminal]
 
     async def tenants(self) -> dict[str, Tenant]:
-        """Quotas and use, as a test says."""
+        """Quotas and usage, set by the test."""
         self._answer()
         return self.quotas
 
     async def grant_incarnation(self, job_id: str) -> int:
-        """One more than the last."""
+        """Grant the next incarnation."""
         self._answer()
         if self.jobs[job_id].state.terminal:
             raise StateError(f"job {job_id} is over")
@@ -144,7 +144,7 @@ class MemoryLedger:
         return self.incarnations[job_id]
 
     async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
-        """Counted while a job does no step; `causes` has what trainers have told before."""
+        """Count a failure since the job's last step; `causes` has the reasons from trainers."""
         self._answer()
         step, count = self.failures.get(job_id, (-1, 0))
         now = self.jobs[job_id].step
@@ -153,7 +153,7 @@ class MemoryLedger:
         return count, self.causes.get(job_id, reason)
 
     async def set_state(self, job_id: str, state: JobState, *, reason: str = "") -> None:
-        """Move a job on; one that waits may be told why."""
+        """Move a job to a state; a waiting one may only get a new reason."""
         self._answer()
         if not (self.jobs[job_id].state is state and state in EXPLAINED):
             check_job_transition(self.jobs[job_id].state, state)

@@ -1,4 +1,4 @@
-"""All that a worker can tell Prometheus: what a scrape of it costs at most."""
+"""All series that a worker can export, to bound the cost of a scrape."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ SAYS: dict[str, dict[str, Choices]] = {
         "memory": {"memory": ("allocated", "peak")},
     },
 }
-"""Kind of worker -> metric -> what its labels may say, beside its own service and job."""
+"""Kind of worker -> metric -> possible label values, besides its own service and job."""
 
 
 def said(kind: str, job: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Every series of a worker, as the name of its metric and labels."""
+    """Every series of a worker, as metric name and labels."""
     for name, choices in SAYS[kind].items():
         own = {"service": (kind,), "job": (job,)}
         labels = NAMES[name].labels
@@ -92,7 +92,7 @@ def said(kind: str, job: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def worst(kind: str, job: str) -> Metrics:
-    """A worker that has said all of it."""
+    """The metrics of a worker that exports all of its possible series."""
     metrics = Metrics()
     metrics.watch_process()
     for name, labels in said(kind, job):
@@ -104,5 +104,5 @@ def worst(kind: str, job: str) -> Metrics:
 
 
 def num_series(metrics: Metrics) -> int:
-    """What a scrape of this process brings."""
+    """Number of series in a scrape of this process."""
     return sum(len(family.samples) for family in metrics.registry.collect())

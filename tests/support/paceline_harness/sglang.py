@@ -1,7 +1,7 @@
 """An HTTP server that behaves like SGLang, without a model: `python -m paceline_harness.sglang`.
 
-It knows the flags it needs of SGLang's and ignores the rest. Its language is a function of the
-newest token and the weight version, so answers are the same wherever they are made.
+It supports the SGLang flags that it needs and ignores the rest. The next token is a function of the
+newest token and the weight version, so every server gives the same answers.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FakeSglang:
         self.session = False
         self.updates: list[str] = []
         self.fail_updates = 0
-        self.hold_at: int | None = None  # tokens that no answer goes beyond for now
+        self.hold_at: int | None = None  # number of tokens at which answers currently pause
         self._vocab_size = vocab_size
         self._context = context
         self._eos = eos
@@ -88,7 +88,7 @@ class FakeSglang:
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def start(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Serve; the URL."""
+        """Serve; returns the URL."""
         self._runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
@@ -347,12 +347,12 @@ class FakeSglang:
         return _done()
 
     async def _fail_updates(self, http: web.Request) -> web.Response:
-        """Not SGLang's: the next so many updates fail."""
+        """Not in SGLang: make the given number of updates fail."""
         self.fail_updates = int((await http.json())["times"])
         return _done()
 
     async def _hold(self, http: web.Request) -> web.Response:
-        """Not SGLang's: answers wait at so many tokens; none: they go on."""
+        """Not in SGLang: pause answers at this number of tokens; null resumes them."""
         self.hold_at = (await http.json())["tokens"]
         return _done()
 
@@ -371,7 +371,7 @@ class FakeSglang:
 
 
 def next_token(token: int, label: str, vocab_size: int) -> int:
-    """The language: what follows a token under a version."""
+    """The token that follows a token under a weight version."""
     return (token * 7 + 3 + sum(label.encode())) % vocab_size
 
 

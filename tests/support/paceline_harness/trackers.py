@@ -1,4 +1,4 @@
-"""Trackers that fail, leak and write lines, as tests name them in job files."""
+"""Trackers that fail, leak secrets or write lines, named by tests in job files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline.plugins import TrackedPoint, TrackedRun
 
 
 def lines(run: TrackedRun, *, trouble: str = "", tells: bool = True) -> Lines:
-    """A tracker that writes points into `points.jsonl`; `trouble` is a file that says what ails it.
+    """A tracker that writes points to `points.jsonl`; the file `trouble` selects a failure.
 
-    hang: waits for ever. crash: the process dies. refuse: raises. half: dies after the first point
-    of a call. lose: writes all, and dies before it says so. noise: prints, and works.
+    hang: blocks forever. crash: the process dies. refuse: raises. half: dies after the first point
+    of a call. lose: dies after writing all points, before returning. noise: prints, but works.
     """
     return Lines(run, trouble=trouble, tells=tells)
 
 
 class Lines:
-    """See `lines`; with `tells` off it does not know what it holds."""
+    """See `lines`; without `tells` it does not report the rows it holds."""
 
     def __init__(self, run: TrackedRun, *, trouble: str, tells: bool) -> None:
         self._path = run.folder / "points.jsonl"
@@ -35,11 +35,11 @@ class Lines:
 
     @property
     def rows(self) -> int | None:
-        """Lines with an index."""
+        """Number of lines with an index; None without `tells`."""
         return len(self._held()) if self._tells else None
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
-        """Append a line for each."""
+        """Append a line per point."""
         ailment = self._ail()
         with self._path.open("a") as file:
             for point in points:
@@ -56,7 +56,7 @@ class Lines:
         self._path.with_name("summary.json").write_text(json.dumps({"state": state, **summary}))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
     def _held(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -81,12 +81,12 @@ class Lines:
 
 
 def leaky(run: TrackedRun) -> Lines:
-    """A tracker whose address holds everything that it should not."""
+    """A tracker whose URL contains secrets."""
     tracker = Lines(run, trouble="", tells=True)
     tracker.url = "https://me:correct-horse@host/run?token=battery-staple"
     return tracker
 
 
 def refusing(run: TrackedRun) -> Lines:
-    """A tracker that tells what it was given."""
+    """A tracker whose error message quotes its arguments."""
     raise ConnectionError(f"key {os.environ['SOME_API_KEY']}")

@@ -1,4 +1,4 @@
-"""A connection to a store that is cut at a chosen request."""
+"""A proxy to a store that cuts the connection at a chosen request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CHUNK = 1 << 20
 
 
 class Wire:
-    """Passes on what clients of the socket `path` and the store at `upstream` say.
+    """Proxies clients of the socket `path` to the store at `upstream`.
 
-    Once `cut` was called, the connection ends at a request: before the store hears of it, or when
-    the store has done it and nobody hears of that.
+    After a call of `cut`, the connection is closed at a request: either before the store receives
+    it, or after the store has executed it but before the reply is delivered.
     """
 
     def __init__(self, *, upstream: Path, path: Path) -> None:
@@ -36,14 +36,14 @@ class Wire:
         skip: int = 0,
         told: Callable[[], None] | None = None,
     ) -> None:
-        """End the connection at a request that holds `pattern`, after `skip` others of its kind.
+        """Close the connection at a request that contains `pattern`, after skipping `skip` of them.
 
-        `done`: when the store has done it. `told` is called before the client can notice.
+        `done`: only after the store has executed it. `told` is called before the client notices.
         """
         self._pattern, self._done, self._skip, self._told = pattern, done, skip, told
 
     def mend(self) -> None:
-        """Cut nothing."""
+        """Cancel a pending cut."""
         self._pattern = b""
 
     async def __aenter__(self) -> Wire:

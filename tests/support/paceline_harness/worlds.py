@@ -1,4 +1,4 @@
-"""Small environments that misbehave on request.
+"""Small environments, some of which misbehave on request.
 
 Tests find them by the names in `tests/plugins`, where a distribution installs them.
 """
@@ -14,7 +14,7 @@ from paceline.types import Task
 
 
 class Talking:
-    """Asks `turns` questions; each answer is worth `worth`."""
+    """Asks `turns` questions; each answer has the reward `worth`."""
 
     def __init__(
         self, *, turns: int = 3, worth: float = 1.0, replayable: bool = True, **options: Any
@@ -26,7 +26,7 @@ class Talking:
         self._heard = 0
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The first question."""
+        """Ask the first question."""
         del task, seed
         return _say("q0")
 
@@ -38,11 +38,11 @@ class Talking:
         return StepResult(_say(f"q{self._heard}"), reward=self._worth, done=done)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 class Quiz(Talking):
-    """The sum of a task, again and again; each look at an answer takes `pause_s`."""
+    """Asks for the sum of a task repeatedly; checking each answer takes `pause_s`."""
 
     def __init__(self, *, turns: int = 3, pause_s: float = 0.02, **options: Any) -> None:
         super().__init__(turns=turns, **options)
@@ -55,13 +55,13 @@ class Quiz(Talking):
 
 
 def quiz_tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
-    """Sums for `Quiz`; how often one is asked for makes no difference to it."""
+    """Sums for `Quiz`; the number of turns does not affect them."""
     del turns, pause_s
     return ArithmeticTasks(seed, **options)
 
 
 def talking_tasks(*, seed: int, **options: Any) -> TaskSource:
-    """Sums for those who do not look at them."""
+    """Sums for worlds that ignore their task."""
     del options
     return ArithmeticTasks(seed)
 
@@ -76,7 +76,7 @@ class Hanging(Talking):
 
 
 class Crashing(Talking):
-    """Raises what no one expects."""
+    """Raises an unexpected exception."""
 
     async def step(self, action: str) -> StepResult:
         """Crash."""

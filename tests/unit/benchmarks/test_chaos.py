@@ -232,7 +232,7 @@ def test_what_the_store_forgot_and_made_again_is_not_lost(tmp_path: Path) -> Non
     assert check(replace(books, forgetful=True)) == []
 
 
-def test_what_the_audit_says_counts(tmp_path: Path) -> None:
+def test_the_audit_decides(tmp_path: Path) -> None:
     books = replace(clean().read(tmp_path), problems=("group 7 is in no batch",))
     assert [breach.column for breach in check(books)] == ["audit_problems"]
 

@@ -60,7 +60,7 @@ def test_what_is_held_comes_when_it_is_released(relay: Relay) -> None:
         assert line.recv(100) == b"two"
 
 
-def test_a_reset_breaks_the_connection_and_the_next_one_is_whole(relay: Relay) -> None:
+def test_a_reset_breaks_the_connection_and_the_next_one_works(relay: Relay) -> None:
     with call(relay) as line:
         relay.reset(1.0, random.Random(0))
         with pytest.raises(ConnectionResetError):

@@ -1,4 +1,4 @@
-"""What a plug-in declares is read the same way for everybody, and of what is installed only."""
+"""Declarations of plug-ins: read the same way everywhere, and only from installed ones."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def spec_of(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo", "pairwise"])
-def test_an_advantage_that_compares_needs_groups(kind: str) -> None:
+def test_an_advantage_that_compares_episodes_needs_groups(kind: str) -> None:
     alone = {"advantage": kind, "group_size": 1}
     (line,) = problems(spec_of(experience=alone))
     assert line.startswith(f"experience.group_size: 1 with advantage '{kind}', which compares")
     assert not list(problems(spec_of(experience={**alone, "group_size": 2})))
-    # One that declares nothing to the gateway is asked where it runs.
+    # A plug-in without declarations for the gateway is checked where it runs.
     assert not list(problems(spec_of(experience={"advantage": "short", "group_size": 1})))
 
 
-def test_a_need_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_need_is_refused() -> None:
     (line,) = problems(spec_of(experience={"advantage": "unheard_of"}))
     assert line == (
         "experience.advantage: advantage 'unheard_of' needs 'telepathy', "
@@ -51,7 +51,7 @@ def test_a_need_may_depend_on_options() -> None:
     assert line.startswith("trainer.objective: objective 'grpo' with these options needs a refer")
 
 
-def test_only_what_is_installed_runs_inline() -> None:
+def test_only_installed_rewards_run_inline() -> None:
     kinds = ["rushed", "exact", "regex", "silent", "paceline_test_declaring:quick"]
     parts = read_parts(json.dumps([{"kind": kind, **_options(kind)} for kind in kinds]))
     assert [part.inline is not None for part in parts] == [True, True, False, False, False]
@@ -67,7 +67,7 @@ def test_regular_expressions_are_found_by_their_mark() -> None:
     assert found == {"reward.0.pattern": "a+", "reward.1.mark": "b+"}
 
 
-async def test_a_reward_loads_before_the_clock_of_a_score(tmp_path: Path) -> None:
+async def test_a_reward_loads_before_the_timeout_of_its_first_score(tmp_path: Path) -> None:
     pool = ChildPool(processes=1)
     item = RewardInput("g/0", Task("t", "arithmetic", "{}"), "")
     section = json.dumps([{"kind": "silent", "note": str(tmp_path / "loaded"), "timeout_s": 60.0}])

@@ -1,4 +1,4 @@
-"""Order of tasks, and how its state travels."""
+"""The order of tasks, and the sampler's state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_order_is_frozen() -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 70), st.integers(1, 20))
-def test_a_state_continues_where_it_was(size: int, done: int, more: int) -> None:
+def test_a_restored_state_continues_the_order(size: int, done: int, more: int) -> None:
     sampler = Shuffle(size, seed=5)
     positions(sampler, done)
     other = Shuffle(size, seed=5)
@@ -51,7 +51,7 @@ def test_the_order_of_any_number_of_tasks_needs_no_memory(size: int, seed: int, 
 
 
 @given(st.integers(1, 300), st.integers(0, 5))
-def test_an_epoch_has_every_task_once(size: int, seed: int) -> None:
+def test_an_epoch_contains_every_task_once(size: int, seed: int) -> None:
     sampler = Shuffle(size, seed=seed)
     for _ in range(2):
         assert sorted(map(str, positions(sampler, size))) == sorted(map(str, range(size)))
@@ -76,7 +76,7 @@ def test_cursor_repeats_a_task_that_infrastructure_failed_on() -> None:
     assert (drawn[0].name, again.name) == ("0", "0.1")
 
 
-def test_feed_after_a_rewind_draws_what_was_never_drawn() -> None:
+def test_feed_after_a_rewind_draws_new_tasks() -> None:
     cursor, other = TaskCursor(Shuffle(9)), TaskCursor(Shuffle(9))
     [cursor.draw() for _ in range(3)]
     old = cursor.state()

@@ -1,4 +1,4 @@
-"""Logs, plug-ins: what is too small for a file of its own."""
+"""Logs and plug-ins: tests too small for their own files."""
 
 import logging
 

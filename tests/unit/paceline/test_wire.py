@@ -1,4 +1,4 @@
-"""Every noun survives the wire, by the one mapper."""
+"""Every domain type survives conversion to protobuf and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAIRS: dict[type, type[Message]] = {
 }
 SIMPLE = {
     int: st.integers(-1, 2**31 - 1),
-    float: st.floats(allow_nan=False, width=32),  # log-probs travel as such
+    float: st.floats(allow_nan=False, width=32),  # log-probs are float32 on the wire
     object: st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
     route.ChunkSource: st.integers(1, 9).flatmap(
         lambda n: st.builds(route.ChunkSource, TEXTS, st.integers(0, n - 1), st.just(n))
@@ -41,13 +41,13 @@ SIMPLE = {
 
 @pytest.mark.parametrize("kind", PAIRS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-def test_every_noun_survives_the_wire(kind: type, data: st.DataObject) -> None:
+def test_every_domain_type_survives_the_wire(kind: type, data: st.DataObject) -> None:
     noun: Any = data.draw(nouns(kind, SIMPLE))
     sent = wire.to_proto(noun, PAIRS[kind]).SerializeToString()
     assert wire.from_proto(PAIRS[kind].FromString(sent), kind) == noun
 
 
-def test_what_only_the_message_has_can_be_set() -> None:
+def test_message_only_fields_can_be_set() -> None:
     report = route.TransferReport("w", 1, "e", route.TransferEvent.DONE)
     message = wire.to_proto(report, roster_pb2.ReportTransferRequest)
     assert not message.HasField("base_version")
@@ -55,7 +55,7 @@ def test_what_only_the_message_has_can_be_set() -> None:
     assert wire.from_proto(message, route.TransferReport) == report
 
 
-def test_a_field_that_the_message_has_not_is_told_at_once() -> None:
+def test_a_field_missing_in_the_message_is_reported() -> None:
     @dataclass(frozen=True)
     class Odd:
         nowhere: int
@@ -64,18 +64,18 @@ def test_a_field_that_the_message_has_not_is_told_at_once() -> None:
         wire.to_proto(Odd(1), types_pb2.Task)
 
 
-def test_no_part_at_all_is_everything() -> None:
+def test_part_zero_of_zero_is_everything() -> None:
     found = wire.from_proto(roster_pb2.ChunkSource(endpoint="a"), route.ChunkSource)
     assert found == route.ChunkSource("a", 0, 1)
 
 
 @pytest.mark.parametrize(("part", "parts"), [(2, 2), (-1, 2), (1, 0)])
-def test_a_part_that_there_cannot_be_is_named(part: int, parts: int) -> None:
+def test_an_invalid_part_is_named(part: int, parts: int) -> None:
     with pytest.raises(InvalidError, match=f"part: {part} of {parts}"):
         wire.from_proto(roster_pb2.ChunkSource(part=part, parts=parts), route.ChunkSource)
 
 
-def test_an_event_that_nobody_knows_is_named() -> None:
+def test_an_unknown_event_is_named() -> None:
     message = roster_pb2.ReportTransferRequest(event=cast("Any", 99))
     with pytest.raises(InvalidError, match="event: 99 is not known; allowed: done, moved"):
         wire.from_proto(message, route.TransferReport)

@@ -219,7 +219,7 @@ async def test_a_server_that_hangs_is_no_excuse() -> None:
     await asyncio.wait({task})
 
 
-async def test_a_leader_that_fails_says_so_and_lets_go() -> None:
+async def test_a_failing_leader_logs_it_and_releases_the_lease() -> None:
     async def fails() -> None:
         raise ValueError("broken")
 

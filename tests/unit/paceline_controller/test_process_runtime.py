@@ -162,7 +162,7 @@ async def test_another_controller_adopts(runtime: ProcessRuntime, tmp_path: Path
     assert (await make(tmp_path, experience="y:2").list())[0].outdated
 
 
-async def test_without_its_controller_a_child_ends_itself(tmp_path: Path) -> None:
+async def test_a_child_exits_without_its_controller(tmp_path: Path) -> None:
     runtime = make(tmp_path, stale_s=0.5)
     await runtime.start(REWARD, incarnation=0)
 

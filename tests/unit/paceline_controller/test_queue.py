@@ -121,7 +121,7 @@ def test_no_quota_and_no_pool_is_exceeded(case: Case) -> None:
 
 
 @given(queues())
-def test_every_queued_job_starts_or_is_told_why_not(case: Case) -> None:
+def test_every_queued_job_starts_or_has_a_reason(case: Case) -> None:
     jobs, held, tenants = case
     found = schedule(jobs, held, tenants, options())
     queued = {each.job_id for each in jobs if each.state is JobState.QUEUED}
@@ -134,7 +134,7 @@ def test_every_queued_job_starts_or_is_told_why_not(case: Case) -> None:
 
 
 @given(queues())
-def test_nothing_stays_idle_that_a_job_without_pressing_ones_before_it_could_use(
+def test_no_capacity_stays_idle_that_an_unblocked_job_could_use(
     case: Case,
 ) -> None:
     jobs, held, tenants = case
@@ -231,7 +231,7 @@ def test_rollout_workers_of_a_tenant_are_bounded_over_its_jobs() -> None:
     assert "it needs 6 rollout workers, and quota rollout_workers is 5" in never.waits["j"]
 
 
-def test_a_job_that_has_waited_long_is_passed_no_more() -> None:
+def test_a_job_that_has_waited_long_is_not_overtaken() -> None:
     jobs = [
         job("r", "b", state=JobState.RUNNING, replicas=5),
         job("large", age_s=PATIENCE_S - 1, replicas=4),

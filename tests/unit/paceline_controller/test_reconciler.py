@@ -115,7 +115,7 @@ class Late(MemoryRuntime):
         await super().start(wanted, incarnation=incarnation)
 
 
-async def test_a_start_that_ends_after_the_list_is_no_death() -> None:
+async def test_a_process_started_after_the_list_is_not_dead() -> None:
     """A list that was answered before the trainer was made said that it is gone."""
     world = World(OPTIONS.model_copy(update={"give_up_after": 1}))
     world.runtime = Late()
@@ -206,7 +206,7 @@ async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -
 SAID = "trainer: resumes from step 3: step-000004: digest differs"
 
 
-async def test_what_a_trainer_has_said_stays(world: World) -> None:
+async def test_a_trainer_s_reason_is_kept(world: World) -> None:
     world.submit(JobState.RUNNING)
     await world.passes(2)
     world.ledger.put("a-1", reason=SAID)  # as when it passes over damaged checkpoints
@@ -217,7 +217,7 @@ async def test_what_a_trainer_has_said_stays(world: World) -> None:
     assert world.ledger.jobs["a-1"].reason == SAID
 
 
-async def test_what_a_trainer_has_said_comes_back_when_nothing_is_waited_for(world: World) -> None:
+async def test_a_trainer_s_reason_is_restored_when_nothing_is_pending(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.ledger.put("a-1", reason=SAID)
     world.runtime.waits["a-1"] = "rollout-a-1: no machine"
@@ -228,7 +228,7 @@ async def test_what_a_trainer_has_said_comes_back_when_nothing_is_waited_for(wor
     assert world.ledger.jobs["a-1"].reason == SAID
 
 
-async def test_a_reason_that_is_cut_off_is_told_once(world: World) -> None:
+async def test_a_truncated_reason_is_reported_once(world: World) -> None:
     world.submit()
     world.runtime.waits["a-1"] = "trainer-a-1: FailedCreate: " + "é" * 300
     await world.passes(2)
@@ -238,7 +238,7 @@ async def test_a_reason_that_is_cut_off_is_told_once(world: World) -> None:
     assert world.ledger.jobs["a-1"].reason.endswith(" ... (627 bytes in all)")
 
 
-async def test_a_new_controller_clears_what_the_one_before_it_has_told(world: World) -> None:
+async def test_a_new_controller_clears_its_predecessor_s_reasons(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.runtime.waits["a-1"] = "rollout-a-1: no machine"
     await world.passes(2)
@@ -248,7 +248,7 @@ async def test_a_new_controller_clears_what_the_one_before_it_has_told(world: Wo
     assert world.ledger.jobs["a-1"].reason == ""
 
 
-async def test_a_new_controller_goes_on_counting_what_a_trainer_has_died_of(world: World) -> None:
+async def test_a_new_controller_continues_counting_trainer_failures(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.ledger.causes["a-1"] = "OOM: MemoryError: no more (rank 1)"
     for _ in range(40):
@@ -263,7 +263,7 @@ async def test_a_new_controller_goes_on_counting_what_a_trainer_has_died_of(worl
     assert world.ledger.reasons["a-1"] == told
 
 
-async def test_a_kill_is_the_reason_before_what_other_ranks_say(world: World) -> None:
+async def test_a_kill_takes_precedence_over_errors_of_other_ranks(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.ledger.causes["a-1"] = "RuntimeError: connection closed by peer (rank 0)"
     world.runtime.words = "ended by SIGKILL\nTraceback"
@@ -274,7 +274,7 @@ async def test_a_kill_is_the_reason_before_what_other_ranks_say(world: World) ->
     assert "progress: ended by SIGKILL; RuntimeError: conn" in world.ledger.reasons["a-1"]
 
 
-async def test_a_job_whose_end_was_not_heard_fails_at_the_next_death(world: World) -> None:
+async def test_a_job_with_a_missed_end_fails_at_the_next_exit(world: World) -> None:
     world.submit(JobState.RUNNING)
     lives = 0
     while world.state is JobState.RUNNING and lives < 10:
@@ -370,7 +370,7 @@ async def test_processes_of_jobs_it_cannot_ask_about_are_left_alone(world: World
     assert world.alive() == POOLS
 
 
-async def test_restarts_go_on_while_experience_is_away(world: World) -> None:
+async def test_restarts_continue_while_experience_is_unreachable(world: World) -> None:
     world.submit(JobState.RUNNING)
     await world.passes(2)
     world.ledger.away = True

@@ -190,7 +190,7 @@ def test_jobs_share_pools_and_none_is_left_without(one: float, two: float, has: 
     assert has == 1 or min(sizes.values()) >= 1
 
 
-def test_a_job_of_fixed_size_is_left_alone_and_takes_its_room() -> None:
+def test_a_job_of_fixed_size_is_not_scaled_and_keeps_its_capacity() -> None:
     options = ControllerOptions(pools={"default": PoolOptions(max_replicas=10)}, scaling=EAGER)
     fixed = seen(need=9.0, ready={"default": 4}, job_id="f-1", scaling=None, replicas=4)
     scaled = seen(need=50.0, ready={"default": 1})
@@ -295,7 +295,7 @@ def test_reward_workers_follow_the_age_of_their_queue(shared: Shared) -> None:
     assert shared.sizes["reward"] == 10
 
 
-def test_shared_pools_go_to_zero_without_jobs_and_come_back_at_once(shared: Shared) -> None:
+def test_shared_pools_scale_to_zero_without_jobs_and_back_immediately(shared: Shared) -> None:
     shared.look(jobs=waiting(10))
     assert shared.sizes == {"environment": 1, "reward": 1}
     shared.look(10)

@@ -32,9 +32,7 @@ CLAIMS = st.lists(
 
 
 @given(st.integers(0, 40), wants())
-def test_shares_add_up_and_nobody_gets_more_than_it_wants(
-    total: int, asked: dict[str, WorkerDemand]
-) -> None:
+def test_shares_add_up_and_never_exceed_demand(total: int, asked: dict[str, WorkerDemand]) -> None:
     found = fill(total, asked)
     floors = sum(want.floor for want in asked.values())
     wishes = sum(want.wish for want in asked.values())
@@ -43,9 +41,7 @@ def test_shares_add_up_and_nobody_gets_more_than_it_wants(
 
 
 @given(st.integers(0, 40), wants())
-def test_nobody_lacks_what_somebody_with_more_could_give(
-    total: int, asked: dict[str, WorkerDemand]
-) -> None:
+def test_shares_are_max_min_fair(total: int, asked: dict[str, WorkerDemand]) -> None:
     found = fill(total, asked)
     for poor, want in asked.items():
         for rich, other in asked.items():
@@ -66,7 +62,7 @@ def test_jobs_keep_what_they_must_have(
 
 
 @given(wants(), st.data())
-def test_where_all_wishes_fit_nobody_has_to_give(
+def test_without_contention_every_demand_is_met(
     asked: dict[str, WorkerDemand], data: st.DataObject
 ) -> None:
     owners = {name: data.draw(st.sampled_from(["t", "u"])) for name in asked}

@@ -93,7 +93,7 @@ def test_so_many_workers_make_the_rate(
         assert found <= number
 
 
-def test_workers_that_are_full_do_no_more() -> None:
+def test_throughput_is_limited_by_concurrent_requests() -> None:
     speed = Speed(0.0, 0.01)
     assert speed.workers(200, requests=1000, max_requests=10) == pytest.approx(2)
     slow = Speed(0.1, 0.01)
@@ -110,7 +110,7 @@ def test_speed_is_found_again() -> None:
     assert found.request_s == pytest.approx(speed.request_s)
 
 
-def test_one_batch_size_tells_no_fixed_part() -> None:
+def test_a_single_batch_size_does_not_determine_the_fixed_cost() -> None:
     found = fit_speed([(100.0, 0.2, 1.0), (110.0, 0.21, 1.0)])
     assert found is not None
     assert found.fixed_s == 0

@@ -65,7 +65,7 @@ def look() -> Looks:
     return Looks()
 
 
-def test_counters_become_counts_since_the_last_look(look: Looks) -> None:
+def test_counters_become_deltas_since_the_last_sample(look: Looks) -> None:
     def trainer(step_s: float, wait_s: float, version: int) -> Worker:
         load = {"step_s": step_s, "publish_s": 1.0, "wait_s": wait_s}
         return worker(WorkerKind.TRAINER, "t", active_version=version, load=load)
@@ -102,7 +102,7 @@ def test_versions_are_not_counted_again_after_a_trainer_was_away(look: Looks) ->
     assert job.published == 2
 
 
-def test_only_warm_workers_tell_their_speed(look: Looks) -> None:
+def test_only_warm_workers_count_for_the_measured_speed(look: Looks) -> None:
     look(rollout("r-0", running=10, tokens_generated=100, busy_s=5, request_s=50))
     new = rollout("r-1", running=40, tokens_generated=7, busy_s=1, request_s=9)
     old = rollout("r-0", running=20, tokens_generated=1100, busy_s=25, request_s=300)
@@ -276,7 +276,7 @@ async def test_it_looks_once_in_a_period() -> None:
     assert control.source.looks == 4
 
 
-async def test_nobody_is_asked_when_nothing_is_scaled() -> None:
+async def test_no_worker_is_polled_when_nothing_is_scaled() -> None:
     control = Control(ControllerOptions())
     control.ledger.jobs["a-1"] = replace(
         JOB, spec=spec_of(WorkloadModel(), scaling=None, replicas=3)
@@ -286,7 +286,7 @@ async def test_nobody_is_asked_when_nothing_is_scaled() -> None:
     assert len(control.rollouts()) == 3
 
 
-async def test_metrics_say_what_is_wanted_and_disappear_with_the_job() -> None:
+async def test_metrics_export_wanted_replicas_until_the_job_ends() -> None:
     control = Control()
     control.source.wants = crowded()
     control.source.there = [rollout("r-0", running=3.0)]
@@ -302,7 +302,7 @@ async def test_metrics_say_what_is_wanted_and_disappear_with_the_job() -> None:
     assert control.shown("paceline_wanted_replicas", **shared) == 1
 
 
-async def test_who_decides_no_more_shows_no_figures() -> None:
+async def test_a_former_leader_exports_no_decisions() -> None:
     control = Control()
     control.source.wants = crowded()
     await control.passes(4)

@@ -136,7 +136,7 @@ def test_noise_delays_the_right_number_but_not_for_an_hour(seed: int, name: str)
 
 @pytest.mark.parametrize("speed", [LAW.speed, BATCHING], ids=["even", "batching"])
 @pytest.mark.parametrize("seed", range(2))
-def test_noise_makes_it_turn_at_most_once_an_hour(seed: int, speed: Speed) -> None:
+def test_noise_changes_the_direction_at_most_once_an_hour(seed: int, speed: Speed) -> None:
     model = replace(LAW, noise=0.2, speed=speed)
     run = Run(model, seed=seed, replicas=max(1, round(planned(model, OPTIONS))))
     run.on(hours=3)

@@ -72,7 +72,7 @@ def settled(
     return dict(found.sizes)
 
 
-def test_room_is_shared_between_tenants_not_between_jobs() -> None:
+def test_capacity_is_shared_between_tenants_not_between_jobs() -> None:
     jobs = [hungry(f"a-{i}", "a") for i in range(3)] + [hungry("b-1", "b")]
     made = settled(jobs, {"rollout-a-0": 12}, Bounds())
     assert made["rollout-b-1"] == 6
@@ -109,7 +109,7 @@ def test_a_quota_below_what_is_used_takes_nothing_away() -> None:
     assert settled([hungry("a-1", "a")], sizes, quotas(a=3)) == sizes
 
 
-def test_room_is_made_for_a_queued_job_of_another_tenant() -> None:
+def test_capacity_is_freed_for_a_queued_job_of_another_tenant() -> None:
     claim = PoolClaim("b-1", "b", "default", 5, pressing=False)
     bounds = replace(quotas(), claims=(claim,))
     assert settled([hungry("a-1", "a")], {"rollout-a-1": 12}, bounds) == {"rollout-a-1": 7}

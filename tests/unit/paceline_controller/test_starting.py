@@ -77,7 +77,7 @@ async def test_more_jobs_than_the_quota_stay_queued_without_processes() -> None:
     assert "position 1 of 1" in world.ledger.jobs["j2"].reason
 
 
-async def test_why_a_job_waits_is_told_once_even_if_it_is_cut_off() -> None:
+async def test_a_waiting_reason_is_reported_once_even_if_truncated() -> None:
     world = World()
     world.ledger.reason_bytes = 64
     world.reconciler = world.controller()

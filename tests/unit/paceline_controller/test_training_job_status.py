@@ -40,7 +40,7 @@ def job(state: JobState, *, reason: str = "", step: int = 3) -> types_pb2.Job:
     return types_pb2.Job(status=status, spec_json=json.dumps({"stop": {"steps": 20}}))
 
 
-def test_steps_of_a_life() -> None:
+def test_next_steps_of_a_training_job() -> None:
     assert next_step(thing()) is NextStep.HOLD
     assert next_step(thing(holds=True)) is NextStep.SUBMIT
     assert next_step(thing(holds=True, jobId="a-1", state="queued")) is NextStep.MIRROR
@@ -61,7 +61,7 @@ def test_steps_of_a_deletion() -> None:
     assert next_step(over) is NextStep.RELEASE
 
 
-def test_a_wrong_spec_is_left_alone() -> None:
+def test_an_invalid_spec_is_left_alone() -> None:
     body = thing(holds=True)
     body["status"] = rejected(body, "tasks.environment: 'x' is unknown", now=NOW)
     assert body["status"]["state"] == "rejected"
@@ -102,7 +102,7 @@ def test_reasons_are_the_jobs_before_the_pods() -> None:
 
 
 @pytest.mark.parametrize("spec", ["", "{", "[]", "{}", '{"stop": null}'])
-def test_a_job_whose_spec_cannot_be_read_ends_all_the_same(spec: str) -> None:
+def test_a_job_with_an_unreadable_spec_still_ends(spec: str) -> None:
     failed = job(JobState.FAILED, reason="its record cannot be read")
     failed.spec_json = spec
     new = mirrored(thing(holds=True), failed, rollouts=0, waits_for="", now=NOW)

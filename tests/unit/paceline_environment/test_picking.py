@@ -86,7 +86,7 @@ def test_a_worker_that_failed_is_left_alone_for_a_while() -> None:
     st.floats(0, 50),
     st.randoms(use_true_random=False),
 )
-def test_picks_one_with_room_and_none_that_is_dearer_than_a_holder(
+def test_picks_a_worker_with_capacity_and_not_costlier_than_a_holder(
     found: list[RolloutCandidate], held: dict[str, int], worth: float, chance: random.Random
 ) -> None:
     chosen = pick(found, pinned=-1, held=held, prefix_value=worth, rng=chance.random)
@@ -114,7 +114,7 @@ def test_the_two_are_different(num: int, first: float, second: float) -> None:
     assert chosen is not found[-1]
 
 
-def test_a_holder_is_given_up_when_its_prefix_is_worth_less_than_its_load() -> None:
+def test_a_holder_is_skipped_when_its_load_outweighs_its_prefix() -> None:
     def chosen(extra: int) -> str:
         found = [place("home", own_tokens=100 + extra), place("other", own_tokens=100)]
         picked = pick(found, pinned=-1, held={"home": 10}, prefix_value=16, rng=random.random)
@@ -149,13 +149,13 @@ def test_callers_with_the_same_old_report_do_not_herd() -> None:
     assert got["idle"] / 2000 == pytest.approx(0.2, abs=0.03)  # 2 of 10 are drawn
 
 
-def test_a_turn_for_a_version_to_come_needs_no_room() -> None:
+def test_a_turn_for_a_future_version_needs_no_capacity() -> None:
     full = place("a", version=3, own_open=9, capacity=8)
     assert pick([full], pinned=3, held={}, prefix_value=0, rng=random.random) is None
     assert pick([full], pinned=4, held={}, prefix_value=0, rng=random.random) is full
 
 
-def test_reports_tell_what_others_have_there() -> None:
+def test_reports_include_the_load_of_others() -> None:
     one = place("a", own_open=3, own_tokens=30)
     report = {"max_running": 16.0, "open": 5.0, "open_tokens": 70.0, "callers": 2.0}
     one.update(worker("a", report))
@@ -167,7 +167,7 @@ def test_reports_tell_what_others_have_there() -> None:
     assert (one.others_open, one.callers) == (6, 3)  # this caller is not among those that it counts
 
 
-def test_room_is_capacity_a_short_queue_and_never_less_than_a_share() -> None:
+def test_room_is_capacity_plus_a_short_queue_and_at_least_a_share() -> None:
     one = place("a", capacity=16, callers=3)
     assert one.limit == 18
     one.own_open, one.others_open = 7, 10
@@ -215,7 +215,7 @@ def test_callers_with_much_to_do_share_a_worker(num: int, capacity: int, seed: i
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=40),
     st.lists(st.integers(0, 4), max_size=60),
 )
-def test_a_line_serves_all_once_in_order_and_takes_turns(
+def test_a_queue_serves_all_once_in_order_and_round_robin(
     arrivals: list[tuple[int, int]], rooms: list[int]
 ) -> None:
     line: FairWaitQueue[tuple[int, int]] = FairWaitQueue()

@@ -93,7 +93,7 @@ async def test_when_all_are_full_turns_wait_in_order_and_are_seen_waiting() -> N
     assert stage.stages.waiting["room"] == stage.gauge() == 0
 
 
-async def test_who_waits_too_long_is_told_and_leaves_no_trace() -> None:
+async def test_a_turn_that_waits_too_long_fails_and_leaves_nothing() -> None:
     stage = Stage(worker("a"))
     for name in "01":
         stage.ask(name)
@@ -107,7 +107,7 @@ async def test_who_waits_too_long_is_told_and_leaves_no_trace() -> None:
     assert stage.order == ["0", "1", "next"]
 
 
-async def test_room_found_for_one_who_has_just_gone_is_given_to_the_next() -> None:
+async def test_capacity_for_a_cancelled_turn_goes_to_the_next() -> None:
     stage = Stage(worker("a"))
     for name in ("0", "1", "gone", "next"):
         stage.ask(name)
@@ -118,7 +118,7 @@ async def test_room_found_for_one_who_has_just_gone_is_given_to_the_next() -> No
     assert stage.order == ["0", "1", "next"]
 
 
-async def test_a_worker_that_dies_takes_nobody_along() -> None:
+async def test_capacity_of_a_dead_worker_is_not_reused() -> None:
     stage = Stage(worker("a"), worker("b"))
     for i in range(6):
         stage.ask(str(i))
@@ -137,7 +137,7 @@ async def test_a_worker_that_dies_takes_nobody_along() -> None:
     assert {stage.slots[name].candidate.worker_id for name in stage.order[4:]} == {"b"}
 
 
-async def test_the_first_worker_to_join_serves_those_who_wait() -> None:
+async def test_the_first_worker_to_join_serves_waiting_turns() -> None:
     stage = Stage()
     stage.ask("0")
     await settle()
@@ -150,7 +150,7 @@ async def test_the_first_worker_to_join_serves_those_who_wait() -> None:
     assert stage.order == ["0"]
 
 
-async def test_a_worker_out_of_reach_is_tried_again_when_there_is_no_other() -> None:
+async def test_an_unreachable_worker_is_retried_if_there_is_no_other() -> None:
     stage = Stage(worker("a"), worker("b"))
     for i in range(3):
         stage.ask(str(i))
@@ -227,7 +227,7 @@ ops = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(ops)
-def test_nobody_waits_beside_room_and_no_room_is_lost(script: list[Op]) -> None:
+def test_no_turn_waits_while_there_is_capacity_and_none_is_lost(script: list[Op]) -> None:
     asyncio.run(_play(script))
 
 

@@ -51,7 +51,7 @@ from paceline_experience.tenancy.quotas import JobLimits, Quotas
 
 
 class FakeClock:
-    """Ledger time that stands still until told."""
+    """Ledger time that only advances through `advance`."""
 
     def __init__(self) -> None:
         self.time = 1000.0
@@ -67,7 +67,7 @@ class FakeClock:
 
 
 class Numbers:
-    """A task source of so many tasks."""
+    """A task source of a given size."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -166,7 +166,7 @@ def made(
 
 
 def whole(assignments: Sequence[Assignment], *, version: int = 0) -> list[Trajectory]:
-    """Trajectories of whole assignments, with rewards that differ inside each group."""
+    """Trajectories of complete assignments, with different rewards within each group."""
     return [
         made(a, place, reward=float(index % 2), version=version)
         for a in assignments
@@ -176,7 +176,7 @@ def whole(assignments: Sequence[Assignment], *, version: int = 0) -> list[Trajec
 
 @dataclass(slots=True)
 class World:
-    """One job's ledger on a real store, with a clock that stands still."""
+    """One job's ledger on a real store, with a fake clock."""
 
     store: Store
     spec: JobSpec
@@ -193,7 +193,7 @@ class World:
     whole = staticmethod(whole)
 
     def ledger(self, *, epoch: int = 0, clock: Clock | None = None) -> JobLedger:
-        """A new object on what the store holds, as after a restart."""
+        """A new ledger on the contents of the store, as after a restart."""
         return JobLedger(
             store=self.store,
             job_id=self.job_id,
@@ -216,7 +216,7 @@ class World:
         return ledger
 
     async def started(self, *, clock: Clock | None = None) -> JobLedger:
-        """Opened, with incarnation 1 and version 0 of step 0."""
+        """An open ledger with incarnation 1 and version 0 of step 0."""
         ledger = await self.opened(clock=clock)
         incarnation = await ledger.grant_incarnation()
         await ledger.rewind(incarnation=incarnation, step=0)
@@ -224,13 +224,13 @@ class World:
         return ledger
 
     async def filled(self, ledger: JobLedger, *, version: int = 0) -> list[Assignment]:
-        """Lease everything that is to be had and submit it."""
+        """Lease and submit everything available."""
         leased = await ledger.lease(worker_id="w", train=1000, evals=0)
         await ledger.submit(whole(leased, version=version))
         return leased
 
     async def trained(self, ledger: JobLedger, step: int, *, incarnation: int = 1) -> BatchShare:
-        """Take and commit the batch of a step, and announce the version after it."""
+        """Take and commit the batch of a step, and announce the resulting version."""
         share = await ledger.take(incarnation=incarnation, step=step, rank=0, world=1)
         await ledger.commit(incarnation=incarnation, step=step, batch_id=share.batch_id, metrics={})
         await ledger.publish_version(
@@ -239,7 +239,7 @@ class World:
         return share
 
     async def waiting(self, ledger: JobLedger, step: int) -> asyncio.Task[BatchShare]:
-        """A trainer that has been told to wait for the batch of a step."""
+        """A trainer that waits for the batch of a step."""
         call = ledger.take(incarnation=1, step=step, rank=0, world=1)
         task = asyncio.create_task(call)
         while not (await ledger.live()).waiting:
@@ -247,14 +247,14 @@ class World:
         return task
 
     async def clean(self, ledger: JobLedger) -> dict[str, int]:
-        """Audit; the counts."""
+        """Audit the ledger; returns its counts."""
         report = await ledger.verify()
         assert report.ok, report.problems
         return {**report.counts, **report.dropped}
 
 
 class Site:
-    """One job with all of the service that moves it on, in one life after the other."""
+    """One job with the parts of the service that advance it, across restarts."""
 
     def __init__(self, store: Store, run_dir: Path, clock: FakeClock) -> None:
         self.store, self.run_dir, self.clock = store, run_dir, clock
@@ -305,13 +305,13 @@ class Site:
         return self.history.folder(self.job_id) / "trajectories"
 
     async def submit(self, **changes: Any) -> None:
-        """A small job, of plug-ins that need no trial."""
+        """Submit a small job whose plug-ins need no trial."""
         job = await self.jobs.create(make_spec(**changes), artifacts={})
         self.job_id = job.status.job_id
         await self.ledgers.activate(job)
 
     async def die(self) -> None:
-        """The next life begins with what the store and the disk have."""
+        """Restart from the contents of store and disk."""
         await self.ledgers.close()
         self._begin_life()
         await self.ledgers.open_all()
@@ -326,12 +326,12 @@ class Site:
         return (await (await self.ledger()).live()).step
 
     async def sweep(self) -> None:
-        """As the service does: what goes wrong is met again in the next."""
+        """Sweep like the service, which retries failures in the next sweep."""
         for entry in list(self.ledgers.active.values()):
             await sweep(entry)
 
     async def begin(self, step: int) -> None:
-        """A trainer starts from the checkpoint of a step."""
+        """Start a trainer from the checkpoint of a step."""
         self.incarnation = await self.training.grant_incarnation(self.job_id)
         await self.training.rewind(self.job_id, incarnation=self.incarnation, step=step)
         await self.announce(step)
@@ -341,7 +341,7 @@ class Site:
         await self.training.publish_version(self.job_id, **told, num_bytes=8, seed=Seed("http://t"))
 
     async def play(self, *, evals: int = 100) -> None:
-        """Whatever may be leased is done at once, with the newest version."""
+        """Complete all leasable episodes immediately, with the newest version."""
         ledger = await self.ledger()
         version = (await ledger.live()).version
         leased = await ledger.lease(worker_id="w", train=100, evals=evals)
@@ -357,7 +357,7 @@ class Site:
         return await self.training.take(self.job_id, **told, rank=0, world=1)
 
     async def commit(self, step: int, batch_id: str) -> StopReason | None:
-        """Train a step; why there will be no further one."""
+        """Commit a step; returns the stop reason."""
         told = {"incarnation": self.incarnation, "step": step}
         _, stop = await self.training.commit(
             self.job_id, **told, batch_id=batch_id, metrics={"loss": 0.5}
@@ -365,7 +365,7 @@ class Site:
         return stop
 
     async def train(self) -> StopReason | None:
-        """One step, from its episodes to its publication; why there will be no further one."""
+        """Run one step from episodes to publication; returns the stop reason."""
         step = await self.step()
         if not (await self.ledger()).stopping:
             await self.play()
@@ -377,19 +377,19 @@ class Site:
         return stop
 
     async def checkpoint(self, step: int) -> None:
-        """And the export that follows it, to its end."""
+        """Commit a checkpoint and wait for the export that follows."""
         told: dict[str, Any] = {"incarnation": self.incarnation, "step": step}
         await self.training.commit_checkpoint(self.job_id, **told, path="p")
         await self.training.close()
 
     def exported(self) -> list[tuple[str, int]]:
-        """Episodes in all files."""
+        """Episodes in all exported files."""
         texts = [path.read_text() for path in sorted(self.folder.glob("*.jsonl"))]
         lines = [json.loads(line) for text in texts for line in text.splitlines()]
         return [(line["group_id"], line["index"]) for line in lines]
 
     async def listed(self) -> list[tuple[str, int]]:
-        """Trained episodes that can be asked for."""
+        """Trained episodes returned by the API."""
         listing = (await self.ledger()).trajectories
         found, token = await listing.page(purpose="train", page_size=50, page_token="")
         while token:
@@ -398,7 +398,7 @@ class Site:
         return [(t.group_id, t.index) for t in found]
 
     async def rows(self) -> list[JobMetricRow]:
-        """Of the history; the file says the same."""
+        """Rows of the history, checked against the file."""
         rows = await self.history.rows(await self.jobs.get(self.job_id), after=0, limit=-1)
         path = self.history.folder(self.job_id) / "metrics.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -46,7 +46,7 @@ class Gateway:
         return await self.http.post("/v1/jobs", json=job, headers=headers)
 
     async def submitted(self, job: Any) -> str:
-        """The id of a fresh job."""
+        """Submit a job; returns its id."""
         response = await self.post(job)
         assert response.status_code == 201, response.text
         return response.json()["status"]["job_id"]
@@ -67,13 +67,13 @@ def gateway_settings(run_dir: Path, experience: str, **changes: Any) -> ServiceS
 
 @pytest.fixture
 def settings_changes() -> dict[str, Any]:
-    """Overridden by tests that want other settings."""
+    """Changes to the settings, overridden by tests."""
     return {}
 
 
 @pytest.fixture
 def upstream_port() -> Iterator[int]:
-    """Held, so that an upstream that was ended can come back."""
+    """A reserved port, so that a stopped upstream can restart."""
     with held_port() as port:
         yield port
 

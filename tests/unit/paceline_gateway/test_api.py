@@ -204,7 +204,7 @@ async def test_weights_on_the_command_line(gateway: Gateway, job: Doc) -> None:
     job_id = await gateway.submitted(job)
     url = str(gateway.http.base_url)
     code, text = await command("weights", job_id, "--url", url)
-    assert (code, text) == (0, "nothing is published at this moment\n")
+    assert (code, text) == (0, "no weights are published\n")
     here = TransferProgress(3, 1, 4, ("http://a:1",))
     holders = (
         WeightHolder("", WorkerKind.TRAINER, "s", "http://t:1"),
@@ -277,7 +277,7 @@ async def test_events_resume_where_they_stopped(gateway: Gateway, job: Doc) -> N
     assert first["data"]["live"]["counts"] == {"queued": 1}
 
 
-async def test_events_say_that_they_are_still_there() -> None:
+async def test_event_streams_send_keepalives() -> None:
     async def slow() -> AsyncIterator[pb.JobEvent]:
         await asyncio.sleep(0.05)
         for event in list[pb.JobEvent]():
@@ -318,7 +318,7 @@ async def test_the_same_operations_over_grpc(gateway: Gateway, job: Doc) -> None
     assert cancelled.status.state == types_pb2.JOB_STATE_CANCELLING
 
 
-async def test_files_may_come_along(gateway: Gateway, job: Doc) -> None:
+async def test_files_may_be_sent_with_a_job(gateway: Gateway, job: Doc) -> None:
     remote = json.dumps(job | {"model": {"path": "/on/the/trainer"}})
     files = {"config.json": b"{}", "tokenizer.json": b"[]"}
     request = pb.SubmitJobRequest(spec_json=remote, files=files)
@@ -353,7 +353,7 @@ async def test_openapi(gateway: Gateway) -> None:
     assert (await gateway.http.get("/docs/..%2f..%2fcore.py")).status_code == 404
 
 
-async def test_tells_where_it_is(gateway: Gateway, tmp_path: Path) -> None:
+async def test_the_gateway_publishes_its_address(gateway: Gateway, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "gateway.json").read_text())
     assert told["http"] == str(gateway.http.base_url).rstrip("/")
     assert told["grpc"] == gateway.chassis.address

@@ -88,7 +88,7 @@ async def world() -> AsyncIterator[World]:
     await server.stop(0)
 
 
-async def test_a_token_is_asked_about_again_after_some_seconds(world: World) -> None:
+async def test_a_token_is_verified_again_after_some_seconds(world: World) -> None:
     _, token = new_token()
     who = await world.enter(token)
     for _ in range(2):
@@ -112,7 +112,7 @@ async def entered(world: World, token: str) -> bool:
     return False
 
 
-async def test_in_an_outage_known_tokens_go_on_for_a_while(world: World) -> None:
+async def test_in_an_outage_known_tokens_stay_valid_for_a_while(world: World) -> None:
     (_, known), (_, other) = new_token(), new_token()
     # Every call in the outage lasts so long; one before it may last longer.
     world = World(world.keeper, world.keeper_stub, timeout_s=0.5)
@@ -133,7 +133,7 @@ async def test_in_an_outage_known_tokens_go_on_for_a_while(world: World) -> None
         await world.enter(known)
 
 
-async def test_what_is_remembered_ends_with_the_token(world: World) -> None:
+async def test_a_cached_token_expires_with_the_token(world: World) -> None:
     world.keeper.expires_in_s = 1.0
     _, token = new_token()
     await world.enter(token)
@@ -143,7 +143,7 @@ async def test_what_is_remembered_ends_with_the_token(world: World) -> None:
         await world.enter(token)
 
 
-async def test_what_has_not_the_form_of_a_token_is_not_asked_about(world: World) -> None:
+async def test_malformed_tokens_are_not_looked_up(world: World) -> None:
     for token in ("", "x", BOOTSTRAP[:-1], derived_token("other", "controller")):
         with pytest.raises(AuthenticationError):
             await world.enter(token)
@@ -160,7 +160,7 @@ async def test_no_token_is_never_one_of_the_own(world: World) -> None:
             await world.authenticator.authorize(authorization, Role.READ, source="h", action="x")
 
 
-async def test_not_more_is_remembered_than_there_is_room_for(world: World) -> None:
+async def test_the_token_cache_is_bounded(world: World) -> None:
     tokens = [new_token()[1] for _ in range(3)]
     for token in (*tokens, tokens[2], tokens[0]):
         await world.enter(token)

@@ -216,7 +216,7 @@ async def test_slow_headers_are_cut_off(small: int) -> None:
         writer.close()
 
 
-async def test_who_waits_longest_makes_room(small: int) -> None:
+async def test_the_longest_waiting_connection_makes_room(small: int) -> None:
     slow = [await asyncio.open_connection("127.0.0.1", small) for _ in range(60)]
     for _, writer in slow:
         writer.write(b"GET / HTTP/1.1\r\n")

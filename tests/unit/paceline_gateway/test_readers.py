@@ -93,7 +93,9 @@ async def answers(connection: type[HttpConnection]) -> AsyncIterator[Answers]:
 @pytest.mark.parametrize("connection", [Hasty])
 @pytest.mark.parametrize("close", [False, True])
 @pytest.mark.parametrize("path", ["/open", "/large"])
-async def test_who_reads_nothing_is_cut_off(answers: Answers, path: str, close: bool) -> None:
+async def test_a_client_that_reads_nothing_is_disconnected(
+    answers: Answers, path: str, close: bool
+) -> None:
     writer = await answers.ask(path, close=close)
     assert answers.open == 1  # so long it counts among the calls of its token
     async with asyncio.timeout(30):
@@ -104,7 +106,7 @@ async def test_who_reads_nothing_is_cut_off(answers: Answers, path: str, close: 
 
 @pytest.mark.parametrize("connection", [Hasty])
 @pytest.mark.parametrize("path", ["/open", "/large"])
-async def test_who_reads_slowly_is_not_cut_off(answers: Answers, path: str) -> None:
+async def test_a_slow_reader_is_not_disconnected(answers: Answers, path: str) -> None:
     url = f"http://127.0.0.1:{answers.port}{path}"
     headers = {"authorization": f"Bearer {TOKEN}"}
     got, began = 0, asyncio.get_running_loop().time()
@@ -120,7 +122,7 @@ async def test_who_reads_slowly_is_not_cut_off(answers: Answers, path: str) -> N
 
 
 @pytest.mark.parametrize("connection", [Crowded])
-async def test_who_does_not_read_makes_room(
+async def test_a_client_that_does_not_read_makes_room(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

@@ -131,7 +131,7 @@ async def test_upstream_unreachable(gateway: Gateway) -> None:
     assert (await gateway.http.get("/livez")).status_code == 200
 
 
-async def test_who_asks_whether_it_is_ready_costs_one_question_in_a_second() -> None:
+async def test_readiness_checks_cost_one_upstream_call_per_second() -> None:
     now, asked, status = 100.0, 0, HealthCheckResponse.SERVING
 
     async def check(request: Any, *, timeout: float | None = None) -> HealthCheckResponse:

@@ -100,7 +100,7 @@ def make_snapshot(model: Any, version: int = 0, canary: Sequence[int] = (1, 2, 3
 
 
 class Collector:
-    """What an engine has emitted, joined by request."""
+    """An engine's emissions, joined by request."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -119,11 +119,11 @@ class Collector:
         return [t for e in self.parts[name] for t in e.tokens]
 
     def logprobs(self, name: str) -> list[float]:
-        """Their log-probs."""
+        """Log-probs of all tokens of a request."""
         return [x for e in self.parts[name] for x in e.logprobs]
 
     def versions(self, name: str) -> list[int]:
-        """The version of each of them."""
+        """The version of each token of a request."""
         runs = [run for e in self.parts[name] for run in e.versions]
         return [run.version for run in runs for _ in range(run.count)]
 
@@ -133,7 +133,7 @@ class Collector:
         return found[-1] if found and found[-1].finish_reason else None
 
     async def until(self, done: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-        """Wait for something to be true."""
+        """Wait until a condition holds."""
         async with asyncio.timeout(timeout_s):
             while not done():
                 self._news.clear()
@@ -145,13 +145,13 @@ class Collector:
         await self.until(lambda: all(self.end(n) is not None for n in wanted))
 
     async def run(self, *requests: EngineRequest) -> None:
-        """Submit and wait for the ends."""
+        """Submit requests and wait until they end."""
         self.engine.submit(requests)
         await self.finish(r.request_id for r in requests)
 
 
 class Hold:
-    """Stops the thread of an engine that computes, until it may go on."""
+    """Pauses the compute thread of an engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -175,7 +175,7 @@ class Hold:
         assert await asyncio.to_thread(self._stopped.wait, PATIENCE_S)
 
     async def ordered(self, num: int) -> None:
-        """Wait until `num` commands are queued for when it continues."""
+        """Wait until `num` commands are queued."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self._engine._commands) < num:
                 await asyncio.sleep(0.01)

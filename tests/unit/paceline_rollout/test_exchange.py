@@ -148,7 +148,7 @@ def test_a_tied_tensor_is_that_of_the_other(model_of: Any, policy_of: Any, snaps
         policy.prepare(Tied(head, embedding))
 
 
-async def test_requests_go_on_while_weights_are_made(
+async def test_requests_continue_while_weights_are_prepared(
     model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask
 ):
     async with open_torch(model_of(seed=0), **OPTIONS) as out:
@@ -231,7 +231,7 @@ def test_at_boundary_new_requests_wait_only_for_a_swap_that_is_prepared(
 
 
 @given(st.lists(st.booleans(), max_size=60))
-def test_each_swap_that_is_made_happens_however_fast_newer_ones_come(published: list[bool]):
+def test_every_started_swap_completes_however_fast_newer_ones_arrive(published: list[bool]):
     """True: a newer version is published; False: the preparation under way ends."""
     gate, line, active, made = Gate(), deque[Swap](), list[int](), list[int]()
     swaps: list[Swap] = []

@@ -125,7 +125,7 @@ async def test_an_engine_that_hangs_makes_the_probes_fail(worker: Worker) -> Non
     worker.ask("a")
     await worker.passes(15)
     assert worker.verdict == (False, True)
-    assert worker.progress.why_unready().startswith("tokens: 1 pending and nothing done for")
+    assert worker.progress.why_unready().startswith("tokens: 1 pending, no progress for")
     await worker.passes(60)
     assert worker.verdict == (False, False)
     worker.frozen_at = None

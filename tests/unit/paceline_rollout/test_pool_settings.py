@@ -47,7 +47,7 @@ def spec_of(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", SHELL, ids=lambda options: next(iter(options)))
-def test_a_job_has_no_say_in_what_is_run(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_job_cannot_choose_what_is_executed(options: dict[str, Any], tmp_path: Path) -> None:
     (field,) = options
     (line,) = problems(spec_of(**options))
     assert line.startswith(f"rollout.engine.{field}: ")
@@ -67,7 +67,7 @@ def test_typed_options_are_the_jobs() -> None:
     assert line.startswith("rollout.engine.mem_fraction: ")
 
 
-async def test_a_pool_says_it_to_its_workers(tmp_path: Path) -> None:
+async def test_a_pool_passes_its_settings_to_its_workers(tmp_path: Path) -> None:
     commands: list[Path] = []
 
     def command(wanted: Wanted, path: Path) -> list[str]:

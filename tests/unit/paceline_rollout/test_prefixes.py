@@ -148,7 +148,7 @@ def test_a_swap_ends_sharing_with_what_the_old_version_computed(
     assert (logprobs[1:] == theirs) is again
 
 
-def test_pieces_equal_the_whole_and_others_go_on_meanwhile(
+def test_chunked_prefill_equals_full_prefill_and_others_continue(
     scheduler_of: Make, request_of: Ask, model_of: Any
 ):
     scheduler = scheduler_of(prefill_tokens=8)
@@ -295,7 +295,7 @@ def test_blocks_go_in_order_of_their_last_use(steps: list[tuple[str, int, int]])
 
 
 @given(lengths=st.lists(st.integers(1, 600), max_size=30))
-def test_portions_are_whole_and_pad_little(lengths: list[int]):
+def test_batches_are_complete_with_little_padding(lengths: list[int]):
     parts = portions([(i, (0,) * length) for i, length in enumerate(lengths)])
     assert {name for part in parts for name, _ in part} == set(range(len(lengths)))
     assert sum(map(len, parts)) == len(lengths)

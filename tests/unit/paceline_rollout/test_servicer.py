@@ -199,7 +199,7 @@ async def test_streams_get_their_own_answers_even_with_equal_names():
         (request("x", pinned_version=4), "FAILED_PRECONDITION", "pinned_version: 4 is gone"),
     ],
 )
-async def test_bad_requests_end_alone(bad: pb.GenerateRequest, code: str, text: str):
+async def test_bad_requests_fail_alone(bad: pb.GenerateRequest, code: str, text: str):
     async with serve(**FAST) as service:
         caller = service.call()
         caller.send(bad, request("good"))
@@ -240,7 +240,7 @@ async def test_abort_over_the_wire():
         assert (await caller.ends(1))["a"].finish_reason == rollout_pb2.FINISH_REASON_ABORT
 
 
-async def test_a_closed_stream_takes_its_requests_along():
+async def test_a_closed_stream_aborts_its_requests():
     async with serve(clock=FakeClock(), **LONG) as service:
         channel_call = service.stub.Generate()
         await channel_call.write(pb.GenerateBatch(requests=[request("a")]))
@@ -292,7 +292,7 @@ async def test_a_drained_worker_has_sent_all_that_it_sampled():
         assert service.multiplexer.load()["request_s"] == pytest.approx(total_s)
 
 
-async def test_callers_of_an_engine_that_stops_go_elsewhere():
+async def test_callers_of_a_stopping_engine_get_a_retriable_error():
     async with serve(clock=FakeClock(), **LONG) as service:
         caller = service.call()
         caller.send(request("a", sampling={"max_tokens": 50}))
@@ -316,7 +316,7 @@ async def test_status():
 TRACE = "00-0000000000000000000000000000000a-000000000000000b-01"
 
 
-async def test_a_request_whose_trace_is_kept_tells_what_it_waited_for():
+async def test_a_sampled_request_records_what_it_waited_for():
     spans: list[Span] = []
     async with serve(tracer=Tracer(take=spans.append, share=1.0), **FAST) as service:
         caller = service.call()

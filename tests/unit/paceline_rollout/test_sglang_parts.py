@@ -125,7 +125,7 @@ def event(version: str, total: int) -> dict[str, Any]:
     return {"output_ids": [7] * total, "meta_info": meta}
 
 
-def test_an_answer_that_a_later_version_began_is_asked_for_again():
+def test_an_answer_started_by_a_later_version_is_requested_again():
     one = slot()
     assert not stale_start(one, event("4", 0))
     assert not stale_start(one, event("3", 1))
@@ -148,7 +148,7 @@ def test_a_continued_request_asks_for_the_rest():
     assert set(body["sampling_params"]) <= KNOBS
 
 
-def test_all_knobs_are_ones_that_sglang_has():
+def test_all_sampling_parameters_exist_in_sglang():
     request: EngineRequest = ask("a", stop_tokens=(5,), stop_strings=("x",), top_k=3, seed=1 << 40)
     knobs = body_of(ServerRequest(request, max_tokens=4), deterministic=True)["sampling_params"]
     assert set(knobs) <= KNOBS

@@ -22,7 +22,7 @@ def logprobs(model: Any, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("activation", ["in_flight", "interrupt"])
-async def test_running_requests_go_on_under_the_new_version(
+async def test_running_requests_continue_with_the_new_version(
     activation: str, model_of: Any, open_torch: Any, snapshot_of: Any, request_of: Ask, hold: Any
 ):
     old, new = model_of(seed=0), model_of(seed=1)

@@ -65,7 +65,9 @@ async def test_logprobs_equal_a_full_forward(
         assert out.engine.status().prompt_tokens == shared + len(asked)
 
 
-async def test_same_tokens_alone_and_in_a_crowd(model_of: Any, open_torch: Any, request_of: Ask):
+async def test_tokens_do_not_depend_on_other_requests(
+    model_of: Any, open_torch: Any, request_of: Ask
+):
     model = model_of()
     probe = [
         request_of(f"p{i}", p, seed=i, max_tokens=25, top_p=0.9) for i, p in enumerate(PROMPTS)
@@ -84,7 +86,7 @@ async def test_same_tokens_alone_and_in_a_crowd(model_of: Any, open_torch: Any, 
         assert all(len(out.tokens(c.request_id)) == c.sampling.max_tokens for c in crowd)
 
 
-async def test_seeds_differ_and_a_resumed_request_goes_on(
+async def test_seeds_differ_and_a_resumed_request_continues(
     model_of: Any, open_torch: Any, request_of: Ask
 ):
     async with open_torch(model_of()) as out:
@@ -185,7 +187,7 @@ async def test_long_answers_stream(model_of: Any, open_torch: Any, request_of: A
         assert len(out.tokens("a")) == len(out.logprobs("a")) == len(out.versions("a")) == 100
 
 
-async def test_an_aborted_request_ends_with_all_that_was_sampled(
+async def test_an_aborted_request_returns_all_sampled_tokens(
     model_of: Any, open_torch: Any, request_of: Ask
 ):
     async with open_torch(model_of(), max_context=120, flush_s=60.0) as out:

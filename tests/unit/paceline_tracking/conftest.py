@@ -1,4 +1,4 @@
-"""A history in memory, and feeds over it."""
+"""An in-memory history, and feeds of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KIND = "lines"
 
 @dataclass
 class History:
-    """Experience in memory; `away` answers nothing."""
+    """An in-memory experience service, unreachable while `away`."""
 
     total: int = 0
     over: bool = False
@@ -80,7 +80,7 @@ class History:
 
 @dataclass
 class Bench:
-    """A feed of the tracker `lines`, whose trouble a file says."""
+    """A feed of the tracker `lines`, whose failure mode is in a file."""
 
     folder: Path
     history: History = field(default_factory=History)

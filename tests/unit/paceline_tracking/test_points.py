@@ -44,7 +44,7 @@ def test_an_eval_that_measured_too_little_has_a_curve_of_its_own() -> None:
     assert (whole["eval/reward"], "eval/partial_reward" in whole) == (0.0, False)
 
 
-def test_what_grows_is_told_as_a_rate() -> None:
+def test_counters_are_logged_as_rates() -> None:
     rates = Rates()
     first = rates.system(
         LedgerProgress(tokens_generated=100, ready_groups=2),
@@ -120,7 +120,7 @@ JOB: dict[str, Any] = {
         (["wandb", "wandb"], "two trackers are named 'wandb'"),
     ],
 )
-def test_what_a_job_must_not_say(tracking: list[Any], message: str) -> None:
+def test_job_files_must_not_hold_secrets(tracking: list[Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_job({**JOB, "tracking": tracking})
     assert message in str(caught.value)

@@ -69,7 +69,7 @@ class Found:
         ("http://host", "http://host"),
     ],
 )
-def test_the_address_of_mlflow_names_nobody(tmp_path: Path, server: str, address: str) -> None:
+def test_the_url_of_mlflow_has_no_credentials(tmp_path: Path, server: str, address: str) -> None:
     tracker = MLflow(tracked_run(tmp_path), Found(), server=server, experiment="7")
     assert tracker.url == f"{address}/#/experiments/7/runs/r"
 

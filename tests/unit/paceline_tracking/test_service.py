@@ -157,7 +157,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def test_a_job_that_came_and_went_between_two_looks_is_tracked(world: World) -> None:
+async def test_a_job_that_ran_between_two_polls_is_tracked(world: World) -> None:
     world.children.gate.set()
     async with world.running():
         await world.looked()
@@ -194,7 +194,7 @@ async def test_old_jobs_take_turns_and_hold_up_no_other(world: World) -> None:
         assert world.children.most == MOST_LATE + 1
 
 
-async def test_told_to_stop_no_other_old_job_begins(world: World) -> None:
+async def test_while_stopping_no_old_job_is_started(world: World) -> None:
     for number in range(3 * MOST_LATE):
         world.jobs.add(f"old-{number}")
     async with world.running():
@@ -206,7 +206,7 @@ async def test_told_to_stop_no_other_old_job_begins(world: World) -> None:
     assert world.jobs.states().count("") == 2 * MOST_LATE
 
 
-async def test_what_nobody_waits_for_any_more_is_not_begun(world: World) -> None:
+async def test_a_job_that_ended_long_ago_is_not_tracked(world: World) -> None:
     world.children.gate.set()
     world.jobs.add("ancient", age_s=3000.0, runtime_s=1000.0)
     world.jobs.add("long", age_s=3000.0, runtime_s=2500.0)
@@ -226,7 +226,7 @@ async def test_a_job_that_cannot_be_read_hides_no_other(world: World) -> None:
         assert world.jobs.looks.count(False) == 1
 
 
-async def test_a_tracker_that_nobody_uses_any_more_is_not_behind(world: World) -> None:
+async def test_an_unused_tracker_does_not_lag(world: World) -> None:
     world.jobs.add("a", JobState.RUNNING)
     async with world.running():
         await until(lambda: world.lag == 0.0)
@@ -238,7 +238,7 @@ async def test_a_tracker_that_nobody_uses_any_more_is_not_behind(world: World) -
         await until(lambda: world.lag is None)
 
 
-async def test_a_tracker_that_takes_all_there_is_is_not_behind(world: World) -> None:
+async def test_an_up_to_date_tracker_does_not_lag(world: World) -> None:
     """Though there is something new whenever it is asked."""
     world.jobs.add("a", JobState.RUNNING)
     world.children.gate.set()

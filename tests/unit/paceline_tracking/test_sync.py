@@ -52,7 +52,7 @@ async def test_a_job_is_handed_over_to_its_end(bench: Any) -> None:
         ("refuse", "refused: ConnectionError: no server, key ***"),
     ],
 )
-async def test_an_outage_is_told_and_loses_nothing(
+async def test_an_outage_is_reported_and_loses_nothing(
     bench: Any, ailment: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LINES_API_KEY", "correct-horse")
@@ -112,7 +112,7 @@ async def test_what_a_library_prints_is_no_answer(bench: Any) -> None:
     assert bench.rows() == [0, 1]
 
 
-async def test_told_to_stop_it_hands_over_what_is_there_and_goes_on_later(bench: Any) -> None:
+async def test_a_stopped_feed_flushes_and_resumes_later(bench: Any) -> None:
     bench.history.total = 3
     feed: TrackerSync = await bench.feed()
     feed.stop()
@@ -130,7 +130,7 @@ async def test_told_to_stop_it_hands_over_what_is_there_and_goes_on_later(bench:
     assert bench.rows() == list(range(5))
 
 
-async def test_a_ledger_that_is_away_ends_no_tracker(bench: Any) -> None:
+async def test_an_unreachable_ledger_stops_no_tracker(bench: Any) -> None:
     bench.history.total = 2
     feed: TrackerSync = await bench.feed()
     running = asyncio.create_task(feed.run())
@@ -198,7 +198,7 @@ class Scripted:
     total=st.integers(min_value=0, max_value=14),
     tells=st.booleans(),
 )
-def test_every_row_comes_once_whatever_fails(
+def test_every_row_is_delivered_once_whatever_fails(
     make_bench: Callable[..., Any], script: list[str], total: int, tells: bool
 ) -> None:
     async def scenario(folder: Path) -> list[int]:

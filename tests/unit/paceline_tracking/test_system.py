@@ -38,7 +38,7 @@ def watching(looks: Looks, clock: FakeClock) -> System:
     return System(ledger=cast(HistoryReader, looks), job_id="j", period_s=0.001, clock=clock)
 
 
-async def test_points_tell_of_ledger_and_workers_once() -> None:
+async def test_points_cover_ledger_and_workers_once() -> None:
     clock = FakeClock()
     system = watching(Looks(), clock)
     await system.look()
@@ -69,7 +69,7 @@ async def test_the_newest_are_kept() -> None:
     assert [point.step for point in system.take()] == list(range(6, MOST + 6))
 
 
-async def test_a_ledger_that_is_away_ends_nothing() -> None:
+async def test_an_unreachable_ledger_stops_nothing() -> None:
     looks = Looks()
     looks.away = True
     system = watching(looks, FakeClock())

@@ -116,7 +116,7 @@ def _run_ranks(world: int, what: str, folder: Path) -> None:
 
 
 class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
-    """A small ledger of one job: gives batches of random samples, fences, counts."""
+    """A minimal ledger of one job: hands out batches of random samples, fences, counts."""
 
     def __init__(self) -> None:
         self.spec: dict[str, Any] = {}
@@ -124,15 +124,15 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.step = 0
         self.state = JobState.RUNNING
         self.reason = ""
-        self.limit = 4  # steps before it says `finished`
+        self.limit = 4  # number of steps before it returns `finished`
         self.failures: list[tuple[int, str]] = []
-        self.holds_from = 1 << 30  # the first step whose batch does not come
-        self.fresh = False  # a batch comes when the weights of its step are served
+        self.holds_from = 1 << 30  # the first step whose batch is withheld
+        self.fresh = False  # whether a batch waits until the weights of its step are served
         self.versions: list[roster_pb2.PublishVersionRequest] = []
-        self.seeds: list[roster_pb2.PublishVersionRequest] = []  # of other parts than the first
+        self.seeds: list[roster_pb2.PublishVersionRequest] = []  # for parts other than the first
         self.digests: dict[int, str] = {}  # by step
-        self.known: list[int] = []  # what those who tell a digest say they were given before
-        self.forgetful = False  # numbers anew whatever it is told again
+        self.known: list[int] = []  # the earlier answers that callers with a digest refer to
+        self.forgetful = False  # assigns new numbers to repeated announcements
         self.key = bytes(range(32))
         self.chunk_bytes = 4096
         self.commits: list[tuple[int, int, dict[str, float]]] = []
@@ -254,7 +254,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
 @pytest.fixture
 async def one_job(llama: Path) -> AsyncIterator[OneJob]:
     """A ledger served over gRPC on loopback."""
-    # What a trainer never calls is left out.
+    # Methods that a trainer never calls are not implemented.
     ledger = OneJob()  # pyright: ignore[reportAbstractUsage]
     ledger.spec = {
         "name": "test",

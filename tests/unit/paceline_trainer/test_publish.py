@@ -116,7 +116,7 @@ def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group:
     assert staging.complete
 
 
-def test_a_gathering_that_fails_is_told(llama: Path, group: RankGroup) -> None:
+def test_a_failed_gather_is_reported(llama: Path, group: RankGroup) -> None:
     snapshot = copy(llama, group, engine="float32")
     staging = Staging(
         SnapshotHeader("j", 7, 4, 6, -1, 1, snapshot.num_bytes, 4096, snapshot.entries)
@@ -129,7 +129,7 @@ def test_a_gathering_that_fails_is_told(llama: Path, group: RankGroup) -> None:
     assert not staging.complete
 
 
-def test_what_nobody_takes_is_not_kept() -> None:
+def test_tensors_without_a_consumer_are_not_kept() -> None:
     coming = TensorQueue()
     coming.close()
     coming.put("a", torch.zeros(4))

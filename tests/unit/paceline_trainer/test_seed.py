@@ -147,7 +147,7 @@ async def test_a_seed_that_is_late_or_differs_only_stays_away(nodes: Nodes) -> N
     assert server.versions() == []
 
 
-async def test_a_publication_is_told_again_with_the_number_it_was_given(
+async def test_a_publication_is_announced_again_with_its_version(
     one_job: Any, nodes: Nodes
 ) -> None:
     """Else a ledger that has lost it would number it anew, and nobody serves that number."""
@@ -157,7 +157,7 @@ async def test_a_publication_is_told_again_with_the_number_it_was_given(
     assert one_job.known == [0, 1]
 
 
-async def test_a_publication_that_is_numbered_anew_fails(one_job: Any, nodes: Nodes) -> None:
+async def test_a_renumbered_publication_fails(one_job: Any, nodes: Nodes) -> None:
     publisher, _, _ = nodes
     one_job.forgetful = True
     with pytest.raises(StateError, match="version 0 is served, but numbered 1 now"):

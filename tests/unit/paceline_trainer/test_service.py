@@ -103,7 +103,7 @@ async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_ranks_of_all_nodes_end_well_when_one_is_drained(
+async def test_ranks_of_all_nodes_exit_cleanly_when_one_is_drained(
     one_job: Any, tmp_path: Path
 ) -> None:
     """The rank of the other node waits for a batch that does not come."""
@@ -136,7 +136,7 @@ async def test_checkpoints_go_where_the_settings_say(one_job: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-async def test_it_joins_answers_and_ends_well(one_job: Any, tmp_path: Path) -> None:
+async def test_the_trainer_joins_answers_and_exits_cleanly(one_job: Any, tmp_path: Path) -> None:
     one_job.limit = 100_000
     process = await start(settings_file(tmp_path, one_job.address))
     await commits(one_job, 2, process)
@@ -234,7 +234,7 @@ def test_place_of_a_rank() -> None:
     assert not rank_info.orphaned
 
 
-def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path) -> None:
+def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_reports(tmp_path: Path) -> None:
     settings = ServiceSettings.model_validate(
         {
             "kind": "trainer",
@@ -255,7 +255,7 @@ def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_speaks(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_it_says_what_it_dies_of(one_job: Any, tmp_path: Path) -> None:
+async def test_the_cause_of_a_failure_is_reported(one_job: Any, tmp_path: Path) -> None:
     (tmp_path / "jobs" / "j").mkdir(parents=True)
     (tmp_path / "jobs" / "j" / "checkpoints").write_text("no folder")
     code, _ = await end(await start(settings_file(tmp_path, one_job.address), ranks=1))

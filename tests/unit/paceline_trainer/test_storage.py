@@ -238,7 +238,7 @@ def test_a_death_while_a_branch_is_discarded(parts: Parts) -> None:
     max_examples=20,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-def test_what_the_ledger_was_told_of_can_always_be_loaded(
+def test_checkpoints_known_to_the_ledger_can_always_be_loaded(
     parts: Parts, moves: list[tuple[str, int]]
 ) -> None:
     """Saves, deaths at any operation, and rewinds, one incarnation after the other."""
@@ -263,9 +263,7 @@ def test_what_the_ledger_was_told_of_can_always_be_loaded(
         assert not told or parts.loaded(step) == told
 
 
-def test_a_trainer_that_was_replaced_and_goes_on_harms_nothing(
-    llama: Path, group: RankGroup
-) -> None:
+def test_a_replaced_trainer_that_keeps_running_does_no_harm(llama: Path, group: RankGroup) -> None:
     """It stops at each operation of a save, another one cleans up and saves, it goes on."""
     old, new = Parts(llama, group), Parts(llama, group)
     prepare(old)

@@ -235,7 +235,7 @@ async def test_seconds_of_the_present_phase_count_before_it_is_over() -> None:
     assert clock.elapsed() == clock.seconds
 
 
-async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
+async def test_a_waiting_trainer_is_healthy_and_a_hanging_one_is_not(
     one_job: Any, make: Make
 ) -> None:
     one_job.holds_from = 2
@@ -264,7 +264,7 @@ async def test_a_trainer_that_waits_is_well_and_one_that_hangs_is_not(
         hanging = asyncio.create_task(trainer._run(released.wait))  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0.01)
         await pass_by(105)
-        first = "stepping: 1 pending and nothing done for 10"
+        first = "stepping: 1 pending, no progress for 10"
         assert progress.why_unready().startswith(first)
         assert progress.why_dead().startswith(first)
         released.set()

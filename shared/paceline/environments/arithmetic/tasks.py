@@ -18,7 +18,7 @@ _MAX_TEMPLATE_CHARS = 4096
 
 
 class ArithmeticTasks:
-    """Every pair of operands is in one split only, whatever the seed and whatever its order.
+    """A task source in which every pair of operands belongs to one split, whatever the seed.
 
     An operand has up to `digits` digits. Both orders of a pair belong to the same split; `seed`
     picks the order of tasks and of operands. Differences are never negative.
@@ -46,7 +46,7 @@ class ArithmeticTasks:
         self._pairs = self._numbers * (self._numbers + 1) // 2
         num_train = self._pairs - round(self._pairs * heldout_share)
         self._start, end = (0, num_train) if split == "train" else (num_train, self._pairs)
-        # The key of a split must not depend on anything that train and heldout may differ in.
+        # A split's key must not depend on any option that may differ between train and heldout.
         self._splits = [
             Permutation(self._pairs, ("split", digits, name)) for name in self._operations
         ]
@@ -55,7 +55,7 @@ class ArithmeticTasks:
         self._size = whole if size is None else min(size, whole)
 
     def __len__(self) -> int:
-        """Tasks of one epoch."""
+        """Number of tasks in one epoch."""
         return self._size
 
     def __getitem__(self, position: int, /) -> Task:
@@ -94,7 +94,7 @@ def _check(
 
 
 def _check_template(template: str) -> None:
-    """A format with a width (`{a:60000000}`) would make any task as long as it likes."""
+    """Reject format specs: a width (`{a:60000000}`) would make a task arbitrarily long."""
     if len(template) > _MAX_TEMPLATE_CHARS:
         raise InvalidError(
             f"tasks.options.template: has {len(template)} characters; "

@@ -1,4 +1,4 @@
-"""One question, one answer, compared as text."""
+"""A single-turn world that compares the reply with the expected answer as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING = Observation()
 
 
 class Arithmetic:
-    """Single turn: reward 1 if the reply without white space is the answer."""
+    """Single turn: reward 1 if the reply without surrounding white space is the answer."""
 
     replayable = True
 
@@ -21,7 +21,7 @@ class Arithmetic:
         self._answer = ""
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The question."""
+        """Show the question."""
         del seed
         payload = json.loads(task.payload)
         self._answer = str(payload["answer"])
@@ -33,4 +33,4 @@ class Arithmetic:
         return StepResult(_NOTHING, reward=float(action.strip() == self._answer), done=True)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""

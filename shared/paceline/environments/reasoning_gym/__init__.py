@@ -1,4 +1,4 @@
-"""Data sets of reasoning_gym, scored by the data set itself."""
+"""Data sets of reasoning_gym, each scored by its own rules."""
 
 from paceline.plugins import EnvironmentPlugin
 

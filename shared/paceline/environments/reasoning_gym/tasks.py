@@ -14,13 +14,13 @@ _ENVIRONMENT = "reasoning_gym"
 _MOST_SEED = 1 << 30
 _MOST_TRIES = 256
 _MAX_SIZE = 10_000_000
-_FREE_NUMBER = 1000  # any number of an option of a data set may be as large
-_TIMES_DEFAULT = 100  # and so many times the default of that option
-_HELDOUT_SHARE = 4  # one question in so many is held out
+_FREE_NUMBER = 1000  # numbers in data set options may always be this large
+_TIMES_DEFAULT = 100  # and this many times the option's default
+_HELDOUT_SHARE = 4  # one question in this many is held out
 
 
 def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> Any:
-    """A data set by name.
+    """Create a data set by name.
 
     Raises:
         InvalidError: reasoning_gym is missing, or has no such data set or option.
@@ -40,7 +40,7 @@ def make_dataset(name: str, *, seed: int, size: int, config: dict[str, Any]) -> 
 
 
 def _check_numbers(name: str, option: str, value: Any) -> None:
-    """Bound sizes near the data set's own defaults: it would generate any size."""
+    """Bound numbers relative to the data set's defaults, since it would generate any size."""
     from reasoning_gym.factory import DATASETS
 
     default = getattr(DATASETS[name][1](), option, None) if name in DATASETS else None
@@ -53,7 +53,7 @@ def _check_numbers(name: str, option: str, value: Any) -> None:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All inside of it, without their signs."""
+    """The absolute values of all numbers within a value."""
     if isinstance(value, (list, tuple)):
         for each in cast(list[Any], value):
             yield from _numbers(each)
@@ -64,12 +64,12 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 class ReasoningGymTasks:
-    """`size` questions of one data set; options that are not named here go to the data set.
+    """`size` questions of one data set; other options are passed to the data set.
 
     `system_prompt` and `extract` are for the environment, which gets the same options.
 
-    A question belongs to the split that its digest says, so that nothing held out is ever
-    trained on, even where a data set repeats itself.
+    The digest of a question decides its split, so that a held-out question is never trained on,
+    even if a data set repeats itself.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ReasoningGymTasks:
             raise InvalidError(f"tasks.options.size: {size}; allowed: 0 to {_MAX_SIZE}")
         self._seed, self._size, self._heldout = seed, size, split == "heldout"
         self._name = dataset
-        # A data set adds index to seed, so neighbouring seeds would share their questions.
+        # A data set adds the index to its seed, so adjacent seeds would share questions.
         base = number(seed, dataset) % _MOST_SEED
         self._dataset = make_dataset(dataset, seed=base, size=max(size, 1), config=config)
 
     def __len__(self) -> int:
-        """Tasks of one epoch."""
+        """Number of tasks in one epoch."""
         return self._size
 
     def __getitem__(self, position: int, /) -> Task:
@@ -120,7 +120,7 @@ class ReasoningGymTasks:
         )
 
     def _at(self, position: int, attempt: int) -> dict[str, Any]:
-        """Most data sets make entries beyond their size too; the others start over."""
+        """An entry of the data set; most have entries beyond their size, others wrap around."""
         try:
             return self._dataset[position + attempt * self._size]
         except IndexError:
@@ -128,12 +128,12 @@ class ReasoningGymTasks:
 
 
 def is_heldout(question: str) -> bool:
-    """Whether a question is kept for measuring."""
+    """Whether a question belongs to the held-out split."""
     return number("heldout", question) % _HELDOUT_SHARE == 0
 
 
 def pack(value: Any) -> Any:
-    """JSON-able; tuples become `{"()": [...]}`, since some scorers tell them from lists."""
+    """Convert to JSON types; a tuple becomes `{"()": [...]}`, since some scorers need tuples."""
     if isinstance(value, tuple):
         return {"()": [pack(item) for item in value]}
     if isinstance(value, list):
@@ -144,7 +144,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What `pack` was given."""
+    """Decode the result of `pack`."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
     if isinstance(value, dict):

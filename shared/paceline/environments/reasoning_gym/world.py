@@ -1,4 +1,4 @@
-"""Any data set of reasoning_gym, scored by the data set itself."""
+"""A single-turn world for any data set of reasoning_gym, scored by the data set itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OF_TASKS = ("size", "split")
 
 
 class ReasoningGym:
-    """Single turn.
+    """A single turn, scored by the data set.
 
-    `extract`: `tag` takes the last <answer>…</answer> and the whole reply where there is none,
-    `tag_only` takes nothing then, `whole` ignores tags.
+    `extract` selects the answer: `tag` takes the last <answer>…</answer>, or the whole reply if
+    there is none; `tag_only` takes nothing in that case; `whole` ignores tags.
     """
 
     replayable = True
@@ -41,7 +41,7 @@ class ReasoningGym:
         self._entry: dict[str, Any] = {}
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """The question, after the system prompt if there is one."""
+        """Show the question, after the system prompt if there is one."""
         del seed
         self._entry = json.loads(task.payload)
         self._entry["metadata"] = unpack(self._entry.get("metadata", {}))
@@ -59,11 +59,11 @@ class ReasoningGym:
         return StepResult(Observation(), reward=reward, done=True)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
 def extract_answer(reply: str, extract: str) -> str | None:
-    """What in a reply counts as the answer."""
+    """The part of a reply that counts as the answer; None if there is none."""
     if extract == "whole":
         return reply.strip()
     tagged = _ANSWER.findall(reply)
@@ -74,5 +74,5 @@ def extract_answer(reply: str, extract: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _scorer(dataset: str, config: str) -> Any:
-    """Scoring needs the data set's rules only; one object serves all episodes."""
+    """The data set as a scorer, shared by all episodes: scoring needs only its rules."""
     return make_dataset(dataset, seed=0, size=1, config=json.loads(config))

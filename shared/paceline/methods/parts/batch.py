@@ -14,11 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Exact denominators: of the whole update, over all ranks and micro-batches."""
+    """Exact denominators of the whole update, over all ranks and micro-batches."""
 
     tokens: int
     sequences: int
-    world: int = 1  # gradients are averaged over ranks, so each local loss is multiplied by it
+    world: int = 1  # number of ranks; multiplies each local loss, since gradients are averaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TokenBatch:
     num_sequences: int
     scale: Scale
     proximal: Tensor | None = None  # None: one update per batch, so it equals `logprobs`
-    weights: Tensor | None = None  # of the samples; None: all one
+    weights: Tensor | None = None  # weights of the samples; None: all 1
     reference: Tensor | None = None
     temperature: Tensor | float = 1.0
 
@@ -44,7 +44,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss of one micro-batch. `sums` are sums over tokens, the trainer divides by all tokens."""
+    """Loss of one micro-batch. `sums` are over tokens; the trainer divides them by all tokens."""
 
     value: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])

@@ -1,4 +1,4 @@
-"""Options of clipped surrogates; they are checked at submit, so nothing here imports torch."""
+"""Options of clipped surrogates; no torch here, since they are checked at submit."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class RatioOptions(ClipOptions):
     """Options of a surrogate whose ratio may be taken to either of two policies."""
 
     old: Literal["behaviour", "proximal"] = "behaviour"
-    """Whose probabilities are the ratio's denominator: those of the policy that sampled, or those
-    of the weights at the start of the batch."""
+    """The policy in the ratio's denominator: the one that sampled, or the one at the start of the
+    batch."""

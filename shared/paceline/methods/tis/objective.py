@@ -1,4 +1,4 @@
-"""Truncated importance sampling: the surrogate times min(proximal / behaviour, cap)."""
+"""Truncated importance sampling: the clipped surrogate times min(proximal / behaviour, cap)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What Prometheus and Grafana read: rules, dashboards, and the targets of a run directory.
+"""Files for Prometheus and Grafana: rules, dashboards, and the scrape targets of a run directory.
 
-`dashboards/` and `rules/` are those of the chart, deploy/helm/paceline/files/monitoring. A wheel
-has a copy of them beside this file; in a checkout they are read where they are.
+`dashboards/` and `rules/` come from the chart, deploy/helm/paceline/files/monitoring. A wheel has a
+copy of them beside this file; a checkout reads the originals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TARGETS = "targets"
 
 
 class Targets:
-    """What Prometheus scrapes, a file for each process; it sees a change within a second.
+    """Prometheus's file-based scrape targets, one file per process, reloaded within a second.
 
     Several supervisors may share the folder; names are unique in it.
     """
@@ -33,17 +33,17 @@ class Targets:
         self._folder = folder
 
     def tell(self, name: str, *, address: str, labels: Mapping[str, str]) -> None:
-        """A process of this name answers at host:port; empty labels are left out."""
-        told = {"app": "paceline"} | {key: value for key, value in labels.items() if value}
-        write_json(self._folder / f"{name}.json", [{"targets": [address], "labels": told}])
+        """Add or update the target of a process at host:port; empty labels are left out."""
+        shown = {"app": "paceline"} | {key: value for key, value in labels.items() if value}
+        write_json(self._folder / f"{name}.json", [{"targets": [address], "labels": shown}])
 
     def forget(self, name: str) -> None:
-        """It is gone for good."""
+        """Remove the target of a process that is gone for good."""
         (self._folder / f"{name}.json").unlink(missing_ok=True)
 
 
 def targets_of(run_dir: Path) -> Targets:
-    """Those of a run directory."""
+    """The scrape targets of a run directory."""
     return Targets(run_dir / "monitoring" / TARGETS)
 
 

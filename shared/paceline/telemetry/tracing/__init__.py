@@ -1,4 +1,4 @@
-"""OpenTelemetry traces from prompt to gradient step; nothing is imported for them while off."""
+"""OpenTelemetry traces from prompt to gradient step; imports nothing while tracing is off."""
 
 from paceline.telemetry.tracing.context import (
     Context,

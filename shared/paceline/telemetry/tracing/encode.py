@@ -1,7 +1,7 @@
-"""Spans as messages of OTLP, straight from how services make them.
+"""Encodes spans directly as OTLP messages.
 
-OpenTelemetry's own encoder wants a `ReadableSpan` first and takes three times as long; it was what
-most of the cost of a trace went into.
+OpenTelemetry's own encoder needs a `ReadableSpan` and takes three times as long, which would
+dominate the cost of tracing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from paceline.telemetry.tracing.context import Context
 from paceline.telemetry.tracing.spans import Span, Value
 
 _KINDS = {"client": pb.Span.SPAN_KIND_CLIENT, "server": pb.Span.SPAN_KIND_SERVER}
-# Says that the flag "is remote" is known, and unset, for parents in other processes too.
+# Spans do not record whether their parent is in another process: all are marked as not remote.
 _FLAGS = pb.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 
 
 def request_of(
     spans: Iterable[Span], resource: Resource, scope: common.InstrumentationScope
 ) -> ExportTraceServiceRequest:
-    """A message with the spans of one process."""
+    """The export request for spans of one process."""
     inside = pb.ScopeSpans(scope=scope, spans=map(message, spans))
     return ExportTraceServiceRequest(
         resource_spans=[pb.ResourceSpans(resource=resource, scope_spans=[inside])]
@@ -32,7 +32,7 @@ def request_of(
 
 
 def resource_of(attributes: Mapping[str, Value]) -> Resource:
-    """The resource attributes of a process."""
+    """The OTLP resource that describes a process."""
     return Resource(attributes=[_pair(*each) for each in attributes.items()])
 
 

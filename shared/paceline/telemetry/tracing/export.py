@@ -1,4 +1,4 @@
-"""Ended spans to an OTLP endpoint, in a thread of their own. Nobody waits for it."""
+"""Exports finished spans to an OTLP endpoint from a background thread that nothing waits for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = Log("tracing")
 
 
 class _Exporter(OTLPSpanExporter):
-    """OpenTelemetry's, for spans of ours."""
+    """OpenTelemetry's exporter with our own encoder."""
 
     def __init__(self, attributes: Mapping[str, str], **options: Any) -> None:
         super().__init__(**options)
@@ -39,15 +39,15 @@ class _Exporter(OTLPSpanExporter):
 
 
 class Pipeline:
-    """A bounded queue and the thread that sends from it; what does not fit is forgotten.
+    """A bounded queue and the thread that exports from it; spans that do not fit are dropped.
 
-    What became of each span is counted. That the endpoint is away is said once.
+    The outcome of each span is counted. An outage of the endpoint is logged once.
     """
 
     def __init__(
         self, settings: TracingSettings, *, process: ServiceSettings, metrics: Metrics
     ) -> None:
-        # The exporter's messages repeat for as long as the endpoint is away.
+        # The exporter would log the same message throughout an outage of the endpoint.
         for name in ("opentelemetry.exporter", "opentelemetry.sdk"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._settings = settings
@@ -69,7 +69,7 @@ class Pipeline:
         self._thread.start()
 
     def put(self, span: Span) -> None:
-        """Queue a span that has ended."""
+        """Queue a finished span."""
         if len(self._waiting) >= self._settings.queue:
             self._metrics.add("spans", outcome="dropped")
             return
@@ -78,7 +78,7 @@ class Pipeline:
             self._enough.set()
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left; what takes longer than `timeout_s` is lost."""
+        """Export what is queued; spans not sent within `timeout_s` are lost."""
         self._closing = True
         self._enough.set()
         self._thread.join(timeout_s)
@@ -88,11 +88,11 @@ class Pipeline:
         while not closing:
             self._enough.wait(self._settings.every_s)
             self._enough.clear()
-            closing = self._closing  # before the flush: what came before the end is in it
+            closing = self._closing  # read first, so that the last flush sends all earlier spans
             try:
                 self._flush()
             except Exception:
-                log.exception("spans are lost")
+                log.exception("spans lost")
         self._exporter.shutdown()
 
     def _flush(self) -> None:
@@ -106,9 +106,9 @@ class Pipeline:
         if self._away is sent:
             self._away = not sent
             if sent:
-                log.info("traces are taken again", endpoint=self._settings.endpoint)
+                log.info("exporting traces again", endpoint=self._settings.endpoint)
             else:
-                log.warning("traces are not taken and get lost", endpoint=self._settings.endpoint)
+                log.warning("cannot export traces", endpoint=self._settings.endpoint)
 
 
 def _options(settings: TracingSettings) -> dict[str, Any]:
@@ -128,10 +128,10 @@ def _options(settings: TracingSettings) -> dict[str, Any]:
 
 
 def headers(path: Path | None) -> tuple[tuple[str, str], ...]:
-    """`name: value` lines of a file, as gRPC metadata; empty lines and `#` are skipped.
+    """Parse `name: value` lines of a file as gRPC metadata; skips empty lines and comments (`#`).
 
     Raises:
-        ConfigError: the file cannot be read or has other lines; its content is not told.
+        ConfigError: the file cannot be read or has other lines; the message never quotes them.
     """
     if path is None:
         return ()

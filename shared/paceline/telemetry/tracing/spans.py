@@ -1,4 +1,4 @@
-"""Spans as services make them. One of a trace that is not kept is `NOTHING` and costs nothing."""
+"""Spans and their tracer. A span of an unsampled trace is `NOTHING`, which costs nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Take = Callable[["Span"], None]
 
 
 class Span:
-    """Something that took time. A `with` block ends it, and notes the error that ended the block.
+    """An operation that takes time. As a context manager it records the error that ended the block.
 
     Times are nanoseconds since the epoch. Attributes without a dot in their name get the prefix
     `paceline.` when they are sent.
@@ -64,12 +64,12 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """Its name as W3C Trace Context writes it; empty if nothing is kept."""
+        """The W3C `traceparent` of this span; empty if it is not sampled."""
         return traceparent(self.context)
 
     @property
     def sent(self) -> str:
-        """For a message that leaves now: `traceparent` and the time; see `Tracer.received`."""
+        """The `traceparent` and current time to send with a message; see `Tracer.received`."""
         return f"{self.traceparent};sent={self._tracer.now()}"
 
     def child(
@@ -82,7 +82,7 @@ class Span:
         links: Sequence[Context] = (),
         **attributes: Value,
     ) -> Span:
-        """A span below this one, from now or from `start_ns`; `given` are more attributes."""
+        """Start a child span, now or at `start_ns`; `given` holds more attributes."""
         tracer = self._tracer
         return Span(
             name,
@@ -95,24 +95,24 @@ class Span:
         )
 
     def past(self, name: str, start_ns: int, end_ns: int = 0, **attributes: Value) -> None:
-        """A child that is over: until now, or until `end_ns`."""
+        """Record a child span that has already ended, now or at `end_ns`."""
         span = self.child(name, start_ns=start_ns)
         span.set(**attributes)
         span.end(end_ns=end_ns)
 
     def set(self, **attributes: Value) -> None:
-        """Note attributes."""
+        """Set attributes."""
         self.attributes.update(attributes)
 
     def event(self, name: str, **attributes: Value) -> None:
-        """Note that something happened."""
+        """Add an event at the current time."""
         self.events.append((name, self._tracer.now(), attributes))
 
     def end(self, *, error: str = "", end_ns: int = 0) -> None:
-        """It is over; the first end counts."""
+        """End the span; later calls have no effect."""
         if not self.end_ns:
             self.error = error or self.error
-            # A clock that was set back must not give negative times.
+            # A clock that was set back must not give negative durations.
             self.end_ns = max(end_ns or self._tracer.now(), self.start_ns)
             self._tracer.take(self)
 
@@ -130,7 +130,7 @@ class Span:
 
 
 class _Nothing(Span):
-    """What nobody looks at."""
+    """A span that records nothing."""
 
     __slots__ = ()
 
@@ -173,7 +173,7 @@ class _Nothing(Span):
 
 
 class Tracer:
-    """Makes the spans of a process and hands them on when they end; `take` must not block."""
+    """Creates the spans of a process; passes each to `take`, which must not block, when it ends."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Tracer:
         self._close = close
 
     def __bool__(self) -> bool:
-        """Whether any trace is kept."""
+        """Whether tracing is on."""
         return True
 
     def keeps(self, group_id: str) -> bool:
@@ -199,16 +199,16 @@ class Tracer:
         return group_sampled(group_id, self.share)
 
     def root(self, name: str, context: Context, *, start_ns: int = 0, **attributes: Value) -> Span:
-        """The first span of a trace."""
+        """Start the root span of a trace."""
         start_ns = start_ns or self.now()
         return Span(name, context, None, tracer=self, start_ns=start_ns, attributes=attributes)
 
     def below(self, parent: Context | None) -> Span:
-        """A span that another process makes, to hang children below; `NOTHING` for None."""
+        """A stand-in for a span of another process, to add children to; `NOTHING` for None."""
         return NOTHING if parent is None else Span("", parent, None, tracer=self, start_ns=1)
 
     def received(self, trace: str, at_ns: int = 0) -> Span:
-        """The sender's span, from `Span.sent`; the message's way here becomes a child of it."""
+        """The sender's span, from `Span.sent`; records the transit of the message as its child."""
         found = parse(trace)
         if found is None:
             return NOTHING
@@ -220,12 +220,12 @@ class Tracer:
         return span
 
     def close(self, timeout_s: float) -> None:
-        """Send what is left, for at most so long."""
+        """Export what is queued, within `timeout_s`."""
         self._close(timeout_s)
 
 
 class _Off(Tracer):
-    """Keeps nothing."""
+    """A tracer that keeps nothing."""
 
     def __init__(self) -> None:
         super().__init__(take=lambda _: None, share=0.0, clock=lambda: 0)

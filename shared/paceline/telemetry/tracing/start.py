@@ -1,4 +1,4 @@
-"""The tracer that a process's settings ask for."""
+"""Builds the tracer that a process's settings ask for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def start(settings: ServiceSettings, metrics: Metrics) -> Tracer:
     """Off unless `tracing` is set; OpenTelemetry is imported only then.
 
     Raises:
-        ConfigError: the `tracing` extra is not installed, or a file of the section is not there.
+        ConfigError: the `tracing` extra is not installed, or a file that it names is missing.
     """
     if settings.tracing is None:
         return OFF

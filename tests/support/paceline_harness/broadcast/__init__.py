@@ -1,4 +1,4 @@
-"""Simulation of a broadcast to many workers, with the tracker that decides in earnest."""
+"""Simulates a broadcast to many workers, with the real tracker making the decisions."""
 
 from paceline_harness.broadcast.rows import rows
 

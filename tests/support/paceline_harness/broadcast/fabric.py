@@ -1,4 +1,4 @@
-"""Hosts, their links and the least time in which a snapshot can reach them all."""
+"""Hosts, their links, and lower bounds on the time of a broadcast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRAINER = "trainer"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine: bytes per second out and in."""
+    """A machine with its egress and ingress rates in bytes per second."""
 
     name: str
     site: str
@@ -21,7 +21,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """All that goes from one site to another shares it."""
+    """The link from one site to another, shared by all flows between them."""
 
     bytes_per_s: float
     latency_s: float = 0.02
@@ -29,7 +29,7 @@ class Wire:
 
 @dataclass(slots=True)
 class Fabric:
-    """Hosts by name, wires by pair of sites; sites without a wire of their own have `default`."""
+    """Hosts by name and wires by pair of sites; pairs without their own wire use `default`."""
 
     hosts: dict[str, Host]
     wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict[tuple[str, str], Wire])
@@ -37,26 +37,26 @@ class Fabric:
     near_latency_s: float = 0.0005
 
     def wire(self, sender: Host, receiver: Host) -> Wire | None:
-        """What lies between two hosts; None: they share a site."""
+        """The wire between two hosts; None if they are at the same site."""
         if sender.site == receiver.site:
             return None
         return self.wires.get((sender.site, receiver.site), self.default)
 
     def latency_s(self, sender: Host, receiver: Host) -> float:
-        """One way."""
+        """One-way latency."""
         wire = self.wire(sender, receiver)
         return self.near_latency_s if wire is None else wire.latency_s
 
     def alone(self, sender: Host, receiver: Host) -> float:
-        """Bytes per second of a flow that has everything for itself."""
+        """Bytes per second of a flow without competing flows."""
         wire = self.wire(sender, receiver)
         return min(sender.up, receiver.down, wire.bytes_per_s if wire else float("inf"))
 
     def bound_s(self, num_bytes: int) -> float:
-        """Seconds that no tree can beat: the slowest receiver over its widest path.
+        """A lower bound in seconds for any tree: the slowest receiver over its widest path.
 
-        That is the general formula with chunks of no size and no latency: bytes by the slowest
-        edge of the widest spanning tree.
+        That is the general formula for infinitely small chunks without latency: bytes divided by
+        the rate of the slowest edge of the widest spanning tree.
         """
         width = {name: 0.0 for name in self.hosts if name != TRAINER}
         trainer = self.hosts[TRAINER]
@@ -73,7 +73,7 @@ class Fabric:
         return num_bytes / worst if width else 0.0
 
     def fanout_s(self, num_bytes: int) -> float:
-        """Seconds in which the trainer alone sends everybody a copy."""
+        """Seconds for the trainer alone to send everyone a copy."""
         trainer = self.hosts[TRAINER]
         workers = [host for host in self.hosts.values() if host.name != TRAINER]
         seconds = len(workers) * num_bytes / trainer.up
@@ -86,7 +86,7 @@ class Fabric:
 
 
 def star(num_workers: int, *, mbit: float) -> Fabric:
-    """A trainer and workers of one site, all with the same links."""
+    """A trainer and workers at one site, all with equal links."""
     rate = mbit * 1e6 / 8
     names = [TRAINER, *(f"w{i:04d}" for i in range(num_workers))]
     return Fabric({name: Host(name, "site00", rate, rate) for name in names})
@@ -95,7 +95,7 @@ def star(num_workers: int, *, mbit: float) -> Fabric:
 def sites(
     num_sites: int, per_site: int, *, mbit: float, between_mbit: float, latency_s: float = 0.05
 ) -> Fabric:
-    """Sites of equal hosts, with one wire for each direction between any two sites."""
+    """Sites of equal hosts, with one wire per direction between any two sites."""
     rate = mbit * 1e6 / 8
     hosts = {TRAINER: Host(TRAINER, "site00", rate, rate)}
     for s in range(num_sites):

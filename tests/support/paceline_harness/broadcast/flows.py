@@ -1,9 +1,9 @@
-"""Chunks on their way, as arrays of arrival times.
+"""Chunks in flight, as arrays of arrival times.
 
-A flow takes chunks in order from one sender. With `s` seconds for a chunk at the flow's share of
-the links and `a[j]` the time at which the sender has chunk `j`, it arrives at `t[j] = max(t[j-1],
+A flow receives chunks in order from one sender. With `s` seconds per chunk at the flow's share of
+the links, and `a[j]` the time at which the sender has chunk `j`, it arrives at `t[j] = max(t[j-1],
 a[j] + latency) + s`: a running maximum over `a[j] - j s`, so thousands of chunks are one vector
-operation. What changes at a moment changes the times after it, of that flow and those behind it.
+operation. An event changes the later times of its flow and of the flows downstream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Times = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Flow:
-    """What a host has and will have of a version: chunk j at `times[j]`, from `source`."""
+    """A host's past and predicted chunks of a version: chunk j at `times[j]`, from `source`."""
 
     key: Key
     times: Times
@@ -32,20 +32,20 @@ class Flow:
     source: str = ""  # host; empty: none
     rate: float = 0.0
     peak: float = 0.0  # best rate from this source
-    since: float = 0.0  # the source serves it from then on
-    spoiled_at: float = np.inf  # when a damaged chunk comes
+    since: float = 0.0  # time from which the source serves it
+    spoiled_at: float = np.inf  # time at which a damaged chunk arrives
 
     def count(self, now: float) -> int:
-        """Chunks that are here."""
+        """Number of chunks that have arrived."""
         return int(np.searchsorted(self.times, now, side="right"))
 
     @property
     def end(self) -> float:
-        """When the last one comes; infinite: never, as things stand."""
+        """Time at which the last chunk arrives; infinite if never, as things stand."""
         return float(self.times[-1])
 
     def done(self, now: float) -> bool:
-        """Whether all are here."""
+        """Whether all chunks have arrived."""
         return self.end <= now
 
 
@@ -64,19 +64,19 @@ class Flows:
         self._dirty: set[Key] = set()
 
     def seed(self, host: str, version: int, *, num_chunks: int, chunk_bytes: float) -> None:
-        """The host has all of it."""
+        """Give a host the complete version."""
         times = np.full(num_chunks, -np.inf)
         self.flows[host, version] = Flow((host, version), times, chunk_bytes)
 
     def open(self, key: Key, *, num_chunks: int, chunk_bytes: float) -> Flow:
-        """A host begins with nothing, from nobody."""
+        """Start a flow without chunks or a source."""
         flow = Flow(key, np.full(num_chunks, np.inf), chunk_bytes)
         self.flows[key] = flow
         self._dirty.update(self.children(key))
         return flow
 
     def connect(self, key: Key, source: str, now: float) -> None:
-        """What is missing comes from `source`; empty: from nobody."""
+        """Take missing chunks from `source`; empty: from nowhere."""
         flow = self.flows[key]
         self._account(flow, now)
         self._unlink(flow)
@@ -89,31 +89,31 @@ class Flows:
         self._dirty.add(key)
 
     def drop(self, key: Key, now: float) -> None:
-        """The host has nothing of it any more."""
+        """Remove the version from a host."""
         self.connect(key, "", now)
         self._dirty.update(self.children(key))
         del self.flows[key]
         self._dirty.discard(key)
 
     def touch(self, host: str) -> None:
-        """Its links are not what they were."""
+        """Note that a host's links have changed."""
         self._dirty |= self._out.get(host, set())
         self._dirty |= {key for key in self.flows if key[0] == host}
 
     def finished(self, key: Key) -> None:
-        """It leaves its share of the links to others."""
+        """Release a finished flow's share of the links."""
         self._dirty.add(key)
 
     def children(self, key: Key) -> list[Key]:
-        """Flows that take this version from that host, oldest name first."""
+        """Flows that take this version from this host, sorted by name."""
         return sorted(k for k in self._out.get(key[0], ()) if k[1] == key[1])
 
     def takers(self, host: str) -> list[Key]:
-        """Flows of whatever version that come, or shall come, from that host."""
+        """Flows of any version that come, or will come, from this host."""
         return sorted(self._out.get(host, ()))
 
     def settle(self, now: float) -> set[Key]:
-        """Compute the future anew where it changed; returns the flows whose times are others."""
+        """Recompute the affected predictions; returns the flows whose times changed."""
         changed: set[Key] = set()
         for key in self._shared(now):
             self._dirty.add(key)
@@ -127,13 +127,13 @@ class Flows:
         return changed
 
     def close(self, now: float) -> None:
-        """Count what the open flows have brought."""
+        """Count the chunks that open flows have delivered."""
         for flow in self.flows.values():
             self._account(flow, now)
             flow.since = now
 
     def is_active(self, flow: Flow, now: float) -> bool:
-        """Whether it uses links."""
+        """Whether a flow currently uses links."""
         giver = self.flows.get((flow.source, flow.key[1]))
         silent = flow.source in self.stopped or flow.key[0] in self.stopped
         return bool(flow.source) and giver is not None and not silent and not flow.done(now)
@@ -162,7 +162,7 @@ class Flows:
         self._dirty.discard(flow.key)
 
     def _shared(self, now: float) -> list[Key]:
-        """New rates of the senders concerned; returns the flows that got another."""
+        """Recompute the rates at the affected senders; returns the flows whose rate changed."""
         senders = {self.flows[k].source for k in self._dirty if k in self.flows}
         for key in [k for k in self._dirty if k in self.flows and self.flows[k].source]:
             ends = self._sites(self.flows[key])
@@ -192,7 +192,7 @@ class Flows:
         return min(receiver.down, wire.bytes_per_s / max(1, num_active))
 
     def _rerate(self, flow: Flow, rate: float, now: float) -> None:
-        """The chunk under way keeps what it has got and goes on at the new rate."""
+        """Continue the chunk in flight from its current progress at the new rate."""
         n = flow.count(now)
         old, flow.rate, flow.peak = flow.rate, rate, max(flow.peak, rate)
         if n < len(flow.times) and old > 0 and np.isfinite(flow.times[n]):
@@ -201,7 +201,7 @@ class Flows:
                 flow.times[n] = now + left / rate if rate > 0 else np.inf
 
     def _behind(self, keys: Iterable[Key], now: float) -> list[Key]:
-        """These and all that take from them, senders first; of a ring, who has most first."""
+        """These flows and all downstream, senders first; in a cycle, the most complete first."""
         reach, todo = set[Key](), deque(sorted(keys))
         while todo:
             key = todo.popleft()
@@ -211,7 +211,7 @@ class Flows:
         ready = deque(sorted(k for k in reach if self._giver(k) not in reach))
         ordered = self._down(ready, reach)
         ring = reach - set(ordered)
-        for key in ring:  # who takes from itself in the end gets nothing that no one of them has
+        for key in ring:  # a cycle never gains chunks that none of its members has
             flow = self.flows[key]
             flow.times[flow.count(now) :] = np.inf
         most = sorted(ring, key=lambda k: (-self.flows[k].count(now), k))

@@ -61,7 +61,7 @@ class Simulation:
     """Say what is to happen `at` which second, then `run`."""
 
     def __init__(self, fabric: Fabric, *, timing: Timing | None = None, ratio: float = 1.0) -> None:
-        """`ratio`: what differences take on the wire; from 1 on nobody asks for them."""
+        """`ratio`: size of deltas relative to full chunks; from 1 on nobody requests them."""
         self.now = 0.0
         self.ratio = ratio
         self.fabric = fabric
@@ -70,7 +70,7 @@ class Simulation:
         self.receivers: dict[str, Receiver] = {}
         self.dead: set[str] = set()
         self.newest = -1
-        self.num_routes = 0  # told to workers
+        self.num_routes = 0  # sent to workers
         self.reports: list[TransferReport] = []
         self._timing = timing or Timing()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -85,12 +85,12 @@ class Simulation:
     # --- what is to happen
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Do it then."""
+        """Schedule an action."""
         self._num_events += 1
         heapq.heappush(self._events, (when, self._num_events, action))
 
     def publish(self, version: int, num_bytes: int, *, chunk_bytes: int = 0) -> None:
-        """The trainer announces a version that it has."""
+        """Let the trainer announce a version that it holds."""
         cut = chunk_bytes or self.broadcast.chunk_bytes(num_bytes)
         num_chunks = -(-num_bytes // cut)
         self.newest = version
@@ -102,13 +102,13 @@ class Simulation:
         self._poll_soon()
 
     def join(self, host: Host) -> None:
-        """A new worker."""
+        """Add a worker."""
         self.fabric.hosts[host.name] = host
         self._join(host)
         self._poll_soon()
 
     def kill(self, name: str, *, notice: bool = False) -> None:
-        """Its connections break at once; the tracker hears of it with `notice`, or by its lease."""
+        """Break a worker's connections; the tracker learns by `notice` or by its expired lease."""
         self.dead.add(name)
         self.flows.stopped.add(name)
         for taker in self.flows.takers(name):
@@ -119,7 +119,7 @@ class Simulation:
         self.at(self.now + (0 if notice else self._timing.lease_s), lambda: self._gone(name))
 
     def freeze(self, name: str) -> None:
-        """It does nothing, and its connections stay open."""
+        """Suspend a worker; its connections stay open."""
         self.flows.stopped.add(name)
         self.flows.touch(name)
         self._settle()
@@ -127,7 +127,7 @@ class Simulation:
             self._watch(taker)
 
     def thaw(self, name: str) -> None:
-        """It goes on where it was."""
+        """Resume a worker where it stopped."""
         self.flows.stopped.discard(name)
         self.flows.touch(name)
         self._told.pop(name, None)
@@ -135,20 +135,20 @@ class Simulation:
         self._settle()
 
     def limit(self, name: str, bytes_per_s: float) -> None:
-        """Its links carry no more than that from now on."""
+        """Limit the rate of a worker's links."""
         host = self.fabric.hosts[name]
         self.fabric.hosts[name] = replace(host, up=bytes_per_s, down=bytes_per_s)
         self.flows.touch(name)
         self._settle()
 
     def spoil(self, name: str) -> None:
-        """Chunks that it passes on are damaged."""
+        """Damage the chunks that a worker relays."""
         self.flows.spoiled.add(name)
         self.flows.touch(name)
         self._settle()
 
     def run(self, *, until: float = float("inf"), past: float = 0.0) -> float:
-        """Until everybody has the newest version, `past` is over, or `until`; returns the time."""
+        """Run until all have the newest version after `past`, or `until`; returns the time."""
         while self._events and self._events[0][0] <= until:
             when, _, action = heapq.heappop(self._events)
             self.now = max(self.now, when)
@@ -159,7 +159,7 @@ class Simulation:
         return self.now
 
     def complete(self) -> bool:
-        """Whether all who live and are not frozen hold the newest version."""
+        """Whether all live workers that are not frozen hold the newest version."""
         return all(
             r.whole >= self.newest
             for name, r in self.receivers.items()
@@ -167,7 +167,7 @@ class Simulation:
         )
 
     def copies(self, version: int) -> float:
-        """Of the snapshot, that the trainer has sent."""
+        """Copies of the snapshot that the trainer has sent."""
         num_chunks = len(self.flows.flows[TRAINER, version].times)
         return self.flows.sent[TRAINER, version] / num_chunks
 
@@ -204,7 +204,7 @@ class Simulation:
         return flow.count(self.now) * 2 >= len(flow.times)
 
     def _begin(self, receiver: Receiver) -> None:
-        """The newer version; what is under way is dropped."""
+        """Start the newer version; drop the one in progress."""
         assert receiver.newer is not None
         receiver.route, receiver.newer = receiver.newer, None
         receiver.failures.clear()
@@ -224,7 +224,7 @@ class Simulation:
         self.flows.drop(key, self.now)
 
     def _choice(self, receiver: Receiver, *, skip: str) -> str:
-        """Who serves the version and failed least, in the order of the route; empty: nobody."""
+        """The source with the fewest failures, in the order of the route; empty: none."""
         route, version = receiver.route, receiver.underway
         assert route is not None
         ends = [*(s.endpoint for s in route.sources), *route.fallbacks]
@@ -254,13 +254,13 @@ class Simulation:
         flow = self.flows.flows.get(key)
         if flow is not None and not flow.source and receiver.underway == key[1]:
             if receiver.newer is not None:
-                self._begin(receiver)  # nobody has the older one
+                self._begin(receiver)  # nobody holds the older version
             else:
                 self._take(receiver, self._choice(receiver, skip=""))
             self._settle()
 
     def _watch(self, key: Key) -> None:
-        """The sender is silent: the receiver waits so long."""
+        """Start the receiver's timeout for a silent sender."""
         flow, route = self.flows.flows[key], self.receivers[key[0]].route
         rate = (route.bytes_per_s if route else 0.0) or flow.peak
         expected = flow.chunk_bytes / rate if rate else 0.0
@@ -271,7 +271,7 @@ class Simulation:
         self.at(self.now + delay, lambda: self._fail(key, source, event))
 
     def _fail(self, key: Key, source: str, event: TransferEvent) -> None:
-        """The sender does not serve: tell, and go on with the next one."""
+        """Report a sender that does not serve, and continue with the next one."""
         receiver, flow = self.receivers.get(key[0]), self.flows.flows.get(key)
         if receiver is None or flow is None or flow.source != source or flow.done(self.now):
             return
@@ -300,7 +300,7 @@ class Simulation:
         return 0 < flow.rate * _PATIENCE < (route.bytes_per_s or flow.peak)
 
     def _check(self, key: Key) -> None:
-        """Whether the flow has ended; if not, look again when it should."""
+        """Check whether the flow has ended; if not, check again when it should."""
         receiver, flow = self.receivers.get(key[0]), self.flows.flows.get(key)
         if receiver is None or flow is None or receiver.underway != key[1]:
             return
@@ -392,7 +392,7 @@ class Simulation:
             self.at(self.now + 0.001, self._poll)
 
     def _poll(self) -> None:
-        """Everybody whose route is another hears of it."""
+        """Send new routes to the workers whose route has changed."""
         self._polling = False
         for name in list(self.receivers):
             route = self.broadcast.route(name)
@@ -406,5 +406,5 @@ class Simulation:
 
 
 def endpoint(host: str) -> str:
-    """Where it serves."""
+    """The endpoint of a host."""
     return f"http://{host}"

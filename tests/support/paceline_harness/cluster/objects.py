@@ -1,4 +1,4 @@
-"""The objects of a cluster as a test sees them."""
+"""Access to the objects of a cluster for tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAUSE_S = 0.1
 
 
 class Objects:
-    """Reads and writes as the administrator, in `namespace` where an object names none."""
+    """Reads and writes as the administrator, by default in `namespace`."""
 
     def __init__(self, kubeconfig: Path, *, namespace: str, discovery: Path) -> None:
         self.namespace = namespace
@@ -43,10 +43,10 @@ class Objects:
         self._core = client.CoreV1Api(self._client)
 
     def apply(self, documents: str | Iterable[Object]) -> list[Object]:
-        """Server-side apply, in the order given; of YAML text every document. Returns the answers.
+        """Server-side apply objects, or the documents of a YAML text, in order.
 
         Raises:
-            ApiException: the server refused one; the earlier ones are applied.
+            ApiException: the server rejected one; the earlier ones are applied.
         """
         if isinstance(documents, str):
             documents = [one for one in yaml.safe_load_all(documents) if one]
@@ -63,7 +63,7 @@ class Objects:
             raise
 
     def list(self, kind: str, selector: str = "", *, namespace: str = "") -> list[Object]:
-        """Objects by label selector, by name."""
+        """Objects by label selector, sorted by name."""
         where = namespace or self.namespace
         found = self._kind(kind).get(namespace=where, label_selector=selector).to_dict()["items"]
         return sorted(found, key=lambda item: item["metadata"]["name"])
@@ -84,7 +84,7 @@ class Objects:
     def delete(
         self, kind: str, name: str, *, namespace: str = "", grace_s: int | None = None
     ) -> None:
-        """Delete with what belongs to it; fine if there is none."""
+        """Delete an object and its dependents; no error if it does not exist."""
         body: Object = {"propagationPolicy": "Background"}
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
@@ -95,17 +95,17 @@ class Objects:
                 raise
 
     def pods(self, selector: str = "", *, namespace: str = "") -> list[Object]:
-        """Pods by label selector, by name; those that are being deleted too."""
+        """Pods by label selector, sorted by name, including those being deleted."""
         return self.list("Pod", selector, namespace=namespace)
 
     def ready(self, selector: str, *, namespace: str = "") -> int:
-        """How many pods are ready and not being deleted."""
+        """Number of pods that are ready and not being deleted."""
         return sum(is_ready(pod) for pod in self.pods(selector, namespace=namespace))
 
     def logs(
         self, pod: str, container: str = "", *, namespace: str = "", previous: bool = False
     ) -> str:
-        """What a container printed in its present life, or in the one before."""
+        """The output of a container since its last start, or of its previous run."""
         more: Any = {"container": container} if container else {}
         return self._core.read_namespaced_pod_log(
             pod, namespace or self.namespace, previous=previous, **more
@@ -114,7 +114,7 @@ class Objects:
     def run_cron_job(self, name: str, *, namespace: str = "") -> str:
         """Start a CronJob now, as `kubectl create job --from` does; returns the Job's name.
 
-        Nothing in the cluster starts CronJobs by the clock.
+        Nothing in the cluster starts CronJobs on schedule.
         """
         where = namespace or self.namespace
         cron = self._kind("CronJob").get(name=name, namespace=where).to_dict()
@@ -128,17 +128,17 @@ class Objects:
         return made
 
     def cordon(self, node: str, *, taints: Iterable[Object] = ()) -> None:
-        """No further pods there."""
+        """Mark a node as unschedulable."""
         spec: Object = {"unschedulable": True}
         if taints:
             spec["taints"] = list(taints)
         self.patch("Node", node, {"spec": spec})
 
     def drain(self, node: str, *, timeout_s: float = 60.0) -> None:
-        """Cordon, and evict all pods as their disruption budgets allow; returns when they are gone.
+        """Cordon a node, evict its pods within their disruption budgets, and wait for their end.
 
         Raises:
-            TimeoutError: some are still there.
+            TimeoutError: some pods are still there.
         """
         self.cordon(node)
         deadline = time.monotonic() + timeout_s
@@ -152,7 +152,7 @@ class Objects:
             time.sleep(_PAUSE_S)
 
     def preempt(self, node: str, *, notice_s: int) -> None:
-        """As a spot machine goes: its pods are told, and after the notice the machine is gone."""
+        """Preempt a spot machine: its pods get SIGTERM, and the machine goes after the notice."""
         self.cordon(node, taints=[{"key": "spot/preempted", "effect": "NoExecute"}])
         for pod in self._on(node):
             grace_s = min(notice_s, pod["spec"].get("terminationGracePeriodSeconds", 30))
@@ -164,11 +164,11 @@ class Objects:
         self.lose(node)
 
     def lose(self, node: str) -> None:
-        """The machine is gone at once, and its pods with it."""
+        """Remove a machine and its pods without notice."""
         self.delete("Node", node)
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _apply(self, document: Object) -> Object:
@@ -207,7 +207,7 @@ class Objects:
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether its condition says so; never while it is being deleted."""
+    """Whether a pod is ready; never while it is being deleted."""
     conditions = pod.get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]

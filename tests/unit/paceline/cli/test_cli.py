@@ -51,7 +51,7 @@ def paceline(*words: str, cwd: Path | None = None) -> "subprocess.CompletedProce
 
 @contextmanager
 def heard() -> Generator[tuple[str, list[str]]]:
-    """A server that refuses everybody and notes what they say they are."""
+    """A server that refuses all callers and records their credentials."""
     tokens: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,7 +72,7 @@ def heard() -> Generator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job file beside a folder that looks like a model."""
+    """A job file next to a folder that looks like a model."""
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model" / name).write_text("{}")
@@ -133,7 +133,7 @@ def test_a_finished_run_directory_is_not_trained_in_again(job: Path, state: str)
     folder = job.parent / "done" / "jobs" / "a-1"
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"state": state}))
-    # The store refuses this URL, after the run directory was looked at.
+    # The store rejects this URL, but only after the run directory has been checked.
     words = ["run", "job.yaml", "--run-dir", "done", "--port", "0", "--store", "none://"]
     refused = "done has the results of job a-1, which has succeeded; choose another --run-dir, or"
     found = paceline(*words, cwd=job.parent)
@@ -178,7 +178,7 @@ def test_a_missing_token_or_authority(option: str, text: str) -> None:
     assert found.stderr == f"paceline: {option} nowhere: {text}\n"
 
 
-def test_the_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_TOKEN", "from-variable")
     (tmp_path / "token").write_text("from-file\n")
     with heard() as (url, tokens):
@@ -295,7 +295,7 @@ def test_progress_shows_rates_rewards_and_waits() -> None:
     assert progress.table("a-1").row_count == len(progress.status) + 1
 
 
-def test_an_eval_that_measured_too_little_is_told_beside_the_one_that_counts() -> None:
+def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
     progress = JobProgress()
     values = {"reward": 0.0, "measured": 29, "of": 500, "complete": False}
     row = MetricRow(index=2, step=6, kind=Purpose.EVAL, values=values)

@@ -42,7 +42,7 @@ class Gateway:
         self.run_dir = run_dir
         self.url = ""
         self._upstream = f"127.0.0.1:{upstream_port}"
-        self._http_port = free_port()  # none of those that connections are given: it comes back
+        self._http_port = free_port()  # outside the ephemeral range, so that it can be reused
         self._chassis: Chassis | None = None
         self._serving: asyncio.Task[int] | None = None
 
@@ -173,7 +173,7 @@ async def test_watch_outlives_the_gateway(
     assert rest[-1].status.state is JobState.SUCCEEDED
 
 
-async def test_errors_of_our_tree(
+async def test_errors_of_our_hierarchy(
     client: AsyncClient, gateway: Gateway, job: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match="nam: unknown field"):
@@ -195,7 +195,7 @@ async def test_nobody_there() -> None:
 
 
 def use(client: Client, job: dict[str, Any]) -> list[JobEvent]:
-    """Everything that the synchronous client can do."""
+    """All operations of the synchronous client."""
     made = client.submit(job)
     job_id = made.status.job_id
     assert client.get(job_id) == made
@@ -237,7 +237,7 @@ def test_synchronous_with_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("cls", errors.every_class())
-def test_every_error_survives_the_way(cls: type[PacelineError]) -> None:
+def test_every_error_survives_the_round_trip(cls: type[PacelineError]) -> None:
     body = json.dumps({"error": {"type": cls.__name__, "message": "why"}})
     error = error_of(cls.http, body)
     assert type(error) is cls

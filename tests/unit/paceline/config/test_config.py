@@ -70,7 +70,7 @@ def test_the_spec_survives_json() -> None:
     assert parse_job(spec.model_dump(mode="json")) == spec
 
 
-def test_a_kept_job_of_0_1_0_has_no_option_of_that_name() -> None:
+def test_a_stored_job_of_0_1_0_drops_the_site_option() -> None:
     job = changed("experience.advantage", {"kind": "rloo", "site": "experience"})
     advantage = parse_job(job).experience.advantage
     assert (advantage.kind, advantage.options) == ("rloo", {})

@@ -22,7 +22,7 @@ from paceline.config.documents import (
 )
 from paceline.errors import InvalidError
 
-# YAML knows no escapes in pairs, with which JSON writes what is beyond.
+# YAML does not support JSON's surrogate-pair escapes.
 BASIC = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"], exclude_characters="\0")
 TEXT = st.text(BASIC, max_size=20)
 VALUES = st.recursive(
@@ -38,13 +38,13 @@ MEBI = 1 << 20
 
 
 @given(VALUES)
-def test_a_document_comes_back(value: Any) -> None:
+def test_a_document_round_trips(value: Any) -> None:
     assert read_json(json.dumps(value), what="job") == value
     assert read_yaml(json.dumps(value), what="job") == value
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))
-def test_whatever_it_is_it_is_read_or_refused(text: str | bytes) -> None:
+def test_any_document_is_read_or_refused(text: str | bytes) -> None:
     for read in (read_json, read_yaml):
         with suppress(InvalidError):
             check(read(text, what="job"), what="job")
@@ -119,8 +119,8 @@ def test_a_refused_json_document(text: str | bytes, message: str) -> None:
 @pytest.mark.parametrize(
     "piece", ["- 1\n", "a: ", "[1,", "{", "? ", "- ", "'", "&a ", "1:", "\\", "#\n", "x\n", "\t"]
 )
-def test_how_much_is_made_of_a_document_is_bounded(piece: str) -> None:
-    """Of a document that repeats itself, no more values are made than it may have."""
+def test_the_size_of_a_parsed_document_is_bounded(piece: str) -> None:
+    """A repetitive document does not produce more values than are allowed."""
     made = Counter[str]()
 
     def note(frame: Any, event: str, _: Any) -> None:

@@ -109,7 +109,7 @@ NUMBERS = [
 
 
 @given(st.sampled_from(NUMBERS), st.sampled_from([float("nan"), float("inf"), float("-inf")]))
-def test_no_number_is_anything_but_finite(path: str, value: float) -> None:
+def test_numbers_must_be_finite(path: str, value: float) -> None:
     with pytest.raises(ConfigError, match="^" + path.split(".")[0]):
         parse_job(job(path, value))
 

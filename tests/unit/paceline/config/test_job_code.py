@@ -1,4 +1,4 @@
-"""Code of a job runs where the job is alone; shared services import what is installed, by name."""
+"""A job's code runs only in its own processes; shared services import plug-ins by name."""
 
 from __future__ import annotations
 

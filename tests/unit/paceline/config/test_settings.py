@@ -29,7 +29,7 @@ def base(tmp_path: Path) -> Path:
     return written(tmp_path, "settings.yaml", BASE)
 
 
-def test_one_file_is_taken_as_it_is(base: Path) -> None:
+def test_a_single_file_is_loaded_unchanged(base: Path) -> None:
     settings = load_settings(base)
     assert settings.port == 8400
     assert settings.options == BASE["options"]
@@ -52,7 +52,7 @@ def test_overrides_win_and_reach_into_sections(base: Path, tmp_path: Path) -> No
     assert settings.options == {"http_port": 4, "kubernetes": kubernetes}
 
 
-def test_a_section_may_be_given_whole_or_made_null(base: Path) -> None:
+def test_a_section_may_be_replaced_or_set_to_null(base: Path) -> None:
     overrides = ["logs={level: DEBUG}", "supervisor={path: beat}", "supervisor=null"]
     settings = load_settings(base, overrides=overrides)
     assert (settings.logs.level, settings.logs.backups) == ("DEBUG", 5)
@@ -60,14 +60,14 @@ def test_a_section_may_be_given_whole_or_made_null(base: Path) -> None:
 
 
 @given(text=st.text(min_size=1).filter(lambda text: "\x00" not in text))
-def test_text_is_taken_as_it_stands(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_text_overrides_are_literal(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp(), "text.yaml", BASE)
     overrides = [f"worker_id={text}", f"advertise={text}"]
     settings = load_settings(path, overrides=overrides)
     assert (settings.worker_id, settings.advertise) == (text, text)
 
 
-def test_what_looks_like_a_number_stays_a_name(base: Path) -> None:
+def test_a_numeric_looking_name_stays_text(base: Path) -> None:
     settings = load_settings(base, overrides=["job_id=0123", "advertise=[fd00::1]:8400"])
     assert (settings.job_id, settings.advertise) == ("0123", "[fd00::1]:8400")
 
@@ -121,7 +121,7 @@ def test_a_missing_field_and_a_missing_file_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["token: 98765432", "token: *98765432", "store_url: [redis://:98765432@host]"]
 )
-def test_errors_do_not_tell_secrets(base: Path, tmp_path: Path, content: str) -> None:
+def test_errors_do_not_quote_secrets(base: Path, tmp_path: Path, content: str) -> None:
     above = written(tmp_path, "above.yaml", content)
     with pytest.raises(ConfigError) as caught:
         load_settings(base, above)

@@ -25,7 +25,7 @@ async def test_arithmetic_compares_stripped_text(reply: str, reward: float) -> N
 
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "spell_backward", "arc_agi", "leg_counting"])
-async def test_a_data_set_scores_its_own_answers(dataset: str) -> None:
+async def test_a_data_set_scores_its_own_answers_as_right(dataset: str) -> None:
     task = ReasoningGymTasks(0, dataset=dataset, size=20)[1]
     world = ReasoningGym(dataset=dataset, size=20, split="train")
     await world.reset(task, 0)

@@ -41,7 +41,7 @@ def client_of(store: EmbeddedStore) -> Generator[Redis]:
         client.close()
 
 
-def test_what_was_written_is_there_after_a_restart(store: EmbeddedStore, tmp_path: Path) -> None:
+def test_writes_survive_a_restart(store: EmbeddedStore, tmp_path: Path) -> None:
     store.start()
     with client_of(store) as client:
         client.set("a", "1")
@@ -53,7 +53,7 @@ def test_what_was_written_is_there_after_a_restart(store: EmbeddedStore, tmp_pat
         assert client.get("a") == b"1"
 
 
-def test_a_store_that_runs_is_adopted(store: EmbeddedStore, tmp_path: Path) -> None:
+def test_a_running_store_is_adopted(store: EmbeddedStore, tmp_path: Path) -> None:
     store.start()
     other = store_in(tmp_path)
     with client_of(store) as client:
@@ -132,7 +132,7 @@ def test_one_supervisor_per_run_directory(tmp_path: Path) -> None:
 
 
 def processes_of(run_dir: Path) -> dict[str, int]:
-    """Python processes with a settings file of this run directory, and the store, by name."""
+    """The store and the Python processes with settings files in this run directory, by name."""
     found: dict[str, int] = {}
     for process in psutil.process_iter(["cmdline", "status"]):
         if process.info["status"] == "zombie":
@@ -159,7 +159,7 @@ ALL = {*BASE, "environment-0", "reward-0"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_everything_comes_up_survives_kills_and_goes_down(tmp_path: Path) -> None:
+def test_all_services_start_survive_kills_and_stop(tmp_path: Path) -> None:
     with Local(tmp_path, http_port=0) as local:
         first = wait_for(local.run_dir, ALL)
         for name in sorted(BASE):
@@ -190,7 +190,7 @@ def test_a_killed_supervisor_is_succeeded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_limits_of_a_file_reach_every_process(tmp_path: Path) -> None:
+def test_limits_from_a_file_reach_every_process(tmp_path: Path) -> None:
     path = tmp_path / "limits.yaml"
     path.write_text("limits: {tenant: {submitted: 3}, reason_bytes: 512}\n")
     run_dir = tmp_path / "run"

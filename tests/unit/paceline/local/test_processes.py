@@ -23,7 +23,7 @@ SLEEP = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True)\n" + (
     "while True: time.sleep(1)"
 )
-# Like torchrun: a child in a session of its own, with the same mark among its arguments.
+# Like torchrun: a child in its own session, with the same mark among its arguments.
 NESTING = """
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[1:]],
@@ -87,7 +87,7 @@ def test_children_get_one_thread_and_stay_offline(processes: Processes, tmp_path
     assert processes.exit_code("a") == 0
 
 
-def test_one_that_ignores_sigterm_is_killed_after_its_grace(
+def test_a_process_that_ignores_sigterm_is_killed_after_its_grace_period(
     processes: Processes, tmp_path: Path
 ) -> None:
     start(processes, tmp_path, STUBBORN)
@@ -110,7 +110,9 @@ def test_stop_leaves_no_orphans(processes: Processes, tmp_path: Path, leader_fir
     assert marked(tmp_path) == []
 
 
-def test_start_removes_what_an_earlier_life_left(processes: Processes, tmp_path: Path) -> None:
+def test_start_removes_leftovers_of_an_earlier_process(
+    processes: Processes, tmp_path: Path
+) -> None:
     first = start(processes, tmp_path, NESTING)
     until(lambda: said(tmp_path, "on"))
     os.kill(first, signal.SIGKILL)
@@ -118,7 +120,7 @@ def test_start_removes_what_an_earlier_life_left(processes: Processes, tmp_path:
     assert marked(tmp_path) == [second]
 
 
-def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -> None:
+def test_another_object_adopts_running_processes(processes: Processes, tmp_path: Path) -> None:
     pid = start(processes, tmp_path)
     other = again(tmp_path)
     assert [record.pid for record in other.records()] == [pid]
@@ -128,8 +130,8 @@ def test_another_object_adopts_what_runs(processes: Processes, tmp_path: Path) -
     assert not processes.alive("a")
 
 
-def test_what_is_about_to_start_is_noted(processes: Processes, tmp_path: Path) -> None:
-    """A supervisor may be killed between the start of a process and the note of its pid."""
+def test_a_process_about_to_start_is_recorded(processes: Processes, tmp_path: Path) -> None:
+    """A supervisor may be killed between starting a process and recording its pid."""
     mark = str(tmp_path / "settings.yaml")
     with pytest.raises(FileNotFoundError):
         processes.start("a", [str(tmp_path / "nothing"), mark], mark=mark)
@@ -180,7 +182,9 @@ def test_summarise_prefers_the_error_of_a_rank() -> None:
     assert summarise(text, lines=1) == "[rank0]: RuntimeError: boom\nroot cause"
 
 
-def test_last_words_say_what_the_launcher_does_not(processes: Processes, tmp_path: Path) -> None:
+def test_last_words_include_errors_that_the_launcher_omits(
+    processes: Processes, tmp_path: Path
+) -> None:
     failing = (
         "import sys, traceback\n"
         "text = 'ERROR chassis service failed\\nTraceback (most recent call last):\\n'\n"
@@ -203,7 +207,7 @@ def test_last_words_say_what_the_launcher_does_not(processes: Processes, tmp_pat
     assert not any("ChildFailedError" in row or row.startswith("E1122") for row in words)
 
 
-def test_what_a_failure_is_called() -> None:
+def test_how_failures_are_described() -> None:
     assert describe(ValueError("x")) == "ValueError: x"
     assert describe(MemoryError()) == "OOM: MemoryError"
     allocator = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
@@ -212,7 +216,7 @@ def test_what_a_failure_is_called() -> None:
 
 
 @given(st.lists(st.floats(0, 60), min_size=1, max_size=30))
-def test_pauses_grow_to_the_limit_and_are_forgotten_after_a_stable_life(
+def test_delays_grow_to_the_limit_and_reset_after_a_stable_run(
     lives: list[float],
 ) -> None:
     restarts = RestartBackoff(base_s=0.25, max_s=15.0, stable_s=10.0)
@@ -235,7 +239,7 @@ def test_ports_are_kept_and_distinct(tmp_path: Path) -> None:
     assert slots.known("c") is None
 
 
-def test_a_port_that_somebody_else_holds_is_replaced(tmp_path: Path) -> None:
+def test_a_port_held_by_another_process_is_replaced(tmp_path: Path) -> None:
     slots = PortSlots(tmp_path / "ports.json")
     first = slots.take("a")
     with socket.socket() as other:
@@ -263,7 +267,9 @@ def test_small_files(tmp_path: Path) -> None:
     assert tail(path, num_bytes=10) == "{"
 
 
-def test_files_of_processes_are_for_the_owner_alone(processes: Processes, tmp_path: Path) -> None:
+def test_files_of_processes_are_readable_by_the_owner_only(
+    processes: Processes, tmp_path: Path
+) -> None:
     before = os.umask(0o022)
     try:
         start(

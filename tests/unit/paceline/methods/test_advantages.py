@@ -1,4 +1,4 @@
-"""Numbers of objectives and advantages: recomputed by hand."""
+"""Values of advantages, checked against hand-computed ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_sample_has_no_advantage(estimate: Advantage) -> None:
 
 
 @pytest.mark.parametrize("estimate", ALL)
-def test_zero_variance_is_zero_in_spite_of_rounding(estimate: Advantage) -> None:
+def test_zero_variance_is_zero_despite_rounding(estimate: Advantage) -> None:
     assert run(estimate, [0.1] * 3 + [1e6 + 0.1] * 3, [0] * 3 + [1] * 3) == [0.0] * 6
 
 

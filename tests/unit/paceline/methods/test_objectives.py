@@ -137,7 +137,7 @@ def test_on_policy_all_have_the_plain_gradient(kind: str) -> None:
     assert torch.allclose(logprobs.grad, -given.advantages / 5)
 
 
-def test_infinite_behaviour_does_no_harm() -> None:
+def test_infinite_behaviour_log_probs_do_no_harm() -> None:
     broken = torch.tensor([-1.3, -torch.inf, -1.3, torch.nan, -2.0])
     given = batch(behaviour=broken)
     loss = loss_of("decoupled_ppo", given)
@@ -156,7 +156,7 @@ def test_infinite_behaviour_does_no_harm() -> None:
         ClipOptions(aggregation="seq_mean_token_sum_norm", norm=7),
     ],
 )
-def test_parts_add_up_to_the_whole(options: ClipOptions) -> None:
+def test_micro_batches_add_up_to_the_batch(options: ClipOptions) -> None:
     tokens = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     whole = aggregate(tokens, batch(), options)
     first = batch(sequences=torch.tensor([0, 0, 0]), num_sequences=1)

@@ -21,7 +21,7 @@ from paceline.server.chassis import address_of
 from paceline_harness.certificates import Authority
 from paceline_harness.ports import free_port
 
-WAIT_S = 120.0  # only so that nothing hangs
+WAIT_S = 120.0  # only prevents hanging
 SERVICE = """
 import asyncio, os, subprocess, sys, threading, time
 from paceline.server.chassis import Chassis, Service, main
@@ -114,7 +114,7 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     "options",
     [{"start_s": 600}, {"drain_s": 600}, {"thread_s": 600}, {"drain_s": 600, "thread_s": 600}],
 )
-def test_whatever_holds_it_up_it_ends_soon_after_its_grace(
+def test_a_stuck_process_exits_soon_after_its_grace_period(
     tmp_path: Path, options: dict[str, float]
 ) -> None:
     process = start(tmp_path, grace_s=1.0, options=options)
@@ -153,7 +153,7 @@ def test_a_failing_service_exits_with_1_and_logs_the_traceback(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("kind", "times"), [("reward", 1), ("controller", 0)])
-def test_a_token_that_guards_nothing_is_named(tmp_path: Path, kind: str, times: int) -> None:
+def test_an_unused_token_is_logged(tmp_path: Path, kind: str, times: int) -> None:
     secret = "a-token-of-these-tests"
     process = start(tmp_path, kind=kind, token=secret, options={"fail": True})
     _, told = process.communicate(timeout=WAIT_S)
@@ -189,10 +189,10 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert f"port {port} on 127.0.0.1 is in use" in err
 
 
-def test_a_child_ends_itself_when_its_supervisor_stays_away(tmp_path: Path) -> None:
+def test_a_child_exits_when_its_supervisor_is_gone(tmp_path: Path) -> None:
     beat = tmp_path / "beat"
     beat.touch()
-    later = time.time() + 3600  # as if it were touched all along
+    later = time.time() + 3600  # as if the heartbeat never stopped
     os.utime(beat, (later, later))
     process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 1.0})
     first_line(process)
@@ -204,7 +204,7 @@ def test_a_child_ends_itself_when_its_supervisor_stays_away(tmp_path: Path) -> N
     assert "supervisor is gone" in err
 
 
-def test_a_watch_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_failed_watch_is_logged(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     beat = tmp_path / "file" / "beat"
     process = start(tmp_path, supervisor={"path": str(beat), "stale_s": 0.4})
@@ -228,14 +228,14 @@ def test_a_watch_that_fails_says_so(tmp_path: Path) -> None:
         ("::", "worker-0.workers:8400", "worker-0.workers:8400"),
     ],
 )
-def test_the_address_for_others(host: str, advertise: str, address: str) -> None:
+def test_the_advertised_address(host: str, advertise: str, address: str) -> None:
     settings = ServiceSettings(
         kind=WorkerKind.REWARD, worker_id="r", host=host, advertise=advertise
     )
     assert address_of(settings, 5) == address
 
 
-def test_new_certificates_end_a_process_well(tmp_path: Path) -> None:
+def test_new_certificates_end_a_process_cleanly(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     tls = authority.issue("reward", reload_within_s=0.5).model_dump(mode="json")
     process = start(tmp_path, tls=tls)

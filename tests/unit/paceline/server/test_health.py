@@ -20,7 +20,7 @@ class Clock:
         return self.now_s
 
 
-def test_starting_takes_as_long_as_it_takes() -> None:
+def test_starting_has_no_time_limit() -> None:
     clock = Clock()
     health = Health(settings=ProbeSettings(stuck_s=60), clock=clock)
     clock.now_s += 3600
@@ -29,19 +29,19 @@ def test_starting_takes_as_long_as_it_takes() -> None:
     assert (health.why_dead(), health.why_unready()) == ("", "starting")
 
 
-def test_a_loop_that_does_not_turn_is_dead_and_not_ready() -> None:
+def test_a_blocked_loop_is_dead_and_not_ready() -> None:
     clock = Clock()
     health = Health(settings=ProbeSettings(stuck_s=60), clock=clock)
     health.serve()
     assert (health.why_dead(), health.why_unready()) == ("", "")
     clock.now_s += 61
-    reason = "the event loop has not turned for 61 s; at most 60 s"
+    reason = "the event loop has been blocked for 61 s; limit 60 s"
     assert (health.why_dead(), health.why_unready()) == (reason, reason)
     health.tick()
     assert (health.why_dead(), health.why_unready()) == ("", "")
 
 
-def test_draining_is_alive_and_not_ready_whatever_comes_after() -> None:
+def test_draining_is_alive_and_never_ready_again() -> None:
     health = Health()
     health.drain()
     health.serve()
@@ -78,23 +78,25 @@ def test_the_answers_over_http(health: Health, url: str) -> None:
     assert httpx.get(f"{url}/").status_code == 404
 
 
-async def test_a_blocked_event_loop_shows(health: Health, clock: Clock, url: str) -> None:
+async def test_a_blocked_event_loop_fails_the_probes(
+    health: Health, clock: Clock, url: str
+) -> None:
     health.serve()
     beat = asyncio.create_task(health.beat())
     for _ in range(3):
         clock.now_s += 1.0
-        await asyncio.sleep(0.5)  # of which one turn suffices
+        await asyncio.sleep(0.5)  # one iteration is enough
     assert httpx.get(f"{url}/livez").status_code == 200
     clock.now_s += 2.0
     blocked = httpx.get(f"{url}/livez")
     assert blocked.status_code == 503
-    assert re.match(r"the event loop has not turned for \d+ s; at most 1.5 s\n", blocked.text)
+    assert re.match(r"the event loop has been blocked for \d+ s; limit 1.5 s\n", blocked.text)
     while httpx.get(f"{url}/livez").status_code != 200:
         await asyncio.sleep(0.05)
     beat.cancel()
 
 
-def test_a_silent_caller_holds_nobody_up(url: str) -> None:
+def test_a_silent_caller_does_not_block_others(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))):
         assert httpx.get(f"{url}/livez", timeout=60).status_code == 200

@@ -10,17 +10,17 @@ from paceline_harness.leaks import files, leaks, processes
 SECRET = b"a-secret-of-this-test-0b7e"
 
 
-def test_what_is_told_is_found_as_it_is_and_as_hexadecimal_digits() -> None:
+def test_leaks_are_found_as_bytes_and_as_hexadecimal_digits() -> None:
     places = [("log", b"token=" + SECRET), ("page", SECRET.hex().upper().encode()), ("other", b"")]
     assert leaks({"it": SECRET}, places) == ["it in log", "it in page"]
 
 
-def test_a_secret_that_would_be_found_anywhere_is_refused() -> None:
+def test_a_secret_too_short_to_search_for_is_refused() -> None:
     with pytest.raises(ValueError, match="it: has 1 bytes"):
         leaks({"it": b"a"}, [])
 
 
-def test_files_for_the_owner_alone_may_hold_secrets_and_logs_may_not(tmp_path: Path) -> None:
+def test_private_files_may_hold_secrets_and_logs_may_not(tmp_path: Path) -> None:
     for name, mode in (("settings.yaml", 0o600), ("told.json", 0o644), ("a.log", 0o600)):
         (tmp_path / name).write_bytes(SECRET)
         (tmp_path / name).chmod(mode)

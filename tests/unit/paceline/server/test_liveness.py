@@ -1,4 +1,4 @@
-"""What counts as progress, by random histories of work."""
+"""Progress tracking, on random histories of work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = ProbeSettings(silent_s=10, dead_s=30, first_s=100, slack=4)
 
 
 class Bench:
-    """Some work, a clock, and somebody who looks every second."""
+    """Some work and a clock, checked every second."""
 
     def __init__(self, **how: Any) -> None:
         self.now = 1000.0
@@ -36,17 +36,17 @@ class Bench:
 
     @property
     def verdict(self) -> tuple[bool, bool]:
-        """Whether it is ready, and alive."""
+        """Whether the process is ready, and whether it is alive."""
         return not self.progress.why_unready(), not self.progress.why_dead()
 
 
-def test_silence_while_something_is_pending_shows_and_ends() -> None:
+def test_lack_of_progress_is_unready_then_dead_until_progress() -> None:
     bench = Bench()
     bench.pending = 3
     bench.passes(11)
     assert bench.verdict == (True, True)
     bench.passes(1)
-    told = "work: 3 pending and nothing done for 11 s; at most 10 s"
+    told = "work: 3 pending, no progress for 11 s; limit 10 s"
     assert (bench.progress.why_unready(), bench.progress.why_dead()) == (told, "")
     bench.passes(20)
     assert bench.verdict == (False, False)
@@ -55,14 +55,14 @@ def test_silence_while_something_is_pending_shows_and_ends() -> None:
     assert bench.verdict == (True, True)
 
 
-def test_what_a_restart_cannot_help_is_not_fatal() -> None:
+def test_work_that_a_restart_cannot_help_is_not_fatal() -> None:
     bench = Bench(fatal=False)
     bench.pending = 1
     bench.passes(1000)
     assert bench.verdict == (False, True)
 
 
-def test_uneven_work_has_all_the_time_it_needs_first_and_then_what_it_took() -> None:
+def test_uneven_work_gets_a_long_first_limit_then_a_multiple_of_its_longest_time() -> None:
     bench = Bench(uneven=True)
     bench.pending = 1
     bench.passes(90)
@@ -74,7 +74,7 @@ def test_uneven_work_has_all_the_time_it_needs_first_and_then_what_it_took() -> 
     assert bench.verdict == (False, False)
 
 
-def test_a_deadline_of_the_work_itself_comes_first() -> None:
+def test_the_work_s_own_deadline_takes_precedence() -> None:
     now = [0.0]
     progress = ProcessProgress(SETTINGS, clock=lambda: now[0])
     progress.watch("work", lambda: WorkProgress(1, 0), min_limit_s=lambda: 40.0)
@@ -88,7 +88,7 @@ def test_a_deadline_of_the_work_itself_comes_first() -> None:
     assert progress.why_unready() != ""
 
 
-def test_a_process_that_was_frozen_is_not_blamed() -> None:
+def test_a_suspended_process_is_not_unhealthy() -> None:
     bench = Bench()
     bench.pending = 1
     bench.passes(3)
@@ -98,7 +98,7 @@ def test_a_process_that_was_frozen_is_not_blamed() -> None:
     assert bench.progress.status()["work"]["work"]["silent_s"] == 2 + MAX_PASSED_S
 
 
-def test_what_cannot_be_read_hides_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_work_does_not_hide_other_work(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> Any:
         raise KeyError("gone")
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_hides_nothing_else(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 4
 
 
-async def test_the_beat_goes_on_after_a_reading_that_failed() -> None:
+async def test_the_beat_survives_a_failed_reading() -> None:
     now, reads = 0.0, 0
 
     def fails() -> WorkProgress:
@@ -144,13 +144,13 @@ async def test_the_beat_goes_on_after_a_reading_that_failed() -> None:
     beat.cancel()
 
 
-# One entry for each second: how much is pending, and whether something comes of it.
+# One entry per second: how much is pending, and whether there is progress.
 HISTORY = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=120)
 
 
 @given(HISTORY)
-def test_the_verdict_is_that_of_the_last_silence(history: list[tuple[int, bool]]) -> None:
-    """Silence by the definition: seconds for which some was pending all along with no result."""
+def test_the_verdict_reflects_the_latest_check(history: list[tuple[int, bool]]) -> None:
+    """By definition: seconds for which work was pending continuously without progress."""
     bench, silent, before = Bench(), 0, 0
     for pending, came in history:
         bench.pending, bench.done = pending, bench.done + came
@@ -161,7 +161,7 @@ def test_the_verdict_is_that_of_the_last_silence(history: list[tuple[int, bool]]
 
 
 @given(HISTORY)
-def test_what_waits_for_others_is_never_unhealthy(history: list[tuple[int, bool]]) -> None:
+def test_work_waiting_for_others_is_never_unhealthy(history: list[tuple[int, bool]]) -> None:
     bench = Bench()
     for _, came in history:
         bench.done += came
@@ -170,7 +170,7 @@ def test_what_waits_for_others_is_never_unhealthy(history: list[tuple[int, bool]
 
 
 @given(HISTORY, st.integers(1, 400))
-def test_whoever_is_dead_is_not_ready(history: list[tuple[int, bool]], more: int) -> None:
+def test_a_dead_process_is_not_ready(history: list[tuple[int, bool]], more: int) -> None:
     for uneven in (False, True):
         bench = Bench(uneven=uneven)
         for pending, came in history:
@@ -182,7 +182,7 @@ def test_whoever_is_dead_is_not_ready(history: list[tuple[int, bool]], more: int
 
 
 @pytest.mark.parametrize("stuck", [False, True])
-def test_the_probes_and_statusz_say_it(stuck: bool) -> None:
+def test_the_probes_and_statusz_report_progress(stuck: bool) -> None:
     now = [0.0]
     health = Health(settings=SETTINGS, clock=lambda: now[0], about={"kind": "rollout"})
     health.serve()

@@ -1,4 +1,4 @@
-"""What Prometheus has to keep of 100 jobs and 1,000 workers."""
+"""The number of series of 100 jobs and 1,000 workers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ WORKERS = {"rollout": 700, "trainer": 100, "environment": 150, "reward": 50}
 
 @pytest.mark.parametrize("kind", SAYS)
 def test_a_worker_has_at_most_forty_series(kind: str) -> None:
-    """With everything that it can ever say, each series of its own."""
+    """A worker with every possible series."""
     assert num_series(worst(kind, "job-0")) <= MOST_SERIES
     wanted = {name for name, spec in NAMES.items() if kind in spec.services}
     assert wanted <= set(SAYS[kind]), "the table lacks a metric"
 
 
 @pytest.mark.parametrize("kind", SAYS)
-def test_the_table_says_only_what_labels_may(kind: str) -> None:
+def test_label_values_in_the_table_are_allowed(kind: str) -> None:
     for name, labels in said(kind, "job-0"):
         assert labels.keys() == set(NAMES[name].labels), name
     metrics = worst(kind, "job-0")
@@ -44,7 +44,7 @@ def test_the_table_says_only_what_labels_may(kind: str) -> None:
         for sample in family.samples
         if OTHER in sample.labels.values() and "phase" not in sample.labels
     ]
-    # Parts of rewards have a bound, beyond which there is one more series; so have callers.
+    # Reward parts and callers are bounded, plus one series for `other`.
     assert set(others) <= {
         "paceline_score_seconds_total",
         "paceline_part_scores_total",
@@ -53,21 +53,21 @@ def test_the_table_says_only_what_labels_may(kind: str) -> None:
 
 
 def everything() -> dict[str, Any]:
-    """A row of a step with all that rows can have."""
+    """A metric row with every possible value."""
     names = [*BATCH, *STEP, *STATISTICS]
     ages = {str(age): 1 for age in range(20)}
     return dict.fromkeys(names, 1.0) | {"staleness": ages, "batch_episodes": 8}
 
 
 def of_a_ledger() -> LedgerProgress:
-    """What a ledger tells, with episodes in every state, dropped for every reason."""
+    """The progress of a ledger with episodes in every state, dropped for every reason."""
     counts = {str(state): 1 for state in EpisodeState} | {"admitted": len(EpisodeState)}
     dropped = {str(reason): 1 for reason in DropReason}
     return LedgerProgress(counts=counts, dropped=dropped, reward_mean=1.0, eval_reward=1.0)
 
 
 def live_through(metrics: Metrics, job: str) -> None:
-    """A job does everything that is told of one."""
+    """Export every metric of a job."""
     meter = JobMeter(metrics, job)
     meter.open()
     meter.bounded(spec_of(WorkloadModel()))
@@ -85,7 +85,7 @@ def live_through(metrics: Metrics, job: str) -> None:
 
 
 def test_a_thousand_workers_of_a_hundred_jobs() -> None:
-    """All processes together, those that hold series of every live job too."""
+    """All processes together, including those with series of every live job."""
     workers = sum(
         num_series(worst(kind, JOBS[number % len(JOBS)]))
         for kind, count in WORKERS.items()
@@ -101,7 +101,7 @@ def test_a_thousand_workers_of_a_hundred_jobs() -> None:
 
 
 def scaled(metrics: Metrics, jobs: list[str]) -> GaugeSet:
-    """The controller has looked at these jobs."""
+    """Let the controller observe these jobs."""
     target = Target(1.0, starves=False, plenty=False, why="", rate=1.0)
     pools = {"default": PoolSignals(ready=1, tokens=1.0, busy_s=1.0)}
     signals = Signals(
@@ -114,7 +114,7 @@ def scaled(metrics: Metrics, jobs: list[str]) -> GaugeSet:
     return gauges
 
 
-def test_jobs_that_come_and_go_leave_the_controller_as_it_was() -> None:
+def test_finished_jobs_leave_no_series_in_the_controller() -> None:
     metrics = Metrics()
     gauges = scaled(metrics, [])
     before = num_series(metrics)

@@ -1,4 +1,4 @@
-"""The metrics of a process: kinds, totals, bounded labels, jobs that are over."""
+"""The metrics of a process: kinds, totals, bounded labels, finished jobs."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def read(metrics: Metrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def test_metrics_are_made_on_first_use_with_their_labels() -> None:
+def test_metrics_are_created_on_first_use_with_their_labels() -> None:
     metrics = Metrics()
     metrics.add("tokens", 3, job="a")
     metrics.set("step", 4, job="a")
@@ -40,14 +40,14 @@ def test_names_have_units_and_bounded_labels() -> None:
             assert label == "job" or label in VALUES, f"{spec.name}: {label} has no bound"
 
 
-def test_a_total_kept_elsewhere_goes_on_after_a_restart_and_begins_anew_when_it_falls() -> None:
+def test_an_external_total_continues_and_resets_when_it_falls() -> None:
     metrics = Metrics()
     for value, shown in ((100, 100), (130, 130), (130, 130), (7, 7)):
         metrics.total("trained_tokens", value, job="a")
         assert read(metrics, "paceline_trained_tokens_total", job="a") == shown
 
 
-def test_what_a_label_has_no_room_for_is_other() -> None:
+def test_label_values_beyond_the_limit_become_other() -> None:
     metrics = Metrics()
     metrics.add("dropped", job="a", reason="nonsense")
     assert read(metrics, "paceline_dropped_episodes_total", job="a", reason=OTHER) == 1
@@ -62,7 +62,7 @@ def test_what_a_label_has_no_room_for_is_other() -> None:
     assert sum(s.name == "paceline_objective" for s in samples) == 2 * (most + 1)
 
 
-def test_a_job_that_is_over_takes_its_series_along() -> None:
+def test_forgetting_a_job_removes_its_series() -> None:
     metrics = Metrics()
     metrics.add("expired", job="a")
     metrics.total("trained_tokens", 5, job="a")
@@ -75,7 +75,7 @@ def test_a_job_that_is_over_takes_its_series_along() -> None:
     assert read(metrics, "paceline_trained_tokens_total", job="a") == 5
 
 
-def test_a_gauge_can_ask_when_it_is_read() -> None:
+def test_a_gauge_can_be_computed_at_scrape_time() -> None:
     metrics, clock = Metrics(), FakeClock()
     metrics.follow("token_age", lambda: clock.now_s - 1000.0, job="a")
     clock.pass_s(7)
@@ -83,20 +83,20 @@ def test_a_gauge_can_ask_when_it_is_read() -> None:
 
 
 class Bench:
-    """A usage on a clock to turn; `each` as of an environment."""
+    """A usage meter on a fake clock; `each` as in environments."""
 
     def __init__(self, *, each: bool = False, service: str = "environment") -> None:
         self.metrics, self.clock, self.service = Metrics(), FakeClock(), service
         self.usage = Usage(self.metrics, service=service, each=each, clock=self.clock)
 
     def pass_s(self, seconds: float) -> None:
-        """Time goes by while the loop turns."""
+        """Advance time while the event loop runs."""
         for _ in range(round(seconds / TICK_S)):
             self.clock.pass_s(TICK_S)
             self.usage.sample()
 
     def freeze_s(self, seconds: float) -> None:
-        """Time goes by while the process does not run."""
+        """Advance time while the process is suspended."""
         self.clock.pass_s(seconds)
         self.usage.sample()
 
@@ -114,7 +114,7 @@ def test_open_waits_count_before_they_end() -> None:
     assert bench.seconds("wait", waiting_on="reward") == pytest.approx(3)
 
 
-def test_every_episode_waits_for_itself_and_calls_of_a_server_together() -> None:
+def test_waits_add_up_over_episodes_but_not_over_calls_of_a_server() -> None:
     for each, seconds in ((True, 6), (False, 3)):
         bench = Bench(each=each)
         with bench.usage.wait("rollout"), bench.usage.wait("rollout"):
@@ -122,7 +122,7 @@ def test_every_episode_waits_for_itself_and_calls_of_a_server_together() -> None
         assert bench.seconds("wait", waiting_on="rollout") == pytest.approx(seconds)
 
 
-def test_a_frozen_process_blames_nobody_else() -> None:
+def test_a_suspended_process_counts_no_waits() -> None:
     bench = Bench(service="gateway")
     with bench.usage.wait("rollout"), bench.usage.handle():
         bench.pass_s(1)
@@ -132,13 +132,13 @@ def test_a_frozen_process_blames_nobody_else() -> None:
     assert bench.seconds("handling") == pytest.approx(10)
 
 
-def test_a_little_late_is_not_stalled() -> None:
+def test_a_slightly_late_sample_is_not_a_stall() -> None:
     bench = Bench()
     bench.freeze_s(STALL_TICKS * TICK_S * 0.99)
     assert bench.seconds("stalled") == 0
 
 
-async def test_a_watched_usage_tells_how_busy_it_is() -> None:
+async def test_a_watched_usage_exports_busy_seconds() -> None:
     metrics = Metrics()
     usage = Usage(metrics, service="reward")
     usage.measure_slots(lambda: 4.0, capacity=8)
@@ -150,7 +150,7 @@ async def test_a_watched_usage_tells_how_busy_it_is() -> None:
     assert read(metrics, "paceline_capacity", service="reward") == 8
 
 
-def test_jobs_that_come_and_go_leave_nothing_behind() -> None:
+def test_finished_jobs_leave_no_series() -> None:
     metrics = Metrics()
     for number in range(10_000):
         meter = JobMeter(metrics, f"job-{number}")

@@ -19,7 +19,7 @@ def told(folder: Path) -> dict[str, object]:
     return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
-def test_a_target_is_there_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_a_target_exists_until_it_is_forgotten(tmp_path: Path) -> None:
     targets = Targets(tmp_path)
     labels = {"service": "reward", "job": ""}
     targets.tell("reward-0", address="127.0.0.1:1", labels=labels)
@@ -40,7 +40,7 @@ def test_processes_are_targets_while_they_are_wanted(tmp_path: Path) -> None:
     processes.start("store", [*SLEEP, mark + "2"], mark=mark + "2")
     shown = {"app": "paceline", "service": "rollout", "job": "a"}
     assert told(folder) == {"rollout-0": [{"targets": ["127.0.0.1:2"], "labels": shown}]}
-    # One that is down stays a target: that it does not answer is what is to be seen.
+    # A process that is down stays a target, so that its absence is visible.
     processes.kill("rollout-0")
     assert "rollout-0" in told(folder)
     processes.forget("rollout-0")
@@ -48,7 +48,7 @@ def test_processes_are_targets_while_they_are_wanted(tmp_path: Path) -> None:
     processes.kill("store")
 
 
-def test_everything_is_laid_out_and_laid_out_again(tmp_path: Path) -> None:
+def test_laying_out_files_can_be_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "monitoring"
     lay_out(folder)
     targets_of(tmp_path).tell("reward-0", address="127.0.0.1:1", labels={})
@@ -66,7 +66,7 @@ def test_everything_is_laid_out_and_laid_out_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not installed("promtool"), reason=MISSING)
-def test_prometheus_takes_what_is_laid_out(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_laid_out_files(tmp_path: Path) -> None:
     lay_out(tmp_path)
     command = ["promtool", "check", "config", str(tmp_path / "prometheus.yml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -95,7 +95,7 @@ def test_rendering_is_that_of_transformers(template: str, length: int, tmp_path:
 
 
 @pytest.mark.parametrize(("template", "eos"), [(CHATML, "<|im_end|>"), (LLAMA, "<|eot|>")])
-def test_turns_shown_one_by_one_are_the_whole_dialogue(template: str, eos: str) -> None:
+def test_turns_rendered_one_by_one_equal_the_full_dialogue(template: str, eos: str) -> None:
     tokenizer = Tokenizer.from_files(build_files(template, eos))
     dialogue = Dialogue(tokenizer)
     first = dialogue.show(Observation(messages=tuple(DIALOGUE[:2])))
@@ -116,7 +116,7 @@ def test_a_turn_cut_short_gets_its_end_from_the_template() -> None:
     assert second.spans[0].source is TokenSource.TEMPLATE
 
 
-def test_glue_is_template_and_content_is_the_environments() -> None:
+def test_content_belongs_to_the_environment_and_the_rest_to_the_template() -> None:
     tokenizer = Tokenizer.from_files(build_files(CHATML))
     shown = Dialogue(tokenizer).show(Observation(messages=(Message("user", "1+1="),)))
     spans = [span for span in shown.spans if span.source is TokenSource.ENVIRONMENT]
@@ -134,7 +134,7 @@ def test_a_template_that_rewrites_history_fails_in_the_second_turn_only() -> Non
         dialogue.show(Observation(messages=(Message("user", "b"),)))
 
 
-def test_without_template_the_text_is_shown() -> None:
+def test_without_a_template_the_text_is_shown() -> None:
     tokenizer = Tokenizer.from_files(build_files(""))
     shown = Dialogue(tokenizer).show(Observation(messages=(Message("user", "x"),), text="1+1="))
     assert not tokenizer.chat

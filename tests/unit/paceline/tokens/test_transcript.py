@@ -55,7 +55,9 @@ def test_counts_of_policy_tokens_agree(made: list[Part]) -> None:
 
 
 @given(parts, parts)
-def test_resumed_is_as_if_never_interrupted(before: list[Part], after: list[Part]) -> None:
+def test_a_resumed_transcript_equals_an_uninterrupted_one(
+    before: list[Part], after: list[Part]
+) -> None:
     whole = grow(TranscriptBuilder(), before + after).build()
     half = grow(TranscriptBuilder(), before).build()
     assert grow(TranscriptBuilder.resume(half), after).build() == whole

@@ -22,14 +22,14 @@ ANN = Principal(token_id="0123456789ab", name="ann", tenant="a", role=Role.SUBMI
 ROOT = Principal(token_id="", name="root", tenant=ALL_TENANTS, role=Role.ADMIN)
 
 
-def test_each_role_may_do_what_those_before_it_may() -> None:
+def test_each_role_includes_those_before_it() -> None:
     order = [Role.READ, Role.SUBMIT, Role.ADMIN]
     for i, role in enumerate(order):
         assert [role.covers(least) for least in order] == [j <= i for j in range(3)]
 
 
 def test_a_role_that_does_not_exist_is_named() -> None:
-    with pytest.raises(InvalidError, match=r"'root' is no role; allowed: read, submit, admin"):
+    with pytest.raises(InvalidError, match=r"'root' is not a role; allowed: read, submit, admin"):
         role_of("root")
 
 
@@ -50,14 +50,14 @@ def test_a_digest_and_a_derived_token_do_not_hold_the_token() -> None:
     assert secret not in derived_token(secret, "controller")
 
 
-def test_a_tenant_sees_its_own_and_a_token_of_all_sees_everything() -> None:
+def test_a_tenant_sees_its_own_resources_and_a_global_token_sees_all() -> None:
     assert (ANN.sees("a"), ANN.sees("b")) == (True, False)
     assert (ROOT.sees("a"), ROOT.sees("b")) == (True, True)
     assert [ANN.narrowed(tenant) for tenant in ("", "a", "b")] == ["a", "a", None]
     assert [ROOT.narrowed(tenant) for tenant in ("", "a")] == ["", "a"]
 
 
-def test_what_is_not_allowed_is_refused_by_name() -> None:
+def test_a_refusal_names_what_is_not_allowed() -> None:
     ANN.check_role(Role.READ)
     ANN.check_tenant("a")
     with pytest.raises(PermissionDeniedError, match="needs the role admin; the token has submit"):
@@ -76,7 +76,7 @@ def test_without_metadata_a_service_calls() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b""])
-def test_metadata_that_is_no_principal_is_refused(data: bytes) -> None:
+def test_invalid_principal_metadata_is_refused(data: bytes) -> None:
     pairs = (("paceline-principal-bin", data),)
     with pytest.raises(AuthenticationError):
         caller(SimpleNamespace(invocation_metadata=lambda: pairs))

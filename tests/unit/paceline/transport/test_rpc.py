@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from paceline.v1.reward_pb2_grpc import RewardAsyncStub
 
 
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 
 
 class Flaky(pb_grpc.RewardServicer):
-    """Raises what it is told, for the first `times` calls."""
+    """Raises a given error in the first `times` calls."""
 
     def __init__(self, error: Exception | None, times: int = 10**9) -> None:
         self.error = error
@@ -86,14 +86,14 @@ async def test_every_error_arrives_as_itself(cls: type[PacelineError]) -> None:
         assert str(caught.value) == "what to do"
 
 
-async def test_an_unforeseen_error_tells_nothing_of_itself() -> None:
+async def test_an_unexpected_error_reveals_no_details() -> None:
     async with served(Flaky(KeyError("secret"))) as address:
         with pytest.raises(PacelineError, match="see the log") as caught:
             await score(address)
         assert "secret" not in str(caught.value)
 
 
-async def test_idempotent_calls_are_repeated_others_not() -> None:
+async def test_only_idempotent_calls_are_retried() -> None:
     flaky = Flaky(UnavailableError("away"), times=2)
     async with served(flaky) as address:
         with pytest.raises(UnavailableError):
@@ -102,7 +102,7 @@ async def test_idempotent_calls_are_repeated_others_not() -> None:
         assert flaky.calls == 3
 
 
-async def test_a_call_is_not_repeated_when_there_is_no_time_for_an_answer() -> None:
+async def test_a_call_is_not_retried_without_time_for_an_answer() -> None:
     given: list[float] = []
 
     async def away(request: Any, /, *, timeout: float | None = None, metadata: Any = None) -> Any:
@@ -117,7 +117,7 @@ async def test_a_call_is_not_repeated_when_there_is_no_time_for_an_answer() -> N
 
 
 @pytest.mark.parametrize("cls", [FencedError, QuotaError])
-async def test_a_refusal_is_not_repeated(cls: type[PacelineError]) -> None:
+async def test_a_refusal_is_not_retried(cls: type[PacelineError]) -> None:
     flaky = Flaky(cls("no"))
     async with served(flaky) as address:
         with pytest.raises(cls):
@@ -125,14 +125,14 @@ async def test_a_refusal_is_not_repeated(cls: type[PacelineError]) -> None:
         assert flaky.calls == 1
 
 
-async def test_nobody_there_is_unavailable_within_the_deadline() -> None:
+async def test_an_absent_server_is_unavailable_within_the_deadline() -> None:
     async with rpc.connect("127.0.0.1:1") as channel:
         stub: RewardAsyncStub = pb_grpc.RewardStub(channel)
         with pytest.raises((UnavailableError, DeadlineError)):
             await rpc.call(stub.Score, pb.ScoreRequest(), timeout_s=0.5, idempotent=True)
 
 
-async def test_a_token_goes_along_with_every_call() -> None:
+async def test_a_token_is_sent_with_every_call() -> None:
     servicer = Flaky(None)
     async with served(servicer) as address:
         await score(address)
@@ -140,7 +140,7 @@ async def test_a_token_goes_along_with_every_call() -> None:
     assert servicer.given == [None, "Bearer mine"]
 
 
-def test_statuses_without_our_name_map_to_the_nearest_class() -> None:
+def test_foreign_statuses_map_to_the_nearest_class() -> None:
     error = aio.AioRpcError(grpc.StatusCode.NOT_FOUND, aio.Metadata(), aio.Metadata(), "gone")
     assert type(rpc.translate(error)) is NotFoundError
 

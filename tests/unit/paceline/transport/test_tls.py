@@ -51,7 +51,7 @@ async def answers(address: str, tls: TlsSettings | None) -> bool:
     return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_both_sides_of_one_authority_understand_each_other(ours: Authority) -> None:
+async def test_both_sides_of_one_authority_connect(ours: Authority) -> None:
     async with served(ours.issue("server")) as address:
         assert await answers(address, ours.issue("client"))
 
@@ -84,13 +84,13 @@ async def test_a_server_with_another_name_is_refused(ours: Authority) -> None:
 
 
 async def test_a_server_of_another_kind_is_refused(ours: Authority) -> None:
-    """A rollout worker cannot pose as experience."""
+    """A rollout worker cannot impersonate the experience service."""
     async with served(ours.issue("server", kinds=[WorkerKind.ROLLOUT])) as address:
         with pytest.raises(UnavailableError, match="Hostname Verification"):
             await answers(address, ours.issue("client"))
 
 
-async def test_a_server_may_do_without_certificates_of_callers(
+async def test_a_server_may_accept_callers_without_certificates(
     ours: Authority, theirs: Authority
 ) -> None:
     stranger = theirs.issue("client").model_copy(update={"authority": ours.path})
@@ -108,7 +108,7 @@ async def test_a_server_may_do_without_certificates_of_callers(
         ("authority", b"", "tls.authority: .*ca.crt holds no PEM certificates$"),
     ],
 )
-async def test_files_that_are_wrong_are_named(
+async def test_invalid_files_are_named(
     ours: Authority, field: str, content: bytes | None, says: str
 ) -> None:
     tls = ours.issue("server")
@@ -131,7 +131,7 @@ async def test_a_key_of_another_certificate_is_named(ours: Authority) -> None:
 
 
 class Sleeps:
-    """A clock that turns while somebody sleeps, and does something at some times."""
+    """A clock that advances during sleeps and triggers actions at given times."""
 
     def __init__(self, **at: Any) -> None:
         self.now_s = 0.0
@@ -153,10 +153,10 @@ async def test_new_contents_end_the_wait_after_a_random_part_of_the_time(ours: A
     assert sleeps.pauses == [10.0] * 10 + [250.0]
 
 
-async def test_the_same_contents_elsewhere_and_a_gap_are_no_change(
+async def test_moved_and_briefly_missing_files_are_not_a_change(
     ours: Authority, tmp_path: Path
 ) -> None:
-    """Kubernetes points a link to a new folder."""
+    """Kubernetes updates a volume by pointing a link to a new folder."""
     made = ours.issue("server")
     first, second, third = (tmp_path / name for name in ("1", "2", "3"))
     for folder in (first, second, third):

@@ -1,4 +1,4 @@
-"""Time limits of a process that may be frozen."""
+"""Time limits in a process that may be suspended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_a_freeze_is_one_tick() -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_nobody_is_called_after_a_cancel_and_else_once() -> None:
+async def test_a_countdown_fires_once_unless_cancelled() -> None:
     called: list[int] = []
     countdowns = [Countdown(0.2, lambda i=i: called.append(i)) for i in range(2)]
     countdowns[0].cancel()

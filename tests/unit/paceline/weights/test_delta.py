@@ -1,4 +1,4 @@
-"""Differences of chunks: exact on every dtype, safe on any bytes."""
+"""Deltas of chunks: exact for every dtype, safe for any bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PECULIAR: dict[str, list[int]] = {
 
 
 def apply(payload: bytes, base: bytes, *, filled: int = 0xA5) -> bytes:
-    """Decode between two guards, which have to stay as they are."""
+    """Decode between two guard regions, which must stay unchanged."""
     memory = bytearray([filled]) * (len(base) + 128)
     decode_into(payload, base, memoryview(memory)[64 : 64 + len(base)])
     assert memory[:64] == memory[-64:] == bytearray([filled]) * 64
@@ -36,7 +36,7 @@ def apply(payload: bytes, base: bytes, *, filled: int = 0xA5) -> bytes:
 
 
 def moved(base: bytes, item_bytes: int, *, share: float, seed: int, far: bool = False) -> bytes:
-    """The base with a share of its items moved, by one unit or anywhere."""
+    """The base with a share of its items changed, by one unit or arbitrarily."""
     rng = np.random.default_rng(seed)
     end = len(base) - len(base) % item_bytes
     items = np.frombuffer(base[:end], f"<u{item_bytes}").copy()
@@ -91,7 +91,7 @@ def test_every_dtype_bit_by_bit(dtype: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", PECULIAR)
-def test_bits_of_peculiar_numbers_survive(dtype: str) -> None:
+def test_bits_of_special_numbers_survive(dtype: str) -> None:
     item_bytes = ITEM_BYTES[dtype]
     peculiar = np.array(PECULIAR[dtype], dtype=f"<u{item_bytes}")
     pairs = np.array([(a, b) for a in peculiar for b in peculiar], dtype=peculiar.dtype)
@@ -186,7 +186,7 @@ def test_any_body_is_safe(form: int, item_bytes: int, count: int, body: bytes, s
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7), cut=st.booleans())
-def test_damage_stays_inside(at: int, bit: int, cut: bool) -> None:
+def test_damage_stays_within_the_chunk(at: int, bit: int, cut: bool) -> None:
     base = np.random.default_rng(5).bytes(30_000)
     payload = bytearray(encode(moved(base, 2, share=0.1, seed=6), base, item_bytes=2) or b"")
     at %= len(payload)
@@ -225,7 +225,7 @@ def test_bytes_after_the_frame_are_refused() -> None:
         apply(payload + b"more", bytes(1000))
 
 
-def test_places_outside_the_chunk_are_refused() -> None:
+def test_positions_outside_the_chunk_are_refused() -> None:
     body = np.array([70, 50], "<u4").view(np.uint8).reshape(2, 4).T.tobytes() + bytes(2)
     payload = struct.pack("<BBI", 1, 1, 2) + zstandard.compress(body)
     with pytest.raises(IntegrityError, match="reaches item 121 of 100"):

@@ -1,4 +1,4 @@
-"""Snapshots that are reached by nothing but differences are those of the trainer, bit by bit."""
+"""Snapshots reached only through deltas equal the trainer's, bit by bit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.weights.snapshot.delta import decode_into, encode, item_sizes
 
 ROOT = Path(__file__).parents[4]
 VERSIONS, BATCH = 1000, 8
-CHUNK_BYTES = 1 << 16  # several to a snapshot, also of the small model
+CHUNK_BYTES = 1 << 16  # several per snapshot, even for the small model
 DTYPES = ("float32", "bfloat16")
 
 
 def small(vocab_size: int) -> LlamaForCausalLM:
-    """A tenth of the example's model, for what is proven needs many steps and not many weights."""
+    """A tenth of the example's model: the test needs many steps, not many weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -76,7 +76,7 @@ def staged(
 
 
 def follow(source: Staging, base: Staging, sizes: tuple[int, ...]) -> tuple[Staging, int]:
-    """The source as one gets it who holds the base; and how many bytes were sent."""
+    """The source as received by a holder of the base, and the number of bytes sent."""
     target, sent = Staging(source.header, key=source.key), 0
     for index, item_bytes in enumerate(sizes):
         payload = encode(source.slot(index), base.slot(index), item_bytes=item_bytes)
@@ -112,7 +112,7 @@ def test_a_model_with_tied_weights_goes_through_staging() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_thousand_differences_end_at_the_full_snapshot() -> None:
+def test_a_thousand_deltas_end_at_the_full_snapshot() -> None:
     script = runpy.run_path(str(ROOT / "examples/arithmetic/make_model.py"))
     rows = script["encode"](script["sums"]("train"))
     made = steps(small(len(script["VOCABULARY"])), rows)

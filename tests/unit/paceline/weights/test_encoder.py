@@ -1,4 +1,4 @@
-"""Differences are made as long as they are worth it."""
+"""Deltas are only encoded while they are smaller than chunks."""
 
 import random
 
@@ -22,7 +22,7 @@ def made(version: int, data: bytes) -> Staging:
 
 
 @pytest.mark.parametrize("changed", [range(NUM_CHUNKS), range(0, NUM_CHUNKS, 2)])
-async def test_no_more_are_tried_after_many_that_were_not_smaller(changed: range) -> None:
+async def test_encoding_stops_after_many_incompressible_chunks(changed: range) -> None:
     chance = random.Random(3)
     before = chance.randbytes(CHUNK * NUM_CHUNKS)
     after = bytearray(before)

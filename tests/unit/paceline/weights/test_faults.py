@@ -1,4 +1,4 @@
-"""Peers that freeze, drip, lie, vanish or are slow, over real HTTP."""
+"""Peers that freeze, trickle, send false data, vanish or are slow, over real HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paceline.weights.stream.frames import ChunkFrame, TrailerFrame
 CHUNK = 2048
 NUM_CHUNKS = 12
 KEY = b"secret"
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 ENTRIES, TOTAL = plan([("a", "uint8", (CHUNK * NUM_CHUNKS - 7,))])
 Send = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -116,7 +116,7 @@ def then_silent(data: bytes) -> Send:
 
 
 class Pulled:
-    """A transfer, and what it told."""
+    """A transfer and its reports."""
 
     def __init__(
         self, *endpoints: str, sources: tuple[ChunkSource, ...] = (), rate: float = 0.0
@@ -149,7 +149,7 @@ class Pulled:
         return {report.event for report in self.reports if report.endpoint == endpoint}
 
     def blames(self, endpoint: str) -> list[TransferReport]:
-        """Without those that only tell how far it is: they come every second."""
+        """Reports other than the periodic ones on progress."""
         told = (report for report in self.reports if report.endpoint == endpoint)
         return [
             report
@@ -161,7 +161,7 @@ class Pulled:
         return sum(report.num_bytes for report in self.reports if report.endpoint == endpoint)
 
 
-async def test_a_frozen_peer_is_left_with_what_it_gave() -> None:
+async def test_chunks_of_a_frozen_peer_are_kept_and_the_rest_fetched_elsewhere() -> None:
     source = whole()
     sent = source.header_frame() + b"".join(chunk(source, index) for index in range(5))
     async with acting(then_silent(sent + chunk(source, 5)[:99])) as frozen, serving(source) as good:
@@ -172,9 +172,9 @@ async def test_a_frozen_peer_is_left_with_what_it_gave() -> None:
     assert pulled.num_bytes(good) == TOTAL - 5 * CHUNK
 
 
-async def test_a_peer_that_never_answers_is_left() -> None:
+async def test_a_peer_that_never_answers_is_abandoned() -> None:
     async with serving(whole()) as good:
-        # Nobody takes what this one accepts, as when a host has frozen.
+        # Connections are accepted but never served, as by a frozen host.
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
             pulled = Pulled(endpoint, good)
@@ -184,9 +184,9 @@ async def test_a_peer_that_never_answers_is_left() -> None:
 
 @asynccontextmanager
 async def from_one_that_fills() -> AsyncGenerator[tuple[str, str, Pulled]]:
-    """A pull that has begun from one with three chunks, and from another with all.
+    """A pull in progress from a peer with three chunks and another with all.
 
-    The first has the rest when the block ends; then the pull is waited for.
+    When the block ends, the first peer gets the rest, and the pull is awaited.
     """
     source = Staging(make_header(), key=KEY)
     source.fill(0, content()[: 3 * CHUNK])
@@ -200,14 +200,14 @@ async def from_one_that_fills() -> AsyncGenerator[tuple[str, str, Pulled]]:
         await running
 
 
-async def test_signs_of_life_keep_a_starved_peer() -> None:
+async def test_keepalives_keep_a_starved_peer() -> None:
     async with from_one_that_fills() as (starved, other, pulled):
         await asyncio.sleep(0.8)
     assert pulled.events(other) == set()
     assert pulled.num_bytes(starved) == TOTAL
 
 
-async def test_who_was_frozen_itself_blames_nobody() -> None:
+async def test_a_suspended_receiver_reports_no_peer() -> None:
     async with from_one_that_fills() as (given, other, pulled):
         for _ in range(5):
             await asyncio.sleep(0)
@@ -220,7 +220,7 @@ async def test_who_was_frozen_itself_blames_nobody() -> None:
     assert pulled.events(other) == set()
 
 
-async def test_a_slow_peer_is_reported_and_left_by_a_new_route() -> None:
+async def test_a_slow_peer_is_reported_and_replaced_by_a_new_route() -> None:
     data = body(whole())
 
     async def drip(writer: asyncio.StreamWriter) -> None:
@@ -270,7 +270,7 @@ async def test_a_peer_with_damaged_bytes_is_asked_once() -> None:
     assert pulled.num_bytes(dying) == 4 * CHUNK
 
 
-async def test_a_peer_that_does_not_hold_it_is_left() -> None:
+async def test_a_peer_that_lacks_the_version_is_abandoned() -> None:
     async with serving() as empty, serving(whole(2)) as beyond, serving(whole()) as good:
         pulled = Pulled(empty, beyond, good)
         await pulled.run()
@@ -278,7 +278,7 @@ async def test_a_peer_that_does_not_hold_it_is_left() -> None:
     assert pulled.events(beyond) == {TransferEvent.MOVED}
 
 
-async def test_seeds_of_parts_give_at_once_and_a_whole_one_stands_in() -> None:
+async def test_partial_seeds_send_in_parallel_and_a_full_one_stands_in() -> None:
     seeds = [whole(part=part, parts=3) for part in range(3)]
     async with serving(seeds[0]) as a, serving(seeds[1]) as b, serving(whole()) as all_of_it:
         sources = (
@@ -293,14 +293,14 @@ async def test_seeds_of_parts_give_at_once_and_a_whole_one_stands_in() -> None:
     assert pulled.num_bytes(all_of_it) == TOTAL - 8 * CHUNK
 
 
-async def test_a_seed_asked_for_more_than_its_part_is_left_for_another() -> None:
+async def test_a_partial_seed_asked_for_too_much_is_replaced() -> None:
     async with serving(whole(part=1, parts=2)) as half, serving(whole()) as good:
         pulled = Pulled(half, good)
         await pulled.run()
     assert pulled.num_bytes(half) == pulled.num_bytes(good) - 7
 
 
-async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -> None:
+async def test_a_seed_of_another_part_is_neither_fallback_nor_reported() -> None:
     first = Staging(make_header(), key=KEY)
     first.fill(0, content()[: 4 * CHUNK])
     async with serving() as never, serving(whole(part=1, parts=2)) as half:
@@ -337,7 +337,7 @@ async def test_a_seed_of_another_part_stands_in_for_nobody_and_is_not_blamed() -
 
 
 @pytest.mark.parametrize("kind", ["cut off", "damaged", "frozen", "not held", "early end"])
-async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
+async def test_failures_keep_no_snapshot_alive(kind: str) -> None:
     source = whole()
     damaged = bytearray(body(source))
     damaged[damaged.index(chunk(source, 4)) + 200] ^= 1
@@ -369,7 +369,7 @@ async def test_what_failed_keeps_no_snapshot(kind: str) -> None:
         gc.enable()
 
 
-async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
+async def test_an_error_is_noticed_while_an_old_source_ends() -> None:
     entries, total = plan([("a", "uint8", (4 << 20,))])
     source = Staging(SnapshotHeader("job", 1, 1, 0, -1, 1, total, 2 << 20, entries), key=KEY)
     source.fill(0, bytes(total))
@@ -385,7 +385,7 @@ async def test_an_error_is_seen_also_while_an_old_source_ends() -> None:
 
     with ThreadPoolExecutor(1) as threads:
         asyncio.get_running_loop().set_default_executor(threads)
-        threads.submit(free.wait, WAIT_S)  # so that what is being verified takes a while to end
+        threads.submit(free.wait, WAIT_S)  # so that verification takes a while
         async with acting(end) as first, serving(source) as second, serving() as third:
             version, kept = PolicyVersion(version=1, step=1), ChunkSource(first, 0, 2)
             route = Route(version, (kept, ChunkSource(second, 1, 2)), base_version=0, key=KEY)
@@ -423,7 +423,7 @@ async def test_a_peer_that_is_slow_to_answer_is_given_more_time() -> None:
     server.close()
 
 
-async def test_a_late_joiner_is_served_by_a_peer_under_way() -> None:
+async def test_a_late_joiner_is_served_by_an_incomplete_peer() -> None:
     source, relay = Staging(make_header(), key=KEY), WeightServer(host="127.0.0.1")
     source.fill(0, content()[: 6 * CHUNK])
 
@@ -450,7 +450,7 @@ async def test_a_late_joiner_is_served_by_a_peer_under_way() -> None:
     assert joiner.num_bytes(endpoint) == TOTAL
 
 
-async def test_a_child_that_does_not_read_holds_up_nobody_and_keeps_no_memory() -> None:
+async def test_a_child_that_does_not_read_neither_blocks_others_nor_keeps_memory() -> None:
     entries, total = plan([("a", "uint8", (32 << 20,))])
     server = WeightServer(host="127.0.0.1")
     endpoint = await server.start()
@@ -492,7 +492,7 @@ def resized(
 
 
 def difference(source: Staging, payload: bytes) -> bytes:
-    """A stream with these bytes as difference of the first chunk against version 0."""
+    """A stream with these bytes as the delta of the first chunk against version 0."""
     frame = ChunkFrame(0, len(payload), _digest(source, 0), 0)
     return source.header_frame() + frames.chunk_frame(frame) + payload
 
@@ -518,7 +518,7 @@ def broken_differences() -> dict[str, bytes]:
 
 
 def lies() -> dict[str, tuple[bytes, str]]:
-    """Invalid streams of a peer, and the error of each."""
+    """Invalid streams of a peer, with the expected errors."""
     source, other = whole(), whole(2)
     start, first = source.header_frame(), chunk(source, 0)
     trailer = TrailerFrame(bytes(32), bytes(32))
@@ -557,7 +557,7 @@ def _digest(source: Staging, index: int) -> bytes:
 
 
 @pytest.mark.parametrize("lie", lies())
-async def test_a_lie_is_named_and_the_rest_comes_from_elsewhere(lie: str) -> None:
+async def test_a_false_frame_is_named_and_another_peer_takes_over(lie: str) -> None:
     data, why = lies()[lie]
     async with acting(saying(data)) as bad, serving(whole()) as good:
         pulled = Pulled(bad, good)
@@ -571,7 +571,7 @@ async def test_a_lie_is_named_and_the_rest_comes_from_elsewhere(lie: str) -> Non
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
-def test_any_edit_of_a_stream_leaves_the_right_bytes(data: st.DataObject) -> None:
+def test_any_edit_of_a_stream_still_yields_the_right_bytes(data: st.DataObject) -> None:
     sent = bytearray(body(whole()))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(sent) - 1))
@@ -598,7 +598,7 @@ def test_any_edit_of_a_stream_leaves_the_right_bytes(data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("kind", broken_differences())
-async def test_a_broken_difference_is_refused_and_the_chunk_comes_from_elsewhere(
+async def test_a_broken_delta_is_refused_and_another_peer_sends_the_chunk(
     kind: str,
 ) -> None:
     source, base = whole(), whole(0)
@@ -622,7 +622,7 @@ async def test_a_broken_difference_is_refused_and_the_chunk_comes_from_elsewhere
     assert [event for event in told if event != TransferEvent.MOVED] == [TransferEvent.DAMAGED]
 
 
-async def test_nobody_else_to_ask_is_an_error_that_names_the_damage() -> None:
+async def test_without_other_peers_the_error_names_the_damage() -> None:
     source = whole()
     damaged = bytearray(body(source))
     damaged[-1] ^= 1

@@ -1,4 +1,4 @@
-"""What a peer may send: parsed within bounds or refused, whatever it is."""
+"""Any bytes from a peer are either parsed within bounds or refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_edited_frames_are_parsed_or_refused(data: st.DataObject, frame: bytes) 
     body = body[: data.draw(st.integers(0, len(body)))]
     found = parsed(bytes(body))
     if isinstance(found, HeaderFrame):
-        # What is believed of sizes has to hold together, for memory is reserved by it.
+        # Accepted sizes must be consistent, since they determine allocations.
         header = found.header
         assert header.num_chunks <= 1 << 20
         assert all(
@@ -71,7 +71,7 @@ def test_edited_frames_are_parsed_or_refused(data: st.DataObject, frame: bytes) 
     base=st.none() | st.integers(-5, 9),
     asked=st.none() | st.integers(0, 9),
 )
-def test_only_chunks_that_fit_are_let_through(
+def test_only_chunks_that_fit_are_accepted(
     index: int, num_bytes: int, base: int | None, asked: int | None
 ) -> None:
     frame = ChunkFrame(index, num_bytes, bytes(32), base)
@@ -93,7 +93,7 @@ def test_only_chunks_that_fit_are_let_through(
     base=st.none() | st.integers(0, 2**62),
     data=st.data(),
 )
-def test_requests_say_which_chunks(
+def test_requests_name_their_chunks(
     chunks: set[int], parts: int, base: int | None, data: st.DataObject
 ) -> None:
     part = data.draw(st.integers(0, parts - 1))

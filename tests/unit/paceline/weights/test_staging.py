@@ -110,7 +110,7 @@ def test_plan_packs_aligned_without_overlap(specs: list[Spec]) -> None:
     key=st.sampled_from([b"", b"secret"]),
     chance=st.randoms(use_true_random=False),
 )
-def test_what_is_produced_is_received_in_any_order(
+def test_chunks_are_received_in_any_order(
     specs: list[Spec], chunk_bytes: int, key: bytes, chance: random.Random
 ) -> None:
     source = produce(make_header(specs, chunk_bytes=chunk_bytes), key=key)
@@ -137,7 +137,7 @@ def test_chunk_size_is_clamped(num_bytes: int, receivers: int) -> None:
     assert size % 64 == 0
 
 
-def test_bytes_left_out_are_noticed() -> None:
+def test_skipped_bytes_are_noticed() -> None:
     staging = Staging(make_header([("a", "uint8", (200,)), ("b", "uint8", (8,))]))
     with pytest.raises(StateError, match="bytes 0 to 256"):
         staging.fill(256, bytes(8))
@@ -145,7 +145,7 @@ def test_bytes_left_out_are_noticed() -> None:
         staging.finish()
 
 
-def test_chunks_are_ready_as_soon_as_they_are_whole() -> None:
+def test_chunks_are_ready_as_soon_as_they_are_complete() -> None:
     staging = Staging(make_header([("a", "uint8", (150,))]))
     staging.fill(0, bytes(63))
     assert staging.num_ready == 0
@@ -178,7 +178,7 @@ def test_damage_is_refused_and_not_shown() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"k"])
-def test_nothing_of_another_snapshot_is_accepted(key: bytes) -> None:
+def test_chunks_of_another_snapshot_are_refused(key: bytes) -> None:
     first = produce(make_header([("a", "uint8", (64,))], version=1), key=key)
     second = Staging(make_header([("a", "uint8", (64,))], version=2), key=key)
     second.slot(0)[:] = first.slot(0)
@@ -190,7 +190,7 @@ def test_nothing_of_another_snapshot_is_accepted(key: bytes) -> None:
         second.authenticator.check_header(first.authenticator.header_auth)
 
 
-def test_a_chunk_is_refused_in_the_place_of_an_equal_one() -> None:
+def test_a_chunk_is_refused_at_another_index() -> None:
     source = Staging(make_header([("a", "uint8", (128,))]), key=b"k")
     source.fill(0, bytes(128))
     source.finish()
@@ -200,7 +200,7 @@ def test_a_chunk_is_refused_in_the_place_of_an_equal_one() -> None:
         target.put(1, chunk_head(source, 0).digest)
 
 
-def test_seeds_of_parts_answer_for_all_chunks_together() -> None:
+def test_partial_seeds_serve_all_chunks_together() -> None:
     header = make_header([("a", "uint8", (64 * 7 + 3,))])
     data, whole = content(header)["a"], produce(header, key=b"k")
     target = Staging(header, key=b"k")
@@ -216,13 +216,13 @@ def test_seeds_of_parts_answer_for_all_chunks_together() -> None:
     assert target.root == whole.root
 
 
-def test_memory_is_shared_with_whoever_has_the_file() -> None:
+def test_memory_is_shared_through_the_file_descriptor() -> None:
     staging = produce(make_header([("a", "uint8", (300,))]))
     with mmap.mmap(staging.fd, 300) as mapped:
         assert mapped[:] == bytes(staging.buffer())
 
 
-def test_memory_is_used_again_when_no_reader_is_left() -> None:
+def test_memory_is_reused_when_no_reader_is_left() -> None:
     pool = SharedMemoryPool()
     first, second = pool.take(1000), pool.take(1000)
     taken = {first.fd, second.fd}
@@ -237,7 +237,7 @@ def test_memory_is_used_again_when_no_reader_is_left() -> None:
 
 
 def num_pieces() -> int:
-    """Pieces of memory of this process: a mapping has a descriptor of its own beside ours."""
+    """Shared memory of this process: each mapping has its own descriptor besides ours."""
     gc.collect()
     count = 0
     for fd in os.listdir("/proc/self/fd"):
@@ -246,7 +246,7 @@ def num_pieces() -> int:
     return count // 2
 
 
-def test_no_more_memory_is_kept_than_two_snapshots_take() -> None:
+def test_at_most_two_snapshots_of_memory_are_kept() -> None:
     before = num_pieces()
     pool = SharedMemoryPool()
     pieces = [pool.take(1000) for _ in range(5)]

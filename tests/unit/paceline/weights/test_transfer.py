@@ -15,7 +15,7 @@ from paceline.weights.stream.frames import ChunkRequest, bitmap, parse_request, 
 
 CHUNK = 4096
 NUM_CHUNKS = 20
-WAIT_S = 60.0  # only so that nothing hangs
+WAIT_S = 60.0  # only prevents hanging
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -178,7 +178,7 @@ async def test_a_corrupt_byte_is_never_relayed() -> None:
     assert not made[0].complete
 
 
-async def test_after_a_corrupt_byte_another_peer_goes_on() -> None:
+async def test_after_a_corrupt_byte_another_peer_takes_over() -> None:
     def edit(body: bytearray) -> None:
         body[body.index(chunk(3)) + 5] ^= 1
 
@@ -187,7 +187,7 @@ async def test_after_a_corrupt_byte_another_peer_goes_on() -> None:
     assert bytes(target.buffer()) == bytes(whole().buffer())
 
 
-async def test_when_the_parent_dies_another_is_asked_for_what_is_missing() -> None:
+async def test_when_the_parent_dies_another_peer_sends_the_missing_chunks() -> None:
     half, made, asked = Staging(make_header()), list[Staging](), list[ChunkRequest]()
     fill(half, 0, 12)
 
@@ -221,7 +221,7 @@ async def test_when_the_parent_dies_another_is_asked_for_what_is_missing() -> No
     assert bytes(target.buffer()) == bytes(whole().buffer())
 
 
-async def test_an_abandoned_parent_cuts_its_children() -> None:
+async def test_an_abandoned_parent_disconnects_its_children() -> None:
     half = Staging(make_header())
     fill(half, 0, 5)
     async with serving(half) as (_, first), serving(whole()) as (_, second):
@@ -267,7 +267,7 @@ async def test_the_right_key_is_accepted() -> None:
     assert target.complete
 
 
-async def test_nobody_holds_it() -> None:
+async def test_a_version_that_nobody_holds_fails() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -276,7 +276,7 @@ async def test_nobody_holds_it() -> None:
                 await fetch(dead, endpoint, version=2)
 
 
-async def test_the_deadline_holds_and_what_was_staged_is_abandoned() -> None:
+async def test_at_the_deadline_the_staging_is_abandoned() -> None:
     half, made = Staging(make_header()), list[Staging]()
     fill(half, 0, 5)
 
@@ -287,7 +287,7 @@ async def test_the_deadline_holds_and_what_was_staged_is_abandoned() -> None:
     async with serving(half) as (_, endpoint):
         with pytest.raises(DeadlineError) as caught:
             await pull([endpoint], job_id="job", version=1, stage=into, timeout_s=1.0)
-    # On a machine that is busy enough not all five are here in a second, nor even the header.
+    # On a busy machine not all five, or not even the header, may arrive within a second.
     num_ready = made[0].num_ready if made else 0
     assert num_ready <= 5
     assert f"({num_ready} chunks did)" in str(caught.value)
@@ -311,7 +311,7 @@ def test_two_newest_versions_are_kept() -> None:
     assert server.versions() == [3, 5]
 
 
-def test_a_version_that_is_being_measured_is_kept_too() -> None:
+def test_a_version_pinned_by_an_eval_is_kept_too() -> None:
     server = WeightServer(host="127.0.0.1")
     for version, keep in ((1, 1), (2, 1), (3, 1), (4, -1)):
         server.offer(Staging(make_header(version)), keep=keep)

@@ -121,7 +121,7 @@ async def test_a_server_is_verified(ours: Authority, theirs: Authority) -> None:
         assert (await fetch(endpoint, client)).complete
 
 
-async def test_a_plain_server_is_never_asked(ours: Authority) -> None:
+async def test_a_server_without_tls_is_never_contacted(ours: Authority) -> None:
     async with serving(snapshot(), None) as endpoint:
         with pytest.raises(UnavailableError, match="is not https://host:port"):
             await fetch(endpoint, ours.issue("client"))
@@ -145,7 +145,7 @@ async def test_wrong_files_are_named(ours: Authority) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_only_trainers_and_rollout_workers_give_and_get(
+def test_only_trainers_and_rollout_workers_exchange_weights(
     ours: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     def of(kind: WorkerKind) -> TlsSettings:

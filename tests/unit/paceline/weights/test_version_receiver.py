@@ -1,4 +1,4 @@
-"""A worker that follows its routes: versions, differences, what is held."""
+"""A worker that follows its routes: versions, deltas, held snapshots."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def seed(
 
 
 class Worker:
-    """A receiver with its server, and what it told."""
+    """A receiver with its server and its reports."""
 
     def __init__(self, name: str, *, bytes_per_s: float = 0.0) -> None:
         self.endpoint = ""
@@ -102,7 +102,7 @@ class Worker:
 
 @asynccontextmanager
 async def working(*workers: Worker) -> AsyncGenerator[tuple[WeightServer, str]]:
-    """The workers follow; a server of seeds, and its endpoint."""
+    """Run the workers; yields a server of seeds and its endpoint."""
     trainer = WeightServer(host="127.0.0.1")
     endpoint = await trainer.start()
     for worker in workers:
@@ -144,7 +144,7 @@ async def test_versions_are_followed_in_order_and_relayed() -> None:
 
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK, CHUNK * 3 // 2])
-async def test_differences_travel_down_a_chain(chunk_bytes: int) -> None:
+async def test_deltas_are_relayed_down_a_chain(chunk_bytes: int) -> None:
     near, far = Worker("near"), Worker("far")
     async with working(near, far) as (trainer, endpoint):
         for version in (1, 2):
@@ -161,7 +161,7 @@ async def test_differences_travel_down_a_chain(chunk_bytes: int) -> None:
         assert worker.count("paceline_weight_seconds_total", stage="encode") == 0
 
 
-async def test_who_does_not_hold_the_base_gets_whole_chunks() -> None:
+async def test_a_receiver_without_the_base_gets_full_chunks() -> None:
     worker, joiner = Worker("worker"), Worker("joiner")
     async with working(worker, joiner) as (trainer, endpoint):
         seed(trainer, 1)
@@ -176,7 +176,7 @@ async def test_who_does_not_hold_the_base_gets_whole_chunks() -> None:
 
 
 @pytest.mark.parametrize(("num_ready", "finished"), [(9, [2]), (10, [1, 2])])
-async def test_a_newer_version_supersedes_one_that_is_not_half_there(
+async def test_a_newer_version_supersedes_one_less_than_half_received(
     num_ready: int, finished: list[int]
 ) -> None:
     worker = Worker("worker")
@@ -201,7 +201,7 @@ async def test_a_newer_version_supersedes_one_that_is_not_half_there(
     assert superseded() == 2 - len(finished)
 
 
-async def test_a_child_waits_for_what_its_parent_waits_for() -> None:
+async def test_a_child_waits_for_chunks_its_parent_waits_for() -> None:
     near, far = Worker("near"), Worker("far")
     trainer = WeightServer(host="127.0.0.1")
     async with working(near, far) as (_, elsewhere):
@@ -212,12 +212,12 @@ async def test_a_child_waits_for_what_its_parent_waits_for() -> None:
         seed(trainer, 1)
         await until(lambda: near.versions == far.versions == [1])
     assert {report.event for report in near.reports if report.endpoint == late} >= {"done"}
-    # That it moves is told every second.
+    # Progress is reported every second.
     assert [report.event for report in far.reports if report.event != "moved"] == ["done"]
     await trainer.close()
 
 
-async def test_never_two_versions_on_end_are_superseded() -> None:
+async def test_never_two_versions_in_a_row_are_superseded() -> None:
     worker = Worker("worker")
     async with working(worker) as (trainer, endpoint):
         stagings: list[Staging] = []
@@ -241,7 +241,7 @@ async def test_never_two_versions_on_end_are_superseded() -> None:
         await until(lambda: worker.versions == [2, 3])
 
 
-async def test_a_worker_that_four_publications_overtake_gets_some_version_whole() -> None:
+async def test_a_worker_overtaken_by_four_publications_completes_a_version() -> None:
     metrics, worker = Metrics(), Worker("worker")
     num_bytes = make_header(0).num_bytes
     trainer = WeightServer(
@@ -264,12 +264,12 @@ async def test_a_worker_that_four_publications_overtake_gets_some_version_whole(
     await trainer.close()
 
 
-async def test_a_version_that_reaches_nobody_any_more_is_dropped() -> None:
+async def test_a_version_without_receivers_is_dropped() -> None:
     now, worker = [0.0], Worker("worker")
     trainer = WeightServer(host="127.0.0.1", keep_streaming=True, clock=lambda: now[0])
     endpoint = await trainer.start()
     async with working(worker):
-        seed(trainer, 1, 12)  # more than half: the worker stays with it
+        seed(trainer, 1, 12)  # more than half, so the worker completes it
         worker.follow(1, endpoint)
         await until(lambda: [p.num_ready for p in worker.receiver.progress()] == [12])
         for version in (2, 3):
@@ -293,7 +293,7 @@ async def test_a_parent_that_drops_an_old_version_is_not_blamed() -> None:
         old = seed(trainer, 1, 18)
         child.follow(1, above, endpoint)
         await until(lambda: [p.num_ready for p in child.receiver.progress()] == [12])
-        # The route comes just after the child has noticed that its stream has ended.
+        # The route arrives just after the child has noticed the end of its stream.
         child.heard = lambda report: child.follow(2, above)
         parent.drop("job", 1)
         seed(parent, 2)
@@ -306,7 +306,7 @@ async def test_a_parent_that_drops_an_old_version_is_not_blamed() -> None:
     await parent.close()
 
 
-async def test_a_parent_that_ends_is_blamed_when_no_newer_version_comes() -> None:
+async def test_a_parent_that_ends_without_a_newer_version_is_reported() -> None:
     child, parent = Worker("child"), WeightServer(host="127.0.0.1")
     async with working(child) as (trainer, endpoint):
         above = await parent.start()
@@ -320,7 +320,7 @@ async def test_a_parent_that_ends_is_blamed_when_no_newer_version_comes() -> Non
     await parent.close()
 
 
-async def test_many_children_share_a_cap_and_none_of_them_stalls() -> None:
+async def test_many_children_share_a_cap_without_stalls() -> None:
     entries, total = plan([("a", "uint8", (16 << 10,))])
     header = SnapshotHeader("job", 1, 1, 0, -1, 1, total, 16 << 10, entries)
     server = WeightServer(host="127.0.0.1", bytes_per_s=200e3)
@@ -342,7 +342,7 @@ async def test_many_children_share_a_cap_and_none_of_them_stalls() -> None:
     async with asyncio.timeout(60):
         await asyncio.gather(*(transfer.run() for transfer in transfers))
     await server.close()
-    # A chunk takes 1.3 s by the cap alone, which is nearly what is called slow without a rate.
+    # With the cap a chunk takes 1.3 s, which is just below the default limit for slow.
     assert {report.event for report in reports} <= {"moved", "slow", "done"}
 
 
@@ -356,8 +356,8 @@ async def test_a_version_is_fetched_again() -> None:
         await until(lambda: worker.versions == [1, 1])
 
 
-async def test_another_publication_of_the_same_number_takes_the_place_of_the_one_held() -> None:
-    """A number is used twice where both the store and what stands beside it were lost."""
+async def test_another_publication_of_the_same_version_replaces_the_one_held() -> None:
+    """A version number is reused if both the store and its backup were lost."""
     worker = Worker("worker")
     async with working(worker) as (trainer, endpoint):
         seed(trainer, 1)
@@ -377,7 +377,7 @@ async def test_another_publication_of_the_same_number_takes_the_place_of_the_one
         assert not worker.receiver.route(replace(route, version=replace(announced, digest="other")))
 
 
-async def test_a_route_to_another_source_is_taken_at_once() -> None:
+async def test_a_route_to_another_source_takes_effect_immediately() -> None:
     worker = Worker("worker")
     other = WeightServer(host="127.0.0.1")
     second = await other.start()
@@ -395,7 +395,7 @@ async def test_a_route_to_another_source_is_taken_at_once() -> None:
     assert came == {endpoint: 5 * CHUNK, second: make_header(1).num_bytes - 5 * CHUNK}
 
 
-async def test_two_snapshots_take_turns_in_the_same_memory() -> None:
+async def test_two_snapshots_alternate_in_the_same_memory() -> None:
     near, far = Worker("near"), Worker("far")
     gc.collect()
     gc.disable()
@@ -413,7 +413,7 @@ async def test_two_snapshots_take_turns_in_the_same_memory() -> None:
         gc.enable()
 
 
-async def test_both_ways_are_capped() -> None:
+async def test_both_directions_are_capped() -> None:
     loop = asyncio.get_running_loop()
     num_bytes = make_header(1).num_bytes
     worker = Worker("worker", bytes_per_s=4 * num_bytes)
@@ -422,7 +422,7 @@ async def test_both_ways_are_capped() -> None:
         start_s = loop.time()
         worker.follow(1, endpoint)
         await until(lambda: worker.versions == [1])
-        # A lower bound: bytes may come late on a busy machine, never early.
+        # A lower bound: on a busy machine bytes may arrive late, but never early.
         assert loop.time() - start_s > 0.2
     slow, worker = WeightServer(host="127.0.0.1", bytes_per_s=4 * num_bytes), Worker("worker")
     async with working(worker):

@@ -1,4 +1,4 @@
-"""A whole installation's certificates on a clock of our own."""
+"""All certificates of an installation, on a fake clock."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 @pytest.fixture(scope="session")
 def make_issue() -> Callable[..., Issue]:
-    """Two services; keyword arguments replace fields."""
+    """Makes an issue for two services; keyword arguments replace fields."""
 
     def make(**fields: Any) -> Issue:
         content: dict[str, Any] = {

@@ -47,7 +47,7 @@ def test_fields_are_laid_over_the_file(make_issue: Callable[..., Issue], tmp_pat
     assert load(Issue, path, overrides=["days=0.6"]).spread == timedelta(days=0.1)
 
 
-def test_outside_a_cluster_it_says_what_is_missing(
+def test_outside_a_cluster_the_error_names_what_is_missing(
     make_issue: Callable[..., Issue], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "issue.yaml"

@@ -99,7 +99,7 @@ def test_names_of_the_service_and_its_role_are_accepted(moments: list[State]) ->
     assert not shake(gateway, experience, name="experience.paceline.internal")
 
 
-def test_whoever_has_not_heard_of_the_new_authority_refuses_it(moments: list[State]) -> None:
+def test_a_peer_without_the_new_authority_refuses_it(moments: list[State]) -> None:
     """What the time between the first and the last step is for."""
     before, after = moments[1], moments[-1]
     assert not shake(files(before, "experience"), files(after, "gateway"))

@@ -70,7 +70,7 @@ def check_all(state: State, now: datetime) -> None:
             check_trust(leaf, other.bundle, now)
 
 
-def test_a_certificate_says_who_may_use_it_for_what(make_issue: MakeIssue, start: datetime) -> None:
+def test_a_certificate_has_names_and_key_usages(make_issue: MakeIssue, start: datetime) -> None:
     state = settle(EMPTY, make_issue(), start)
     check_all(state, start)
     leaf = state.leaves["gateway"]
@@ -112,7 +112,7 @@ def test_only_the_authority_has_its_key(make_issue: MakeIssue, start: datetime) 
             assert state.authority.active.key_pem not in value
 
 
-def test_nothing_changes_before_two_thirds_of_a_life(
+def test_nothing_changes_before_two_thirds_of_the_lifetime(
     make_issue: MakeIssue, start: datetime
 ) -> None:
     issue = make_issue()
@@ -178,7 +178,7 @@ def test_a_service_without_the_next_authority_holds_it_back(
     assert all(leaf and upcoming in leaf.bundle for leaf in again.leaves.values())
 
 
-def test_new_names_are_signed_at_once_or_by_the_next_authority(
+def test_new_names_are_signed_immediately_or_by_the_next_authority(
     make_issue: MakeIssue, start: datetime
 ) -> None:
     state = settle(EMPTY, make_issue(), start)
@@ -201,7 +201,9 @@ def test_new_names_are_signed_at_once_or_by_the_next_authority(
     check_all(settle(first, wider, later), later)
 
 
-def test_a_shorter_life_counts_from_now_on(make_issue: MakeIssue, start: datetime) -> None:
+def test_a_shorter_lifetime_takes_effect_immediately(
+    make_issue: MakeIssue, start: datetime
+) -> None:
     state = settle(EMPTY, make_issue(), start)
     state = settle(state, make_issue(days=10), start)
     for leaf in state.leaves.values():

@@ -170,7 +170,9 @@ async def test_what_is_harmless_to_repeat_is_repeated(
     assert len(api.requests) == 5
 
 
-async def test_what_may_act_twice_is_sent_once(api: Any, connection: KubernetesClient) -> None:
+async def test_non_idempotent_requests_are_sent_once(
+    api: Any, connection: KubernetesClient
+) -> None:
     api.answers((503, {}), (200, {}))
     with pytest.raises(UnavailableError):
         await connection.create(LEASES, {"metadata": {"name": "x"}})
@@ -192,7 +194,7 @@ async def test_every_request_has_a_deadline(api: Any) -> None:
     await connection.close()
 
 
-async def test_an_answer_says_more_than_a_last_try_that_was_cut_short(api: Any) -> None:
+async def test_an_error_response_outranks_a_last_attempt_that_timed_out(api: Any) -> None:
     async def hang_later(_: web.Request) -> web.StreamResponse:
         if len(api.requests) > 1:
             await asyncio.Event().wait()
@@ -213,7 +215,9 @@ async def test_nobody_listens(api: Any) -> None:
     await connection.close()
 
 
-async def test_requests_say_who_and_where(api: Any, connection: KubernetesClient) -> None:
+async def test_requests_carry_path_manager_and_token(
+    api: Any, connection: KubernetesClient
+) -> None:
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}}
     api.answers((200, body))
     await connection.apply(body)
@@ -262,7 +266,9 @@ def streams(*lines: dict[str, Any], then_s: float = 0.0) -> Handler:
     return stream
 
 
-async def test_a_watch_tells_changes_of_any_length(api: Any, connection: KubernetesClient) -> None:
+async def test_a_watch_delivers_changes_of_any_length(
+    api: Any, connection: KubernetesClient
+) -> None:
     large = {"name": "a", "annotations": {"x": "y" * 300_000}}
     api.handler = streams(
         {"type": "ADDED", "object": {"metadata": large}},
@@ -273,7 +279,7 @@ async def test_a_watch_tells_changes_of_any_length(api: Any, connection: Kuberne
     assert api.requests[0].query["resourceVersion"] == "5"
 
 
-async def test_a_watch_says_when_history_is_gone(api: Any, connection: KubernetesClient) -> None:
+async def test_a_watch_reports_expired_history(api: Any, connection: KubernetesClient) -> None:
     status = {"kind": "Status", "code": 410, "message": "too old resource version"}
     api.handler = streams({"type": "ERROR", "object": status})
     with pytest.raises(HistoryGoneError, match="too old"):
@@ -283,7 +289,7 @@ async def test_a_watch_says_when_history_is_gone(api: Any, connection: Kubernete
         await events(connection)
 
 
-async def test_a_watch_that_falls_silent_ends(api: Any) -> None:
+async def test_a_silent_watch_ends(api: Any) -> None:
     api.handler = streams(then_s=30)
     connection = await api.connect(api.port, timeout_s=0.5)
     with pytest.raises(UnavailableError):
@@ -291,7 +297,7 @@ async def test_a_watch_that_falls_silent_ends(api: Any) -> None:
     await connection.close()
 
 
-async def test_who_may_not_write_can_still_read(api: Any) -> None:
+async def test_a_reader_without_write_access_can_still_read(api: Any) -> None:
     allowed = [True]
     connection = await api.connect(api.port, may_write=lambda: allowed[0])
     api.answers((200, {"metadata": {}}))
@@ -304,6 +310,6 @@ async def test_who_may_not_write_can_still_read(api: Any) -> None:
     await connection.close()
 
 
-async def test_without_any_cluster_it_says_so(tmp_path: Path) -> None:
+async def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="kubernetes: "):
         await configuration(tmp_path / "missing")

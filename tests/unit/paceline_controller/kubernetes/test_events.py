@@ -77,7 +77,7 @@ async def test_a_repeated_event_becomes_a_series() -> None:
     assert len(sink.made) == 2
 
 
-async def test_an_event_that_is_gone_is_written_anew() -> None:
+async def test_a_deleted_event_is_recreated() -> None:
     sink, now = Sink(), Day()
     writer = events(sink, now)
     happening = ClusterEvent("j", "Scaled", "from 1 to 2")
@@ -95,7 +95,7 @@ async def test_long_notes_keep_their_end() -> None:
     assert note.endswith("the end")
 
 
-async def test_what_cannot_be_told_of_anything_is_left_out() -> None:
+async def test_events_without_an_object_are_dropped() -> None:
     sink, now = Sink(), Day()
     await events(sink, now).write(ClusterEvent("", "Scaled", "x"))
     assert not sink.made

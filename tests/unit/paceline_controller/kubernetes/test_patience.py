@@ -4,7 +4,7 @@ from paceline_controller.runtimes.kubernetes.readiness import TOLD_AFTER_S, Read
 from paceline_harness.runtime import FakeClock
 
 
-def test_patience_ends_over_many_lives() -> None:
+def test_patience_is_counted_across_restarts() -> None:
     clock = FakeClock()
     patience = ReadinessDeadline(3600.0, clock=clock)
     patience.waits("a", "Unschedulable")
@@ -19,7 +19,7 @@ def test_patience_ends_over_many_lives() -> None:
     assert not patience.over("b")
 
 
-def test_patience_is_new_for_who_was_ready() -> None:
+def test_patience_resets_once_ready() -> None:
     clock = FakeClock()
     patience = ReadinessDeadline(10.0, clock=clock)
     patience.waits("a", "Unschedulable")
@@ -30,7 +30,7 @@ def test_patience_is_new_for_who_was_ready() -> None:
     assert not patience.over("a")
 
 
-def test_a_reason_is_news_once_when_it_has_lasted() -> None:
+def test_a_lasting_reason_is_reported_once() -> None:
     clock = FakeClock()
     patience = ReadinessDeadline(3600.0, clock=clock)
     patience.waits("a", "no pods are made")

@@ -44,7 +44,7 @@ def of(incarnation: int, *conditions: dict[str, str]) -> dict[str, Any]:
 READY = holds("Ready")
 
 
-def test_a_deployment_lives_by_its_pods() -> None:
+def test_a_deployment_is_alive_while_its_pods_are() -> None:
     fresh = states.of_deployment(deployment(2), [])
     assert (fresh.alive, fresh.pending, fresh.replicas, fresh.ready) == (True, True, 2, 0)
     some = states.of_deployment(deployment(2), [pod(conditions=[READY]), pod()])
@@ -58,7 +58,7 @@ def crashing(restarts: int) -> dict[str, Any]:
     return pod(containerStatuses=[{"name": "paceline", "restartCount": restarts, "state": waiting}])
 
 
-def test_a_crash_loop_is_a_death_once_it_lasts() -> None:
+def test_a_lasting_crash_loop_counts_as_dead() -> None:
     assert states.of_deployment(deployment(), [crashing(1)]).alive
     assert not states.of_deployment(deployment(), [crashing(states.MAX_RESTARTS)]).alive
     one_is_well = [crashing(99), pod(conditions=[READY])]
@@ -75,7 +75,7 @@ def test_the_newest_incarnation_counts() -> None:
     assert not states.of_trainer([job(1, holds("Complete"))], []).alive
 
 
-def test_it_says_what_pods_wait_for() -> None:
+def test_reasons_of_waiting_pods_are_reported() -> None:
     unscheduled = holds(
         "PodScheduled", "False", reason="Unschedulable", message="0/3 nodes are available"
     )
@@ -89,7 +89,7 @@ def test_it_says_what_pods_wait_for() -> None:
     assert not states.waits_for([pod("d", phase="Failed", conditions=[unscheduled])])
 
 
-def test_it_says_how_pods_ended() -> None:
+def test_reasons_of_ended_pods_are_reported() -> None:
     over = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01"}}
     ended = pod(containerStatuses=[{"name": "paceline", "state": over}])
     assert states.last_words(ended) == "paceline ended with 137 (OOMKilled)"

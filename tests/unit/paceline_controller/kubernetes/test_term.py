@@ -24,7 +24,7 @@ SPEC = parse_job(
 )
 
 
-async def test_who_leads_no_more_changes_nothing_in_the_ledger() -> None:
+async def test_a_former_leader_does_not_change_the_ledger() -> None:
     leads = True
     ledger = MemoryLedger({"a-1": LiveJob("a-1", JobState.RUNNING, 0, SPEC)})
     events = Events(cast(Any, None), identity="c-0", regarding=lambda _: None)

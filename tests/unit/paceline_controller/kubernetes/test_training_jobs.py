@@ -55,7 +55,7 @@ class Server:
         return {**body, "metadata": {**body["metadata"], **changed}}
 
 
-async def test_an_object_that_nobody_foresaw_stops_no_other() -> None:
+async def test_a_malformed_object_does_not_block_others() -> None:
     strange = made("strange", status={"state": "hibernating", "jobId": "strange-1"})
     server = Server(strange, made("usual", spec={}))
     cache = Cache(server, TRAINING_JOBS, on_change=lambda: None)

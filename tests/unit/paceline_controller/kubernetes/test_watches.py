@@ -136,7 +136,7 @@ async def test_old_knowledge_is_not_given_out() -> None:
     assert cache.objects() == []
 
 
-async def test_what_was_written_here_is_known_at_once_and_not_unlearned() -> None:
+async def test_own_writes_are_visible_immediately_and_not_reverted() -> None:
     server = Server()
     cache, _ = cache_of(server)
     await cache.follow()

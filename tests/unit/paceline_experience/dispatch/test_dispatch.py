@@ -177,7 +177,7 @@ async def test_a_ledger_that_fails_to_lease_costs_other_jobs_nothing(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-async def test_a_ledger_that_cannot_listen_keeps_nobody_from_being_heard(
+async def test_a_failing_ledger_does_not_block_other_reports(
     service: Service, error: Exception
 ) -> None:
     await service.begin()
@@ -195,7 +195,7 @@ async def test_a_ledger_that_cannot_listen_keeps_nobody_from_being_heard(
     assert not after.abort
 
 
-async def test_what_a_dead_worker_had_comes_again_beside_a_ledger_that_fails(
+async def test_episodes_of_a_dead_worker_are_leased_again_despite_a_failing_ledger(
     service: Service,
 ) -> None:
     await service.begin()

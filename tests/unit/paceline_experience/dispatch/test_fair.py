@@ -53,7 +53,7 @@ def by_tenant(found: dict[str, SlotGrant], wanted: list[Claim]) -> Counter[str]:
 
 
 @given(SLOTS, claims(), STANDINGS)
-def test_nobody_gets_more_than_there_is_or_it_wants_or_may_have(
+def test_grants_never_exceed_supply_demand_or_quota(
     slots: int, wanted: list[Claim], shares: dict[str, TenantShare]
 ) -> None:
     found = allot(slots, wanted, shares)
@@ -69,7 +69,7 @@ def test_nobody_gets_more_than_there_is_or_it_wants_or_may_have(
 
 
 @given(SLOTS, claims(groups=st.just(1)), STANDINGS)
-def test_no_slot_stays_empty_that_somebody_could_use(
+def test_no_usable_slot_stays_empty(
     slots: int, wanted: list[Claim], shares: dict[str, TenantShare]
 ) -> None:
     could: Counter[str] = Counter()
@@ -162,7 +162,7 @@ def test_over_time_every_tenant_gets_its_share(seed: int, groups: list[int], cap
         assert started[f"j{i}"] > 0
 
 
-def test_a_tenant_without_room_lets_the_others_go_on() -> None:
+def test_a_tenant_at_its_quota_does_not_block_others() -> None:
     full = Claim("a1", "a", 5, queued=9)
     other = Claim("b1", "b", 50, queued=9)
     shares = {"a": TenantShare(holds=5, room=0), "b": TenantShare(holds=50)}
@@ -180,6 +180,6 @@ def test_a_group_that_does_not_fit_keeps_what_is_left() -> None:
     }
 
 
-def test_small_room_of_a_tenant_begins_a_group_in_part() -> None:
+def test_a_group_is_leased_in_part_within_a_small_quota() -> None:
     job = Claim("a1", "a", 0, queued=0, new=16, group=8)
     assert allot(100, [job], {"a": TenantShare(room=10)}) == {"a1": SlotGrant(10, partial=True)}

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from conftest import Worlds
 
 
-async def test_a_doubt_ends_once_however_many_streams_settle_it(
-    store: Store, worlds: Worlds
-) -> None:
+async def test_an_uncertain_lease_is_settled_once(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     job = await JobStore(store).create(world.spec, artifacts={})
     world.job_id = job_id = job.status.job_id

@@ -58,7 +58,7 @@ def test_a_job_sees_its_own_workers_and_the_shared_pools(roster: Roster) -> None
     assert names(roster, site="far") == ["e2"]
 
 
-def test_who_does_not_beat_is_dropped(roster: Roster, clock: Clock) -> None:
+def test_a_worker_without_heartbeats_is_dropped(roster: Roster, clock: Clock) -> None:
     roster.join(worker("a"))
     roster.join(worker("b"))
     clock.now = 5.0
@@ -70,7 +70,7 @@ def test_who_does_not_beat_is_dropped(roster: Roster, clock: Clock) -> None:
         roster.beat("b")
 
 
-def test_a_beat_tells_version_load_and_what_is_held(roster: Roster) -> None:
+def test_a_heartbeat_carries_version_load_and_held_weights(roster: Roster) -> None:
     roster.join(worker("a"))
     roster.beat("a", active_version=3, load={"running": 2.0}, transfers=has(2, 3))
     (member,) = roster.members(Query())
@@ -115,13 +115,11 @@ async def test_a_watcher_sees_every_change(roster: Roster) -> None:
         assert [w.worker_id for w in await soon(seen)] == ["b"]
 
 
-async def test_a_watcher_of_an_empty_roster_is_told_so(roster: Roster) -> None:
+async def test_a_watcher_of_an_empty_roster_gets_an_empty_list(roster: Roster) -> None:
     assert await soon(roster.watch(Query())) == []
 
 
-def test_a_time_in_which_the_roster_was_frozen_is_nobodys_fault(
-    roster: Roster, clock: Clock
-) -> None:
+def test_a_suspended_roster_drops_no_workers(roster: Roster, clock: Clock) -> None:
     roster.join(worker("a"))
     assert roster.expire() == []
     clock.now = 60.0

@@ -131,7 +131,7 @@ async def test_a_watcher_waits_for_the_first_version_and_for_its_own_join(job: J
     assert (parent_of(route), route.key) == (SEED, KEY)
 
 
-async def test_each_version_is_told_once(job: Job) -> None:
+async def test_each_version_is_announced_once(job: Job) -> None:
     job.join(rollout(1))
     job.announce(0)
     routes = job.tracker.watch("j", "w01")
@@ -152,7 +152,7 @@ async def test_a_dead_parent_is_replaced(job: Job) -> None:
     assert parent_of(await soon(routes)) == "http://w01"
 
 
-async def test_a_complaint_moves_who_complains(job: Job) -> None:
+async def test_a_report_moves_its_sender(job: Job) -> None:
     job.join(*map(rollout, (1, 2, 3)))
     job.announce(0)
     routes = job.tracker.watch("j", "w03")
@@ -183,7 +183,7 @@ async def test_a_restarted_trainer_is_found(job: Job) -> None:
     assert parent_of(await soon(routes)) == "http://other"
 
 
-async def test_changes_in_quick_succession_are_told_as_one() -> None:
+async def test_changes_in_quick_succession_are_sent_as_one() -> None:
     """On a machine that takes long for the changes it may be more than once, but no sooner."""
     job = Job(debounce_s=0.2)
     job.join(rollout(1))
@@ -236,7 +236,7 @@ def min_gap_s(times: list[float]) -> float:
     return min(after - before for before, after in pairwise(times))
 
 
-async def test_a_lagging_worker_moves_all_who_are_concerned(job: Job) -> None:
+async def test_a_lagging_worker_moves_all_affected_workers(job: Job) -> None:
     """Its beats alone change routes; the watchers of the others hear of it."""
     job.join(*map(rollout, (1, 2, 3)))
     job.announce(0)
@@ -264,7 +264,7 @@ async def test_a_digest_alone_changes_no_route(job: Job) -> None:
     assert job.tracker.placement("j").versions[0].version.digest == "d"
 
 
-async def test_seeds_of_parts_are_asked_at_once(job: Job) -> None:
+async def test_partial_seeds_are_used_in_parallel(job: Job) -> None:
     job.join(rollout(1))
     job.announce(0)
     routes = job.tracker.watch("j", "w01")
@@ -311,13 +311,13 @@ def test_after_a_restart_of_the_service_the_held_stay(job: Job) -> None:
     assert job.version(2) == 5
 
 
-def test_to_ask_how_a_version_is_cut_makes_no_job_known(job: Job) -> None:
+def test_a_query_about_chunks_does_not_register_a_job(job: Job) -> None:
     job.join(rollout(1))
     assert job.tracker.chunk_bytes("j", 64 << 20) >= 256 << 10
     assert not job.tracker.placement("j").holders
 
 
-def test_nobody_is_held_at_a_version_that_is_gone(job: Job) -> None:
+def test_no_worker_is_kept_at_a_version_that_is_gone(job: Job) -> None:
     job.join(rollout(1), trainer())
     for version in range(3):
         job.announce(version, held=1)
@@ -358,7 +358,7 @@ async def test_a_watcher_of_a_job_that_is_over_keeps_nothing_of_it(job: Job) -> 
     following.cancel()
 
 
-def test_who_has_what(job: Job) -> None:
+def test_which_workers_hold_which_versions(job: Job) -> None:
     job.join(rollout(1), rollout(2), trainer())
     job.announce(3)
     job.beat("t", has(2, 3), active=3)

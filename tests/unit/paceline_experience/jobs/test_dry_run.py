@@ -37,7 +37,7 @@ async def test_a_child_that_died_idle_is_no_fault_of_the_next_job(
     await dry_run.close()
 
 
-async def test_a_plug_in_that_is_slow_to_import_holds_nobody_up(
+async def test_a_slow_plug_in_import_blocks_nobody(
     store: Store, sites: Sites, worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others_ran = threading.Event()

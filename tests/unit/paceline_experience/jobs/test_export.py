@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline_experience.store.store import Store
 
 
-async def test_what_is_exported_at_once_is_written_once(
+async def test_concurrent_exports_write_each_episode_once(
     store: Store, worlds: Worlds, tmp_path: Path
 ) -> None:
     world = worlds(store)

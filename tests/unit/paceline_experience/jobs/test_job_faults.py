@@ -103,7 +103,7 @@ async def test_an_eval_has_one_row_whatever_fails(
     assert (status.eval_reward, status.eval_step) == (0.0, 0)
 
 
-async def test_exports_go_on_where_the_last_life_was(site: Site) -> None:
+async def test_exports_resume_after_a_restart(site: Site) -> None:
     await site.submit(experience={"keep_trajectories": 4})
     await site.begin(0)
     for step in range(1, 7):
@@ -153,7 +153,7 @@ async def test_a_rewound_step_is_exported_once(site: Site) -> None:
     assert len(site.exported()) == 16
 
 
-async def test_a_trajectory_that_is_gone_is_told_of_and_holds_nothing_up(site: Site) -> None:
+async def test_a_missing_trajectory_is_logged_and_blocks_nothing(site: Site) -> None:
     await site.submit()
     await site.begin(0)
     for _ in range(2):

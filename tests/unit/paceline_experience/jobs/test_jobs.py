@@ -178,7 +178,7 @@ async def test_seconds_run_while_the_job_runs(jobs: JobStore) -> None:
     assert second.age_s > first.age_s
 
 
-async def test_times_are_told_as_people_read_them(jobs: JobStore) -> None:
+async def test_times_are_rfc_3339(jobs: JobStore) -> None:
     job_id = (await jobs.create(make_spec(), artifacts={})).status.job_id
     fresh = (await jobs.get(job_id)).status
     assert (fresh.started_at, fresh.finished_at) == (None, None)
@@ -270,7 +270,7 @@ def test_bad_task_sources_are_named(tasks: dict[str, Any], says: str) -> None:
         ({"advantage": "gae"}, "advantage.kind: 'gae' is not installed; installed: dr_grpo"),
     ],
 )
-def test_plug_ins_that_are_not_there_are_named(experience: dict[str, Any], says: str) -> None:
+def test_missing_plug_ins_are_named(experience: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidError, match=says):
         check_plugins(make_spec(experience=experience))
 

@@ -80,7 +80,7 @@ async def test_a_job_that_ends_while_it_is_looked_up_stays_over(
     assert (await site.ledger()).closed
 
 
-async def test_trials_that_failed_before_a_good_one_count_no_more(
+async def test_failed_trials_before_a_success_are_forgotten(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await submitted(site, 1)

@@ -191,7 +191,7 @@ async def test_cancelling_drops_everything_untrained(store: Store, worlds: World
     assert await ledger.lease(worker_id="w", train=9, evals=9) == []
 
 
-async def test_a_paused_job_goes_on(store: Store, worlds: Worlds) -> None:
+async def test_a_paused_job_resumes(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
     await world.filled(ledger)

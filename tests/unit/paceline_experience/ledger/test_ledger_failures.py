@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline_experience.store.store import Store
 
 
-async def test_lives_without_progress_are_counted_over_restarts(
+async def test_attempts_without_progress_are_counted_across_restarts(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store)
@@ -39,7 +39,7 @@ async def test_lives_without_progress_are_counted_over_restarts(
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=30))
-def test_a_count_is_that_of_lives_since_the_best_step(told: list[tuple[bool, int]]) -> None:
+def test_failures_are_counted_since_the_best_step(told: list[tuple[bool, int]]) -> None:
     """Each is a new life or one that is told of again, at a step."""
     failures, newest = Failures(), 1
     best, lives = -1, 0

@@ -100,7 +100,7 @@ async def test_nothing_is_kept_for_a_job_that_is_over(
     assert (await world.clean(ledger))["durable"] == 8
 
 
-async def test_after_a_fallback_the_checkpoint_that_was_passed_over_counts_no_more(
+async def test_after_a_fallback_the_skipped_checkpoint_is_ignored(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store)

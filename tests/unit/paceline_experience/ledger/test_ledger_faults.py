@@ -31,7 +31,7 @@ def serve(folder: Path) -> ValkeyServer:
     return server
 
 
-async def test_the_ledger_goes_on_when_the_store_comes_back(worlds: Worlds) -> None:
+async def test_the_ledger_continues_when_the_store_is_back(worlds: Worlds) -> None:
     with tempfile.TemporaryDirectory(prefix="pl") as name:
         folder = Path(name)
         server = serve(folder)

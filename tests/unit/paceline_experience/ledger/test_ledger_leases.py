@@ -37,7 +37,7 @@ async def test_nothing_is_admitted_before_the_first_version(store: Store, worlds
     assert world.hooks.runs == 1
 
 
-async def test_admission_stops_at_the_bound_and_goes_on_with_the_step(
+async def test_admission_stops_at_the_bound_and_resumes_with_the_step(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store)
@@ -201,7 +201,7 @@ async def test_a_job_without_any_valid_task_fails(store: Store, worlds: Worlds) 
     await world.clean(ledger)
 
 
-async def test_a_failure_that_could_not_be_told_is_told_after_a_restart(
+async def test_an_unreported_failure_is_reported_after_a_restart(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store)
@@ -221,7 +221,7 @@ async def test_a_failure_that_could_not_be_told_is_told_after_a_restart(
     assert world.hooks.ends == [("failed", "too long")]
 
 
-async def test_room_that_finished_episodes_leave_wakes_who_waits(
+async def test_capacity_freed_by_finished_episodes_wakes_waiting_workers(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store, experience={"max_in_flight": 2})

@@ -26,7 +26,7 @@ def what(assignments: list[Assignment]) -> list[tuple[str, int]]:
     return [(a.task.task_id, a.seed) for a in assignments]
 
 
-async def test_a_batch_has_the_order_of_tasks_whoever_finished_first(
+async def test_a_batch_has_the_order_of_tasks_not_of_completion(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store, experience={"batch_groups": 12, "max_staleness": 0})
@@ -39,7 +39,7 @@ async def test_a_batch_has_the_order_of_tasks_whoever_finished_first(
 
 
 @pytest.mark.parametrize(("staleness", "floors"), [(0, [0, 1, 2, 3]), (2, [0, 0, 0, 1])])
-async def test_assignments_say_which_weights_are_new_enough(
+async def test_assignments_carry_the_minimum_version(
     store: Store, worlds: Worlds, staleness: int, floors: list[int]
 ) -> None:
     world = worlds(store, experience={"max_staleness": staleness})

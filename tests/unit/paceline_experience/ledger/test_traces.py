@@ -81,7 +81,7 @@ def trained(followed: Followed) -> None:
         followed.go(state)
 
 
-def test_the_trace_ends_with_the_weights_that_came_of_it() -> None:
+def test_the_trace_ends_with_the_resulting_weights() -> None:
     followed = Followed()
     trained(followed)
     followed.traces.published(7, step=0, incarnation=3)  # made before its step
@@ -108,7 +108,7 @@ def test_a_record_that_is_old_is_not_dropped() -> None:
     assert "dropped" not in followed.named("episode")[0].attributes
 
 
-def test_a_dropped_episode_says_why() -> None:
+def test_a_dropped_episode_records_the_reason() -> None:
     followed = Followed()
     followed.go("l")
     followed.go("x")
@@ -136,7 +136,7 @@ def test_every_attempt_is_a_lease_of_its_own_name() -> None:
     assert followed.named("lease")[0].error == "given back"
 
 
-def test_after_a_restart_the_names_stay_and_the_trace_goes_on() -> None:
+def test_a_trace_continues_with_the_same_ids_after_a_restart() -> None:
     before, after = Followed(), Followed()
     for state in ("l", "f", "r", "t"):
         before.go(state)

@@ -168,14 +168,14 @@ async def test_a_store_that_comes_later_is_waited_for(
     assert all("hush" not in str(record.__dict__) for record in caplog.records)
 
 
-async def test_who_does_not_answer_is_given_up_on(tmp_path: Path) -> None:
+async def test_an_unresponsive_store_is_given_up(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"store_url unix:.*/none: "):
         await Store.connect(f"unix://{tmp_path}/none", wait_s=1.0)
     assert 0.3 < time.monotonic() - began < 60
 
 
-def test_the_process_says_so_and_ends(tmp_path: Path) -> None:
+def test_the_process_logs_it_and_exits(tmp_path: Path) -> None:
     """As it would in a pod; the kubelet starts it again."""
     settings = {
         "kind": "experience",
@@ -193,7 +193,7 @@ def test_the_process_says_so_and_ends(tmp_path: Path) -> None:
     assert "hush" not in ended.stderr + ended.stdout
 
 
-async def test_a_full_store_says_that_it_is_out_of_memory(store: Store) -> None:
+async def test_a_full_store_reports_that_it_is_out_of_memory(store: Store) -> None:
     await store.command("CONFIG", "SET", "maxmemory", "1")
     try:
         with pytest.raises(StoreError, match="OOM: the store is full: command not allowed"):

@@ -234,7 +234,7 @@ async def test_no_epoch_is_used_twice(worlds: Worlds) -> None:
             assert await jobs.claim(job, "a", lease_s=60.0, epoch=known) == 0
 
 
-async def test_a_ledger_that_remembers_more_than_the_store_goes_on_from_the_store(
+async def test_a_ledger_ahead_of_the_store_continues_from_the_store(
     worlds: Worlds,
 ) -> None:
     """It notices by itself, before it writes anything that rests on what is lost."""
@@ -292,9 +292,7 @@ async def test_a_lost_version_counts_as_the_one_before_it_after_the_next_publica
     assert not (await world.clean(ledger)).get("stale")
 
 
-async def test_nothing_is_written_on_a_state_that_the_caller_does_not_know(
-    worlds: Worlds, store: Store
-) -> None:
+async def test_nothing_is_written_over_an_unknown_state(worlds: Worlds, store: Store) -> None:
     world = worlds(store)
     ledger = await world.started()
     keys = JobKeys("default", world.job_id)

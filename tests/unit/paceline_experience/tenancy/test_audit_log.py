@@ -79,9 +79,7 @@ async def test_a_page_ends_at_its_size(audit: AuditLog) -> None:
     assert (len(found), bool(before)) == (1, True)
 
 
-async def test_a_tenant_that_was_not_checked_is_not_whose_matter_it_is(
-    audit: AuditLog, store: Store
-) -> None:
+async def test_an_invalid_tenant_is_not_recorded(audit: AuditLog, store: Store) -> None:
     with pytest.raises(InvalidError, match=r"^tenant: "):
         await Tokens(store, audit).create(CHIEF, name="x", role=Role.READ, tenant="No Tenant")
     ((entry,), _) = await audit.page()

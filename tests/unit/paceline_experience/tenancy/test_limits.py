@@ -58,9 +58,7 @@ class Huge(Bad):
         return Task(f"t{position}", "arithmetic", "a" * 300_000)
 
 
-async def test_tasks_that_cannot_be_sent_cost_their_groups_alone(
-    store: Store, worlds: Worlds
-) -> None:
+async def test_oversized_tasks_drop_only_their_groups(store: Store, worlds: Worlds) -> None:
     world = worlds(store, experience={"batch_groups": 16, "max_staleness": 0})
     world.tasks = Bad()
     ledger = await world.started()
@@ -75,7 +73,7 @@ async def test_tasks_that_cannot_be_sent_cost_their_groups_alone(
     assert counts["leased"] == 2 * len(leased)
 
 
-async def test_a_job_of_oversized_tasks_alone_fails_and_says_who_can_help(
+async def test_a_job_with_only_oversized_tasks_fails_with_advice(
     store: Store, worlds: Worlds
 ) -> None:
     world = worlds(store)
@@ -224,7 +222,7 @@ async def test_reasons_are_cut_off(store: Store, worlds: Worlds) -> None:
     assert job.status.reason == "?"
 
 
-async def test_a_tenant_has_so_many_jobs_unless_an_admin_says_otherwise(
+async def test_the_number_of_jobs_per_tenant_is_limited_by_default(
     store: Store, worlds: Worlds
 ) -> None:
     max_live = Quotas(LimitSettings()).of("default").submitted

@@ -26,7 +26,7 @@ async def made(tokens: Tokens, tenant: str = "a") -> str:
 
 
 @pytest.mark.parametrize("name", ["bootstrap", "Controller", "experience", "service"])
-async def test_nobody_has_a_name_of_the_installation(tokens: Tokens, name: str) -> None:
+async def test_tokens_cannot_have_reserved_names(tokens: Tokens, name: str) -> None:
     with pytest.raises(InvalidError, match=f"name: '{name}' is a name of the installation"):
         await tokens.create(ROOT, name=name, role=Role.READ, tenant="a")
 

@@ -13,7 +13,7 @@ from paceline_harness.cluster.api.storage.store import Store
 
 
 class World:
-    """The verbs without any transport, at a time of its own."""
+    """The API's operations without transport, on a fake clock."""
 
     def __init__(self, kinds: Kinds) -> None:
         self.time = datetime(2026, 1, 1, tzinfo=UTC)

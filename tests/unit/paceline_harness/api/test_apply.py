@@ -1,4 +1,4 @@
-"""Ownership by path: what managers of one object may expect of each other."""
+"""Field ownership between managers of one object."""
 
 from __future__ import annotations
 

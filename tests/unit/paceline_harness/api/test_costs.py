@@ -73,7 +73,7 @@ def definition(*schemas: Object) -> Object:
         ("self.matches('^a')", WORD, 1 + 5),  # (40 + 1) / 10, rounded up
         ("self.matches('^abcdefg$')", WORD, 1 + 5 * 3),
         ("self.contains('abcdefghijkl')", WORD, 1 + 4 * 2),
-        ("self.startsWith('abcdefghijkl')", TEXT, 1 + 2),  # only what is looked for is read
+        ("self.startsWith('abcdefghijkl')", TEXT, 1 + 2),  # only the needle is read
         ("self == 'abc'", TEXT, 1 + 1),  # the shorter one counts
         ("self < oldSelf", WORD, 2 + 4),
         ("size(self + 'ab') > 3", WORD, 1 + 5 + 1 + 1),
@@ -86,7 +86,7 @@ def definition(*schemas: Object) -> Object:
         ("self['a'] > 0 && 'a' in self", table(WHOLE), 3 + 2),
         ("{'a': 1}.size() == [1].size()", WHOLE, 30 + 1 + 10 + 1 + 1),
         ("self > 1 ? self < 9 : true", WHOLE, 2 + 2),
-        # An item costs: two for going on, one for what was found, and what is asked of it.
+        # Per item: two for the loop, one for the result, plus the cost of the predicate.
         ("self.all(x, x > 0)", listing(WHOLE, maxItems=10), 2 + 10 * 5),
         ("self.all(x, x > 0)", listing(WHOLE), 2 + 1572863 * 5),  # a digit and a comma each
         ("self.exists(x, x > 0)", listing(WHOLE, maxItems=10), 2 + 10 * 6),
@@ -141,7 +141,7 @@ def test_a_rule_below_lists_runs_for_each_item() -> None:
     inner = ruled(WHOLE, "self > 1")
     bounded = record(a=listing(table(inner, maxProperties=20), maxItems=10))
     assert [one.cost for one in costs(bounded, PLACE)] == [10 * 20 * 2]
-    # One list without a bound leaves only the size of a request: a digit and a comma each.
+    # An unbounded list is limited only by the request size: a digit and a comma each.
     loose = record(a=listing(table(inner), maxItems=10))
     (found,) = costs(loose, PLACE)
     assert found.cost == 1572864 * 2
@@ -205,7 +205,7 @@ def test_all_rules_together_have_a_budget() -> None:
     assert found[-1][0] == PLACE
 
 
-def test_a_rule_that_is_there_already_may_stay() -> None:
+def test_an_existing_rule_may_stay() -> None:
     old, cheap = ruled(record(a=TEXT), DEAR), record(a=TEXT)
     assert check_definition(definition(old), definition(old)) == []
     assert check_definition(definition(old), definition(cheap)) != []

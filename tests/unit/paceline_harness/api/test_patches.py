@@ -52,7 +52,7 @@ def test_the_examples_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
 
 
 @given(OBJECTS, OBJECTS)
-def test_a_patch_twice_is_a_patch_once(target: Any, patch: Any) -> None:
+def test_patches_are_idempotent(target: Any, patch: Any) -> None:
     once = merge(target, patch)
     assert merge(once, patch) == once
 

@@ -1,4 +1,4 @@
-"""Selectors as predicates: what one says another form says too."""
+"""Selectors as predicates: equivalent forms agree."""
 
 from __future__ import annotations
 

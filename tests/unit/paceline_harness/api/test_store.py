@@ -1,4 +1,4 @@
-"""The store: revisions only grow, and any past state plus the changes since is the present."""
+"""The store: revisions increase, and a past state plus later changes is the present state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def content(objects: list[Any]) -> dict[tuple[str, str], str]:
 
 
 class Life(RuleBasedStateMachine):
-    """Random writes; lists of several moments are kept and checked against later watches."""
+    """Random writes; earlier lists are checked against later watches."""
 
     def __init__(self) -> None:
         super().__init__()

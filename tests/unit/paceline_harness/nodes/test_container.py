@@ -1,4 +1,4 @@
-"""Starting a container that hangs on the way."""
+"""Starting a container that hangs during startup."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ def of(folder: Path) -> list[psutil.Process]:
 async def test_a_start_that_is_given_up_leaves_no_process(
     tmp_path: Path, until: Callable[..., None]
 ) -> None:
-    os.mkfifo(tmp_path / "network")  # opening it never ends
+    os.mkfifo(tmp_path / "network")  # opening it blocks forever
     starting = asyncio.create_task(
         start(spec(tmp_path / "network"), folder=tmp_path, log=tmp_path / "log")
     )

@@ -62,7 +62,7 @@ def test_recreate_starts_nothing_before_the_old_are_gone() -> None:
     assert change_of(spec, [], []).start == 2
 
 
-def test_who_goes_first() -> None:
+def test_the_order_of_deletion() -> None:
     dear, cheap = pod(1, ready=True, cost=9), pod(2, ready=True, cost=-1)
     young, unready, unbound = pod(3, ready=True), pod(4), pod(5, ready=True, node=False)
     old = pod(0, ready=True)

@@ -4,10 +4,9 @@ Usage:
     with ApiServer(folder=tmp_path) as server:
         kubernetes.config.load_kube_config(str(server.kubeconfig))
 
-Strategic merge and apply follow the list types and merge keys of the published schemas. What it
-does not do: run anything (controllers and a kubelet are in `cluster.nodes`), webhooks, quotas
-of anything but numbers of objects, exec and port-forward, conversion between versions of custom
-kinds, escalation checks of RBAC.
+Strategic merge and apply follow the list types and merge keys of the published schemas. Not
+implemented: controllers and kubelet (see `cluster.nodes`), webhooks, quotas other than object
+counts, exec and port-forward, conversion between versions of custom kinds, RBAC escalation checks.
 """
 
 from paceline_harness.cluster.api.policy.access import Access, Visit

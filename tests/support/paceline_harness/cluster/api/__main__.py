@@ -1,4 +1,4 @@
-"""The API server as a process: prints the path of the kubeconfig and serves until told to stop."""
+"""The API server as a process: prints the path of the kubeconfig and serves until signalled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     ends = (signal.SIGINT, signal.SIGTERM)
-    # Before threads begin, which inherit it.
+    # Before threads start, since they inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     with ApiServer(folder=given.folder, host=given.host, port=given.port) as server:
         print(server.kubeconfig, flush=True)

@@ -1,6 +1,6 @@
-"""What a cluster has beside its API server: workload controllers, a scheduler, a kubelet.
+"""The rest of a cluster besides its API server: workload controllers, a scheduler, a kubelet.
 
-All of it speaks to the server through HTTP and the official client only, and so to any server.
-Left out: DaemonSets, CronJobs by the clock, sidecar containers, preemption by priority, spread and
-affinity between pods, limits of CPU and memory, network policies, exec and port-forward by kubectl.
+All of it uses only the official client over HTTP, and so works with any server. Not implemented:
+DaemonSets, scheduled CronJobs, sidecar containers, preemption by priority, topology spread and
+affinity between pods, CPU and memory limits, network policies, kubectl exec and port-forward.
 """

@@ -1,10 +1,10 @@
 """The nodes of a cluster as a process: `python -m paceline_harness.cluster.nodes SETTINGS`.
 
-It has to be the first process of a PID and a mount namespace, so that the kernel removes all its
-pods, mounts and networks with it, however it ends. It speaks in lines of JSON: first it says
-`{"gateway": ADDRESS}`; once the API server listens there it is told `{"kubeconfig": PATH}` and says
-`{"ready": true}`; each further line is a request (see `requests.py`) with an answer. It ends when
-its standard input does.
+It must be the first process of a PID and a mount namespace, so that the kernel removes all its
+pods, mounts and networks however it ends. It exchanges JSON lines: first it prints
+`{"gateway": ADDRESS}`; once the API server listens there, it receives `{"kubeconfig": PATH}` and
+prints `{"ready": true}`; each further line is a request (see `requests.py`) with a reply. It exits
+when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BACK_OFF = BackOff(base_s=10.0, most_s=300.0, stable_s=600.0)
 
 
 async def main() -> None:
-    """Serve one cluster."""
+    """Run the nodes of one cluster."""
     settings = TypeAdapter(Settings).validate_json(Path(sys.argv[1]).read_bytes())
     hide_run()
     network = Network(chance=random.Random())

@@ -1,4 +1,4 @@
-"""The few calls the nodes make, on plain dictionaries, through the official client."""
+"""The API calls that the nodes need, on plain dictionaries, through the official client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WATCH_S = 600
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Where objects of a kind are found."""
+    """The API path components of a kind."""
 
     name: str
     group: str
@@ -29,7 +29,7 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """As in the objects."""
+        """The `apiVersion` of objects."""
         return self.group.removeprefix("api/").removeprefix("apis/")
 
 
@@ -53,31 +53,31 @@ ALL = (
 
 
 class Objects:
-    """Reads and writes. Each raises `ApiException` as the server answers."""
+    """Reads and writes objects; raises `ApiException` for errors of the server."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def list(self, kind: Kind) -> tuple[list[Object], str]:
-        """All objects of a kind and the resource version of the answer."""
+        """All objects of a kind, and the resource version of the list."""
         answer = await self._call("GET", f"/{kind.group}/{kind.plural}")
         items = [{"kind": kind.name, "apiVersion": kind.api_version, **o} for o in answer["items"]]
         return items, answer["metadata"]["resourceVersion"]
 
     async def create(self, kind: Kind, body: Object, *, subresource: str = "") -> Object:
-        """POST; with a subresource, to that of the object that the body names."""
+        """Create an object, or POST to a subresource of the object that the body names."""
         path = self._path(kind, body["metadata"].get("namespace", ""))
         if subresource:
             path += f"/{body['metadata']['name']}/{subresource}"
         return await self._call("POST", path, body)
 
     async def patch(self, kind: Kind, of: Object, body: Object, *, status: bool = False) -> Object:
-        """Merge patch of the object, or of its status."""
+        """Merge-patch an object, or its status."""
         path = self.path_of(kind, of) + ("/status" if status else "")
         return await self._call("PATCH", path, body, content=MERGE)
 
     async def delete(self, kind: Kind, of: Object, *, grace_s: int | None = None) -> Object:
-        """Delete that very object: one of the same name that came later is left alone."""
+        """Delete this object by uid: a later one of the same name is left alone."""
         body: Object = {"preconditions": {"uid": of["metadata"]["uid"]}}
         body["propagationPolicy"] = "Background"
         if grace_s is not None:
@@ -85,7 +85,7 @@ class Objects:
         return await self._call("DELETE", self.path_of(kind, of), body)
 
     async def watch(self, kind: Kind, since: str) -> AsyncIterator[tuple[str, Object]]:
-        """Events from a resource version on, until the server ends the stream."""
+        """Watch events from a resource version on, until the server ends the stream."""
         query = {
             "watch": "true",
             "resourceVersion": since,
@@ -104,7 +104,7 @@ class Objects:
                 yield event["type"], event["object"]
 
     def path_of(self, kind: Kind, of: Object) -> str:
-        """Of one object."""
+        """The API path of one object."""
         metadata = of["metadata"]
         return f"{self._path(kind, metadata.get('namespace', ''))}/{metadata['name']}"
 
@@ -140,7 +140,7 @@ class Objects:
 
 
 async def connect(kubeconfig: Path) -> ApiClient:
-    """A client of the server that the file names."""
+    """A client of the server in the kubeconfig file."""
     settings = Configuration()
     settings.connection_pool_maxsize = 64
     await config.load_kube_config(config_file=str(kubeconfig), client_configuration=settings)

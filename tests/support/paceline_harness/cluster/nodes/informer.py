@@ -1,4 +1,4 @@
-"""What the cluster holds, as far as watches have told; one copy for everything on the nodes."""
+"""A shared cache of the cluster's objects, kept up to date by watches."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _GONE = 410
 
 
 def key_of(item: Object) -> Key:
-    """Namespace and name."""
+    """Namespace and name of an object."""
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
 def revision_of(item: Object) -> int:
-    """Servers count up."""
+    """The resource version as a number, which servers increment."""
     return int(item["metadata"]["resourceVersion"])
 
 
 class Informer:
-    """Objects of the kinds that matter. What is handed out must not be changed.
+    """Caches objects of the relevant kinds. Callers must not modify them.
 
-    Writes go through here too: the answer is in the copy at once, so that no controller acts on
-    what it knew before its own write.
+    Writes go through here too: their results enter the cache immediately, so that no controller
+    acts on a state older than its own write.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -44,7 +44,7 @@ class Informer:
         self._listeners: list[Listener] = []
 
     def listen(self, listener: Listener) -> None:
-        """Call with each change; a removed object has `deleted: True` beside its metadata."""
+        """Call `listener` with each change; removed objects have `deleted: True` at the top."""
         self._listeners.append(listener)
 
     def get(self, kind: Kind, key: Key) -> Object | None:
@@ -52,7 +52,7 @@ class Informer:
         return self._held[kind].get(key)
 
     def all(self, kind: Kind, namespace: str | None = None) -> Iterator[Object]:
-        """All objects of a kind, oldest names first; of one namespace where given."""
+        """All objects of a kind, sorted by name; of one namespace if given."""
         for (where, _), item in sorted(self._held[kind].items()):
             if namespace is None or where == namespace:
                 yield item
@@ -64,22 +64,22 @@ class Informer:
         return [item for item in items if (controller_of(item) or {}).get("uid") == uid]
 
     async def create(self, kind: Kind, body: Object) -> Object:
-        """Create and remember."""
+        """Create an object and cache it."""
         return self._see(kind, await self.objects.create(kind, body))
 
     async def patch(self, kind: Kind, of: Object, body: Object, *, status: bool = False) -> Object:
-        """Change and remember."""
+        """Patch an object and cache it."""
         return self._see(kind, await self.objects.patch(kind, of, body, status=status))
 
     async def delete(self, kind: Kind, of: Object, *, grace_s: int | None = None) -> None:
-        """Delete; what has to end first is remembered as being deleted."""
+        """Delete an object; one with a grace period is cached as being deleted."""
         answer = await self.objects.delete(kind, of, grace_s=grace_s)
         leaving = answer.get("metadata", {}).get("deletionTimestamp")
         if leaving and answer.get("kind") == kind.name and grace_s != 0:
             self._see(kind, answer)
 
     async def start(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """List everything, then follow it in tasks of the group, which are returned."""
+        """List all objects, then watch them in tasks of the group, which are returned."""
         versions = {kind: await self._relist(kind) for kind in ALL}
         return [group.create_task(self._follow(kind, since)) for kind, since in versions.items()]
 
@@ -125,13 +125,13 @@ class Informer:
 
 
 def controller_of(item: Object) -> dict[str, Any] | None:
-    """The owner that looks after an object."""
+    """The owner reference of an object's controller."""
     owners = item["metadata"].get("ownerReferences", [])
     return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def owner_reference(kind: Kind, of: Object) -> list[Object]:
-    """What makes an object belong to its controller."""
+    """The owner references that assign an object to its controller."""
     return [
         {
             "apiVersion": kind.api_version,

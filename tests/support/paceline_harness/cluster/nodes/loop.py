@@ -1,4 +1,4 @@
-"""The loop that every workload controller is: changes name keys, each key is looked at again."""
+"""The reconcile loop of all workload controllers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PAUSES_S = (0.02, 0.1, 0.5, 2.0)
 
 
 class Loop:
-    """Calls `sync(key)` for keys that `keys_of(kind, object)` names when an object changes.
+    """Calls `sync(key)` for the keys that `keys_of(kind, object)` returns when an object changes.
 
-    A key is never looked at twice at once, and once more if it was named meanwhile.
+    A key is never synced concurrently, but once more if it was added meanwhile.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Loop:
         informer.listen(lambda kind, item: self.add(*keys_of(kind, item)))
 
     def add(self, *keys: Key) -> None:
-        """Look at these again."""
+        """Queue keys for another sync."""
         self._waiting.update(dict.fromkeys(keys))
         self._wake.set()
 
@@ -72,7 +72,7 @@ class Loop:
 
 
 def own_and_owned(kind: Kind, *owned: Kind) -> Callable[[Kind, Object], Iterable[Key]]:
-    """Keys of a controller's own objects, and of those that a changed object belongs to."""
+    """Keys of a controller's own objects, and of the owners of changed objects."""
 
     def keys_of(changed: Kind, item: Object) -> Iterable[Key]:
         if changed is kind:
@@ -86,7 +86,7 @@ def own_and_owned(kind: Kind, *owned: Kind) -> Callable[[Kind, Object], Iterable
 
 
 def changed(before: Object, now: Object) -> bool:
-    """Whether a status has to be written: any of the fields of `now` differs."""
+    """Whether a status must be written because any field of `now` differs."""
     return any(
         json.dumps(before.get(name), sort_keys=True) != json.dumps(value, sort_keys=True)
         for name, value in now.items()

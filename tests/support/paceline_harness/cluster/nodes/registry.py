@@ -1,4 +1,4 @@
-"""Node objects for the pretend machines."""
+"""Node objects for the simulated machines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Registry:
         self._port = port
 
     async def add(self, node: Node) -> None:
-        """Make a Node object that is ready; one that exists is taken as it is."""
+        """Create a ready Node object; an existing one is left unchanged."""
         labels = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", **node.labels}
         body = {
             "apiVersion": "v1",

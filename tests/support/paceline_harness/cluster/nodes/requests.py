@@ -1,4 +1,4 @@
-"""What a test asks of the nodes beside the API: accidents, commands in containers, new nodes."""
+"""Requests of tests to the nodes outside the API: failures, commands in containers, new nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Requests:
         self._say = say
 
     async def serve(self, lines: asyncio.StreamReader) -> None:
-        """Answer until the end of the lines."""
+        """Answer requests until end of file."""
         tasks: set[asyncio.Task[None]] = set()
         while line := await lines.readline():
             task = asyncio.create_task(self._answer(json.loads(line)))

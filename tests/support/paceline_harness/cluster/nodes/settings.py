@@ -1,4 +1,4 @@
-"""What a cluster's nodes are told when they start."""
+"""The settings of a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A pretend machine. `resources`: capacity by name, as Kubernetes writes quantities."""
+    """A simulated machine. `resources`: capacity by name, as Kubernetes quantities."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict[str, str])

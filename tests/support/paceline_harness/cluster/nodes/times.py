@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them."""
+"""Timestamps in the format of Kubernetes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 
 def now() -> str:
-    """UTC, to the second."""
+    """The current time in UTC, in seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_since(text: str) -> float:
-    """How long ago a time of `now` was, or one with fractions of a second."""
+    """Seconds since a timestamp, which may have fractions of a second."""
     return (datetime.now(UTC) - datetime.fromisoformat(text.replace("Z", "+00:00"))).total_seconds()

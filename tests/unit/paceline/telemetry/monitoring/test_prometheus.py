@@ -1,4 +1,4 @@
-"""The tests' own Prometheus: scrapes, evaluates rules, tells reasons."""
+"""The harness's Prometheus: scrapes, evaluates rules, reports errors."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_server_scrapes_and_evaluates(
         assert found[0].labels["job"] == "a-1"
         assert server.until("test:steps:rate", bool)[0].labels["job"] == "a-1"
         assert server.value("1 + 1") == 2
-        # A scrape has a second: one that was late is followed by one that is not.
+        # Scrapes time out after a second; a late one is followed by one in time.
         until(lambda: [target["health"] for target in server.targets()] == ["up"], "not up")
         assert server.rule_groups()[0]["rules"][0]["health"] == "ok"
         with pytest.raises(ValueError, match="parse error"):

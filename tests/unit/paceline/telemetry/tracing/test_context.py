@@ -22,7 +22,7 @@ SHARES = st.floats(0, 1)
 
 
 @given(GROUPS, INDICES, INDICES, SHARES)
-def test_a_group_is_kept_or_left_as_a_whole(group: str, a: int, b: int, share: float) -> None:
+def test_a_group_is_sampled_as_a_whole(group: str, a: int, b: int, share: float) -> None:
     one, two = episode_context(group, a), episode_context(group, b)
     kept = Tracer(take=lambda _: None, share=share).keeps(group)
     assert kept == sampled(one.trace, share) == sampled(two.trace, share)
@@ -30,14 +30,14 @@ def test_a_group_is_kept_or_left_as_a_whole(group: str, a: int, b: int, share: f
 
 
 @given(GROUPS, INDICES, SHARES)
-def test_any_service_of_any_vendor_decides_alike(group: str, index: int, share: float) -> None:
+def test_sampling_decisions_match_opentelemetry(group: str, index: int, share: float) -> None:
     trace = episode_context(group, index).trace
     theirs = TraceIdRatioBased(share).should_sample(None, trace, "episode").decision
     assert sampled(trace, share) == (theirs is Decision.RECORD_AND_SAMPLE)
 
 
 @given(GROUPS, INDICES, SHARES, SHARES)
-def test_a_larger_share_keeps_what_a_smaller_one_kept(
+def test_a_larger_share_keeps_all_traces_of_a_smaller_one(
     group: str, index: int, a: float, b: float
 ) -> None:
     trace = episode_context(group, index).trace
@@ -46,21 +46,21 @@ def test_a_larger_share_keeps_what_a_smaller_one_kept(
     assert sampled(trace, max(a, b)) or not sampled(trace, min(a, b))
 
 
-def test_the_share_is_what_was_asked_for() -> None:
+def test_the_sampled_share_is_as_configured() -> None:
     kept = sum(sampled(episode_context(f"job.{n}", 0).trace, 0.01) for n in range(100_000))
-    # Binomial with standard deviation 31: the names are fixed, so this never changes.
+    # Binomial with standard deviation 31; the ids are fixed, so this is deterministic.
     assert 850 < kept < 1150
 
 
-def test_another_process_finds_the_same_names() -> None:
+def test_another_process_derives_the_same_ids() -> None:
     code = "from paceline.telemetry.tracing import *; print(episode_context('job.7', 3).trace_id)"
-    for _ in range(2):  # hashes of strings differ from process to process
+    for _ in range(2):  # string hashes differ between processes
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stdout.strip() == episode_context("job.7", 3).trace_id
 
 
 @given(GROUPS, INDICES)
-def test_a_traceparent_comes_back(group: str, index: int) -> None:
+def test_a_traceparent_round_trips(group: str, index: int) -> None:
     context = episode_context(group, index)
     text = traceparent(context)
     assert parse(text) == (context, 0)
@@ -69,12 +69,12 @@ def test_a_traceparent_comes_back(group: str, index: int) -> None:
 
 
 @given(st.text(max_size=80))
-def test_any_other_text_is_nobodys_trace(text: str) -> None:
+def test_any_other_text_is_not_a_trace(text: str) -> None:
     found = parse(text)
     assert found is None or traceparent(found[0])[3:-3] in text
 
 
-def test_texts_that_w3c_forbids() -> None:
+def test_traceparents_that_w3c_forbids() -> None:
     good = traceparent(Context(1, 2))
     assert parse(good)
     for bad in ("", good.upper().replace("0", "A"), "ff" + good[2:], good + "-", f" {good}"):

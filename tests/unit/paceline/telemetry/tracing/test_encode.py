@@ -1,4 +1,4 @@
-"""Spans as OpenTelemetry's own encoder writes them."""
+"""Compares encoded spans with those of OpenTelemetry's own encoder."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def spans(draw: st.DrawFn) -> Span:
 
 
 def theirs(span: Span) -> ReadableSpan:
-    """The same for OpenTelemetry's encoder."""
+    """The same span for OpenTelemetry's encoder."""
     given = {name: value for name, value in span.attributes.items() if name != "kind"}
     return ReadableSpan(
         name=span.name,
@@ -71,11 +71,11 @@ def named(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.lists(spans(), min_size=1, max_size=3))
-def test_spans_are_written_as_opentelemetry_writes_them(made: list[Span]) -> None:
+def test_spans_are_encoded_like_opentelemetry_s(made: list[Span]) -> None:
     scope = Scope(name="paceline", version="1")
     ours = request_of(made, resource_of(PROCESS), scope)
     wanted = encode_spans([theirs(span) for span in made])
     for span in wanted.resource_spans[0].scope_spans[0].spans:
-        if not span.status.code:  # an empty message says what none says
+        if not span.status.code:  # an empty message is equivalent to none
             span.ClearField("status")
     assert ours == wanted

@@ -1,4 +1,4 @@
-"""Against a real OTLP server on loopback."""
+"""Export to a real OTLP server on loopback."""
 
 import logging
 import time
@@ -67,7 +67,7 @@ def test_a_span_arrives_as_it_was(collector: Collector) -> None:
     assert counted(metrics, "sent") == 2
 
 
-def test_headers_of_a_file_go_along(collector: Collector, tmp_path: Path) -> None:
+def test_headers_from_a_file_are_sent(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("# of the backend\nX-Api-Key: secret:1\n\n")
     tracer = start(process(collector.endpoint, headers_file=str(tmp_path / "headers")), Metrics())
     tracer.root("episode", ROOT).end()
@@ -75,7 +75,7 @@ def test_headers_of_a_file_go_along(collector: Collector, tmp_path: Path) -> Non
     assert collector.headers["x-api-key"] == "secret:1"
 
 
-def test_a_wrong_header_is_not_told(tmp_path: Path) -> None:
+def test_a_malformed_header_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text("a: b\nBearer sesame\n")
     with pytest.raises(ConfigError, match="line 2") as caught:
         start(process("http://x:1", headers_file=str(tmp_path / "headers")), Metrics())
@@ -95,10 +95,10 @@ def fill(tracer: Tracer, count: int) -> None:
         tracer.root("episode", ROOT).end()
 
 
-def test_an_endpoint_that_is_away_is_said_once_and_again_when_it_is_back(
+def test_an_outage_is_logged_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Its port is none of those that connections are given while nobody listens there.
+    # Outside the ephemeral range, so that its port stays free meanwhile.
     metrics, collector = Metrics(), Collector(free_port())
     collector.start()
     collector.stop()
@@ -120,11 +120,11 @@ def test_an_endpoint_that_is_away_is_said_once_and_again_when_it_is_back(
             collector.stop()
     tracer.close(5)
     said = [record.getMessage() for record in caplog.records if record.name == "tracing"]
-    assert said[:2] == ["traces are not taken and get lost", "traces are taken again"]
+    assert said[:2] == ["cannot export traces", "exporting traces again"]
     assert not [r for r in caplog.records if r.name.startswith("opentelemetry")]
 
 
-def test_what_does_not_fit_is_counted_and_forgotten() -> None:
+def test_spans_beyond_the_queue_are_counted_and_dropped() -> None:
     metrics = Metrics()
     tracer = start(
         process("http://127.0.0.1:1", queue=16, batch=8, every_s=60.0, timeout_s=1.0), metrics
@@ -135,12 +135,12 @@ def test_what_does_not_fit_is_counted_and_forgotten() -> None:
     tracer.close(0.1)
 
 
-def test_the_end_waits_no_longer_than_it_may() -> None:
+def test_close_respects_its_timeout() -> None:
     tracer = start(process("http://127.0.0.1:1", timeout_s=60.0), Metrics())
     fill(tracer, 10)
     begun = time.monotonic()
     tracer.close(0.2)
-    assert time.monotonic() - begun < 30  # of the minute that sending may take
+    assert time.monotonic() - begun < 30  # of the minute allowed for sending
 
 
 def test_off_without_the_section() -> None:

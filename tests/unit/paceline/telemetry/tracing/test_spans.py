@@ -10,7 +10,7 @@ ROOT = episode_context("job.1", 0)
 
 
 class Kept:
-    """A tracer on a clock of its own, and the spans that have ended."""
+    """A tracer on a fake clock, and its finished spans."""
 
     def __init__(self, share: float = 1.0) -> None:
         self.now = 1000
@@ -41,14 +41,14 @@ def test_a_block_is_a_span() -> None:
     assert (root.context, root.parent, root.end_ns, root.error) == (ROOT, None, 1012, "")
 
 
-def test_an_error_that_ends_a_block_is_noted() -> None:
+def test_an_error_that_ends_a_block_is_recorded() -> None:
     kept = Kept()
     with pytest.raises(ZeroDivisionError), kept.tracer.root("episode", ROOT):
         raise ZeroDivisionError("by none")
     assert kept.spans[0].error == "ZeroDivisionError: by none"
 
 
-def test_the_first_end_counts_and_none_is_before_the_start() -> None:
+def test_the_first_end_counts_and_is_never_before_the_start() -> None:
     kept = Kept()
     span = kept.tracer.root("episode", ROOT)
     kept.now -= 500
@@ -57,14 +57,14 @@ def test_the_first_end_counts_and_none_is_before_the_start() -> None:
     assert [(s.error, s.end_ns) for s in kept.spans] == [("first", 1000)]
 
 
-def test_what_is_over_is_told_in_one_line() -> None:
+def test_a_past_span_is_recorded_in_one_call() -> None:
     kept = Kept()
     kept.tracer.root("episode", ROOT).past("queue", 10, 30, why="full")
     (span,) = kept.spans
     assert (span.start_ns, span.end_ns, span.attributes) == (10, 30, {"why": "full"})
 
 
-def test_a_message_carries_the_span_and_its_way_is_one() -> None:
+def test_a_message_carries_its_span_and_its_transit_is_recorded() -> None:
     sender, receiver = Kept(), Kept()
     span = sender.tracer.root("ask", ROOT)
     receiver.now += 40
@@ -73,18 +73,18 @@ def test_a_message_carries_the_span_and_its_way_is_one() -> None:
     assert (transit.name, transit.start_ns, transit.end_ns) == ("transit", 1000, 1040)
     assert transit.parent == rollout.parent == ROOT
     assert receiver.tracer.received(traceparent(ROOT))
-    assert len(receiver.spans) == 2  # when it was sent is not told
+    assert len(receiver.spans) == 2  # without the time of sending
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "00-00-00-01"])
-def test_nobodys_message_is_no_span(text: str) -> None:
+def test_a_message_without_a_trace_has_no_span(text: str) -> None:
     kept = Kept()
     with kept.tracer.received(text).child("rollout") as span:
         assert span is NOTHING
     assert not kept.spans
 
 
-def test_nothing_has_no_children_and_says_nothing() -> None:
+def test_an_unsampled_span_has_no_children_and_records_nothing() -> None:
     with NOTHING.child("a", tokens=1).child("b", {"c.d": 1}) as span:
         span.set(x=1)
         span.event("y")

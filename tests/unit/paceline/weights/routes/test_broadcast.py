@@ -1,4 +1,4 @@
-"""Decisions of the tracker, one by one."""
+"""Individual decisions of the tracker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @dataclass
 class Job:
-    """A broadcast with names for endpoints."""
+    """A broadcast with names in place of endpoints."""
 
     now: float = 0.0
     broadcast: Broadcast = field(init=False)
@@ -73,21 +73,21 @@ def chain(job: Job) -> Job:
     return job
 
 
-def test_nothing_to_pull_before_something_is_announced(job: Job) -> None:
+def test_no_routes_before_an_announcement(job: Job) -> None:
     job.join("w1")
     assert job.broadcast.route("w1") is None
     job.announce(1)
     assert job.broadcast.route("stranger") is None
 
 
-def test_routes_are_the_same_object_until_something_happens(chain: Job) -> None:
+def test_routes_are_the_same_object_until_a_change(chain: Job) -> None:
     before = [chain.route(f"w{i}") for i in range(1, 6)]
     chain.got("w1", 50)
     chain.say("w2", TransferEvent.MOVED, "w1")
     assert all(chain.route(f"w{i + 1}") is before[i] for i in range(5))
 
 
-def test_fallbacks_go_up_and_end_with_the_seed(chain: Job) -> None:
+def test_fallbacks_lead_up_the_chain_to_the_seed(chain: Job) -> None:
     assert chain.route("w5").fallbacks == ("http://w3:1", "http://w2:1", "http://w1:1", SEED)
 
 
@@ -98,7 +98,7 @@ def test_late_joiner_goes_to_the_tail(chain: Job) -> None:
     assert all(chain.route(f"w{i + 1}") is before[i] for i in range(5))
 
 
-def test_late_joiners_share_those_who_have_everything(chain: Job) -> None:
+def test_late_joiners_share_complete_peers(chain: Job) -> None:
     for i in range(1, 6):
         chain.got(f"w{i}", 100)
     chain.join("w6", "w7", "w8")
@@ -107,7 +107,7 @@ def test_late_joiners_share_those_who_have_everything(chain: Job) -> None:
     assert "trainer" not in parents
 
 
-def test_who_leaves_is_cut_out(chain: Job) -> None:
+def test_a_leaving_worker_is_removed_from_the_chain(chain: Job) -> None:
     chain.broadcast.leave("w2")
     assert chain.parents("w1", "w3", "w4", "w5") == "trainer w1 w3 w4"
     chain.broadcast.leave("w1")
@@ -117,12 +117,12 @@ def test_who_leaves_is_cut_out(chain: Job) -> None:
 @pytest.mark.parametrize(
     "event", [TransferEvent.STALLED, TransferEvent.FAILED, TransferEvent.DAMAGED]
 )
-def test_a_lost_parent_becomes_the_last(chain: Job, event: TransferEvent) -> None:
+def test_a_lost_parent_moves_to_the_tail(chain: Job, event: TransferEvent) -> None:
     chain.say("w3", event, "w2")
     assert chain.parents("w1", "w2", "w3", "w4", "w5") == "trainer w5 w1 w3 w4"
 
 
-def test_only_what_is_broken_moves(chain: Job) -> None:
+def test_only_broken_routes_change(chain: Job) -> None:
     before = {name: chain.route(name) for name in ("w1", "w4", "w5")}
     chain.say("w3", TransferEvent.STALLED, "w2")
     chain.say("w3", TransferEvent.STALLED, "w2")
@@ -131,7 +131,7 @@ def test_only_what_is_broken_moves(chain: Job) -> None:
         assert chain.route(name).sources == before[name].sources
 
 
-def test_a_suspect_is_no_source_until_it_gets_on(chain: Job) -> None:
+def test_a_suspect_is_not_a_source_until_it_progresses(chain: Job) -> None:
     chain.say("w5", TransferEvent.STALLED, "w4")
     chain.join("w6")
     assert chain.parent("w6") == "w5"
@@ -169,14 +169,14 @@ def test_damaged_bytes_keep_a_peer_out_for_minutes(chain: Job) -> None:
     assert "w2" in chain.parents("w1", "w3", "w4", "w5")
 
 
-def test_who_accuses_everybody_is_not_believed(chain: Job) -> None:
+def test_a_worker_that_reports_everyone_is_not_believed(chain: Job) -> None:
     for sender in ("w1", "w2", "w3"):
         chain.say("w5", TransferEvent.DAMAGED, sender)
     trouble = {h.worker_id: h.trouble for h in chain.broadcast.view().holders}
     assert not any(trouble[name] for name in ("w1", "w2", "w3"))
 
 
-def test_trainer_out_of_reach_for_one(chain: Job) -> None:
+def test_the_trainer_is_unreachable_for_one_worker(chain: Job) -> None:
     chain.say("w1", TransferEvent.FAILED, "trainer")
     assert chain.parents("w1", "w2", "w3", "w4", "w5") == "w5 trainer w2 w3 w4"
 
@@ -192,7 +192,7 @@ def test_gateways_are_chained_and_replaced_within_their_site(job: Job) -> None:
     assert job.parent("b3") == "b2"
 
 
-def test_seeds_of_parts_are_pulled_at_once(job: Job) -> None:
+def test_partial_seeds_are_pulled_in_parallel(job: Job) -> None:
     job.join("w1", "w2")
     job.announce(1)
     second = job.route("w2")
@@ -215,7 +215,7 @@ def test_seeds_of_parts_are_pulled_at_once(job: Job) -> None:
         job.broadcast.seed(9, ChunkSource(SEED))
 
 
-def test_who_cannot_reach_a_seed_of_a_part_asks_the_full_one(job: Job) -> None:
+def test_an_unreachable_partial_seed_is_replaced_by_the_full_one(job: Job) -> None:
     job.join("w1")
     job.announce(1)
     job.broadcast.seed(1, ChunkSource("http://rank1:1", 1, 2))
@@ -227,7 +227,7 @@ def test_who_cannot_reach_a_seed_of_a_part_asks_the_full_one(job: Job) -> None:
     assert job.route("w1").sources == both
 
 
-def test_evaluation_holds_some_back(chain: Job) -> None:
+def test_evaluation_holds_some_workers_back(chain: Job) -> None:
     for i in range(1, 6):
         chain.got(f"w{i}", 100)
     chain.broadcast.target("w2", 1)
@@ -239,7 +239,7 @@ def test_evaluation_holds_some_back(chain: Job) -> None:
     assert chain.route("w2").version.version == 2
 
 
-def test_who_holds_it_keeps_its_place(chain: Job) -> None:
+def test_a_worker_that_holds_the_version_keeps_its_position(chain: Job) -> None:
     again = Job()
     for i in (5, 3, 1, 2, 4):
         node = Node(f"w{i}", f"http://w{i}:1", "a")
@@ -249,7 +249,7 @@ def test_who_holds_it_keeps_its_place(chain: Job) -> None:
     assert again.parents("w1", "w2", "w3", "w4", "w5") == "trainer w1 w2 w3 w4"
 
 
-def test_differences_are_asked_of_who_holds_the_base(chain: Job) -> None:
+def test_deltas_are_requested_from_holders_of_the_base(chain: Job) -> None:
     job = Job()
     job.broadcast = Broadcast(clock=lambda: job.now)
     job.join("w1", "w2", "w3")
@@ -260,7 +260,7 @@ def test_differences_are_asked_of_who_holds_the_base(chain: Job) -> None:
     assert [job.route(name).base_version for name in ("w1", "w2", "w3")] == [1, 1, -1]
 
 
-def test_differences_go_over_slow_links_only(job: Job) -> None:
+def test_deltas_are_used_over_slow_links_only(job: Job) -> None:
     job.join("a1", "a2", site="a")
     job.join("b1", "b2", site="b")
     job.announce(1)
@@ -299,7 +299,7 @@ def test_a_worker_at_another_endpoint_is_a_new_one(chain: Job) -> None:
     assert chain.broadcast.route("w2") is not None
 
 
-def test_who_is_behind_is_no_rescuer(job: Job) -> None:
+def test_a_lagging_worker_is_not_a_fallback(job: Job) -> None:
     job.join("a1", site="a")
     job.join("b1", "b2", "b3", site="b")
     job.join("c1", site="c")
@@ -319,7 +319,7 @@ def beat(job: Job, name: str, ready: int, sender: str) -> bool:
     return job.broadcast.progress(name, [held])
 
 
-def test_who_lags_is_told_of_and_accuses_nobody_before_it_has_moved(job: Job) -> None:
+def test_a_lagging_worker_is_rerouted_and_its_reports_ignored_until_it_moves(job: Job) -> None:
     job.join("a", "b", "c", "d")
     job.announce(1)
     assert job.parents("a", "b", "c", "d") == "trainer a b c"
@@ -336,7 +336,7 @@ def test_who_lags_is_told_of_and_accuses_nobody_before_it_has_moved(job: Job) ->
     assert (trouble["a"], trouble["b"]) == ("", TransferEvent.SLOW)
 
 
-def test_who_lags_after_it_has_moved_accuses_its_new_sender(job: Job) -> None:
+def test_a_worker_still_lagging_after_a_move_reports_its_new_sender(job: Job) -> None:
     job.join("a", "b", "c", "d")
     job.announce(1)
     for i in range(1, 9):
@@ -347,7 +347,7 @@ def test_who_lags_after_it_has_moved_accuses_its_new_sender(job: Job) -> None:
     assert job.parent("a") != "trainer"
 
 
-def test_complaints_of_another_version_than_the_target_are_not_heard(chain: Job) -> None:
+def test_reports_on_versions_other_than_the_target_are_ignored(chain: Job) -> None:
     before = [chain.route(f"w{i}") for i in range(1, 6)]
     chain.announce(2)
     after = [chain.route(f"w{i}") for i in range(1, 6)]

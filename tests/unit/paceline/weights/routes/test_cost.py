@@ -131,5 +131,5 @@ def test_shares_are_equal_where_the_uplink_is_narrow() -> None:
     ("rate", "ratio", "pays"),
     [(25e6, 0.1, True), (1.25e9, 0.1, False), (25e6, 1.01, False), (300e6, 0.5, True)],
 )
-def test_differences_pay_over_slow_links(rate: float, ratio: float, pays: bool) -> None:
+def test_deltas_pay_over_slow_links(rate: float, ratio: float, pays: bool) -> None:
     assert cost.delta_pays(rate, Codec(ratio=ratio)) is pays

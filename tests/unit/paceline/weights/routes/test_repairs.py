@@ -1,4 +1,4 @@
-"""Whatever happens: every worker reaches a seed, and no route changes without a reason."""
+"""Invariants: every worker reaches a seed, and no route changes without a reason."""
 
 from dataclasses import dataclass, field
 
@@ -40,7 +40,7 @@ class Clock:
 
 @dataclass
 class World:
-    """What a test remembers of one job."""
+    """A test's model of one job."""
 
     clock: Clock = field(default_factory=Clock)
     sites: dict[str, str] = field(default_factory=dict[str, str])
@@ -153,7 +153,7 @@ class Repairs(RuleBasedStateMachine):
                 assert sender not in seen, "a loop"
                 seen.add(sender)
                 if sender not in routes or routes[sender].version != route.version:
-                    break  # it has another version to get now, and serves this one
+                    break  # it fetches another version and serves this one
                 at = routes[sender]
             assert name not in {f.removeprefix("http://") for f in route.fallbacks}
             assert route.sources[0].endpoint not in route.fallbacks

@@ -1,4 +1,4 @@
-"""What a thousand workers cost, in calls of functions, and tables that do not grow."""
+"""The cost of a thousand workers in function calls, and bounded tables."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SEED = "http://trainer:1"
 
 
 def calls(action: Callable[[], object]) -> int:
-    """Of Python functions, in which `action` results."""
+    """Number of Python function calls made by `action`."""
     count = 0
 
     def seen(frame: FrameType, event: str, arg: object) -> None:
@@ -52,7 +52,7 @@ def crowd(request: pytest.FixtureRequest) -> Broadcast:
 
 
 @pytest.mark.parametrize("event", [TransferEvent.FAILED, TransferEvent.SLOW])
-def test_a_complaint_does_not_look_at_everybody(crowd: Broadcast, event: TransferEvent) -> None:
+def test_a_report_does_not_scan_all_workers(crowd: Broadcast, event: TransferEvent) -> None:
     worst = 0
     for i in range(5, 405, 10):
         route = crowd.route(f"w{i}")
@@ -63,7 +63,7 @@ def test_a_complaint_does_not_look_at_everybody(crowd: Broadcast, event: Transfe
 
 
 @pytest.mark.parametrize("ready", [0, 100])
-def test_who_leaves_and_who_joins_late_costs_little(ready: int) -> None:
+def test_leaving_and_joining_late_cost_little(ready: int) -> None:
     broadcast = Broadcast(clock=lambda: 0.0)
     announce(broadcast, 1)
     held = [TransferProgress(1, ready, 100)]
@@ -77,7 +77,7 @@ def test_who_leaves_and_who_joins_late_costs_little(ready: int) -> None:
     assert calls(lambda: broadcast.route("w1")) < 8 * NUM_WORKERS
 
 
-def test_late_joiners_share_a_crowd_that_has_everything(crowd: Broadcast) -> None:
+def test_late_joiners_share_many_complete_peers(crowd: Broadcast) -> None:
     for i in range(NUM_WORKERS):
         crowd.progress(f"w{i}", [TransferProgress(1, 100, 100)])
     parents = set[str]()
@@ -119,7 +119,7 @@ def test_reports_on_strangers_are_not_kept(crowd: Broadcast) -> None:
     assert fresh.chunk_bytes(1 << 30) == cut
 
 
-def test_marks_that_have_faded_are_dropped() -> None:
+def test_expired_marks_are_dropped() -> None:
     now = 0.0
     members = Members(clock=lambda: now)
     for i in range(100):

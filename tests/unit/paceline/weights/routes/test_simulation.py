@@ -1,4 +1,4 @@
-"""The tracker in simulated networks: as fast as foretold, and everybody ends with the newest."""
+"""The tracker in simulated networks: as fast as predicted, and all get the newest version."""
 
 import random
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MBIT = 1e6 / 8
 
 
 def chain(simulation: Simulation) -> list[str]:
-    """Workers by distance from the trainer, where everybody has one child."""
+    """Workers by distance from the trainer, in a chain."""
     routes = {name: simulation.broadcast.route(name) for name in simulation.receivers}
     senders = {r.sources[0].endpoint: name for name, r in routes.items() if r is not None}
     names, at = list[str](), endpoint(TRAINER)
@@ -35,7 +35,7 @@ def chain(simulation: Simulation) -> list[str]:
 def spread(
     fabric: Fabric, happens: Callable[[Simulation, float], None], *, num_bytes: int = SIZE
 ) -> tuple[Simulation, float]:
-    """Version 2, after version 1 has shown the links; the second in which it was published."""
+    """Publish version 2 after version 1 has revealed the links; returns the time of publication."""
     simulation = Simulation(fabric)
     simulation.publish(1, num_bytes)
     simulation.run()
@@ -90,7 +90,7 @@ def test_one_fault_costs_under_a_second(fault: str, place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 3])
-def test_a_slow_relay_holds_nobody_up(place: int) -> None:
+def test_a_slow_relay_does_not_delay_others(place: int) -> None:
     victim = ""
 
     def strike(simulation: Simulation) -> None:
@@ -102,7 +102,7 @@ def test_a_slow_relay_holds_nobody_up(place: int) -> None:
     assert last(simulation, begin, but=victim) < 10.9 + 2
 
 
-def test_a_worker_that_was_slow_from_the_beginning_holds_up_only_itself() -> None:
+def test_a_worker_slow_from_the_start_delays_only_itself() -> None:
     fabric = star(6, mbit=200)
     fabric.hosts["w0001"] = Host("w0001", "site00", 20 * MBIT, 20 * MBIT)
     simulation = Simulation(fabric)
@@ -112,7 +112,7 @@ def test_a_worker_that_was_slow_from_the_beginning_holds_up_only_itself() -> Non
     assert last(simulation, 0, but="w0001", version=1) < 10.9 + 5
 
 
-def test_late_joiners_take_nothing_from_the_trainer() -> None:
+def test_late_joiners_do_not_load_the_trainer() -> None:
     def later(simulation: Simulation, begin: float) -> None:
         for i in (4, 5):
             host = Host(f"x{i}", "site00", 200 * MBIT, 200 * MBIT)
@@ -147,7 +147,7 @@ def test_a_slow_link_between_sites_is_crossed_once_even_if_its_gateway_dies() ->
     assert simulation.flows.crossed["site00", "site01", 2] <= num_chunks + 2
 
 
-def test_differences_are_a_quarter() -> None:
+def test_deltas_of_a_quarter_take_a_quarter_of_the_time() -> None:
     simulation = Simulation(star(7, mbit=200), ratio=0.25)
     simulation.publish(1, SIZE)
     simulation.run(past=15, until=15)
@@ -170,10 +170,10 @@ def fabrics(draw: st.DrawFn) -> Fabric:
 
 
 def links_of(fabric: Fabric) -> Links:
-    """What the tracker knows when everything has been measured."""
+    """The tracker's state when everything has been measured."""
     links = Links()
     hosts = [Node(h.name, endpoint(h.name), h.site) for h in fabric.hosts.values()]
-    for node in hosts:  # what an only worker of a site can send shows inside a site alone
+    for node in hosts:  # the uplink of a site's only worker cannot be measured
         mate, host = Node("mate", endpoint("mate"), node.site), fabric.hosts[node.worker_id]
         links.observe(node, mate, wire_bytes=int(host.up), busy_s=1.0)
         links.observe(mate, node, wire_bytes=int(host.down), busy_s=1.0)
@@ -189,7 +189,7 @@ def links_of(fabric: Fabric) -> Links:
 
 
 def only_workers_of_their_sites() -> Fabric:
-    """Nodes that can send less than the wires between sites carry to two others."""
+    """Nodes with less uplink than two inter-site wires can carry."""
     fabric = sites(5, 1, mbit=1000, between_mbit=324, latency_s=0.031)
     for name, mbit in (("s01w000", 478), ("s02w000", 333), ("s03w000", 560), ("s04w000", 464)):
         fabric.hosts[name] = Host(name, fabric.hosts[name].site, mbit * MBIT, mbit * MBIT)
@@ -236,7 +236,7 @@ def test_plans_take_the_predicted_time_and_the_best_is_chosen(fabric: Fabric) ->
         max_size=8,
     ),
 )
-def test_whatever_happens_everybody_alive_gets_the_newest(
+def test_every_live_worker_always_gets_the_newest_version(
     seed: int, faults: list[tuple[str, float]]
 ) -> None:
     rng = random.Random(seed)
@@ -271,7 +271,7 @@ def test_whatever_happens_everybody_alive_gets_the_newest(
         simulation.at(when, lambda f=fault: strike(f))
     simulation.run(past=15, until=600)
     assert simulation.complete()
-    # at worst each fault costs another worker that pulls what is missing from the trainer
+    # at worst, each fault makes another worker pull the missing chunks from the trainer
     for version in range(1, count["publish"] + 1):
         assert simulation.copies(version) <= 1.05 + count["hit"]
 

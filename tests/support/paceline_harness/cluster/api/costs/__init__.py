@@ -1,10 +1,10 @@
-"""What the CEL rules of a definition may cost: a server refuses one whose rules could cost more.
+"""Cost limits on the CEL rules of a definition, beyond which the server rejects it.
 
 Limits, messages and how often a rule may run: apiextensions-apiserver,
 `pkg/apis/apiextensions/validation` (`validation.go`, `cel_validation.go`) and
-`pkg/apiserver/schema/cel/compilation.go`. Not counted, because rules with them do not run here:
-optional values, loops with two variables, the list library of 1.34. Types are followed only as far
-as costs depend on them, so a rule that names a field which does not exist passes.
+`pkg/apiserver/schema/cel/compilation.go`. Not supported, because such rules do not run here:
+optional values, loops with two variables, the list library of 1.34. Types are tracked only as far
+as costs depend on them, so a rule that names a nonexistent field passes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["EXPRESSION_LIMIT", "SCHEMA_LIMIT", "RuleCost", "check_costs", "costs
 
 Object = dict[str, Any]
 EXPRESSION_LIMIT = 10_000_000
-"""StaticEstimatedCostLimit: of one expression."""
+"""StaticEstimatedCostLimit: limit per expression."""
 SCHEMA_LIMIT = 100_000_000
-"""StaticEstimatedCRDCostLimit: of all expressions of a schema."""
+"""StaticEstimatedCRDCostLimit: limit on all expressions of a schema."""
 _NAMED = 4
 _ADVICE = (
     "(try simplifying the rule, or adding maxItems, maxProperties, and maxLength where arrays, "
@@ -35,7 +35,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class RuleCost:
-    """What one expression may cost for a whole object."""
+    """The estimated cost of one expression for a whole object."""
 
     place: str
     title: str
@@ -44,7 +44,7 @@ class RuleCost:
 
 
 def check_costs(schema: Node, path: str, *, known: bool = False) -> list[Object]:
-    """What exceeds its budget; of a schema that is `known` already, only the whole can."""
+    """Costs that exceed their budget; in a schema that is already `known`, only the total can."""
     found = list(costs(schema, path))
     dear = [] if known else [one for one in found if one.cost > EXPRESSION_LIMIT]
     causes = [
@@ -80,7 +80,7 @@ def costs(schema: Node, path: str) -> Iterator[RuleCost]:
 
 
 def _walk(node: Node, path: str, times: int | None, *, whole: bool = False) -> Iterator[RuleCost]:
-    """`times`: how many such values an object may have; None if no schema above bounds them."""
+    """`times`: maximum number of such values in an object; None if unbounded."""
     fan = _fan(node)
     inner = None if times is None or fan is None else min(times * fan, MOST)
     for child, place in children(node, path):
@@ -92,7 +92,7 @@ def _walk(node: Node, path: str, times: int | None, *, whole: bool = False) -> I
 
 
 def _fan(node: Node) -> int | None:
-    """How many children a value may have for each of its child schemas; None without a bound."""
+    """Maximum number of children per child schema; None if unbounded."""
     bounds = {"array": "maxItems", "object": "maxProperties"}
     if node.get("type") == "object" and node.get("additionalProperties") is None:
         return 1
@@ -103,9 +103,9 @@ def _fan(node: Node) -> int | None:
 
 
 def _rules(rules: Any, path: str, kind: Kind, times: int | None) -> Iterator[RuleCost]:
-    """A rule runs for every value, a message is made for one; what does not compile costs none."""
+    """Costs of rules, per value, and of messages, once; an invalid expression costs nothing."""
     if times is None:
-        # As many as fit into a request, each followed by a comma.
+        # As many values as fit into a request, each followed by a comma.
         times = REQUEST_BYTES // (kind.least_bytes + 1)
     for index, rule in enumerate(rules):
         for title, repeat in (("rule", times), ("messageExpression", 1)):

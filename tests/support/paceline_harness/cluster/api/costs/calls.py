@@ -1,9 +1,9 @@
-"""What one call costs apart from its arguments, and how large its result is.
+"""The cost of a call without its arguments, and the size of its result.
 
-Operators and the functions of the language: cel-go, `checker/cost.go` (`functionCost`); sets:
-cel-go, `ext/sets.go`; what Kubernetes adds: apiserver, `pkg/cel/library/cost.go`. A call that none
-of them names costs 1. Where the type of an operand is only known at runtime, all overloads are
-candidates, and the dearest counts.
+Operators and standard functions: cel-go, `checker/cost.go` (`functionCost`); sets: cel-go,
+`ext/sets.go`; Kubernetes extensions: apiserver, `pkg/cel/library/cost.go`. Any other call costs 1.
+If the type of an operand is only known at runtime, all overloads are candidates and the most
+expensive one counts.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from paceline_harness.cluster.api.costs.sizes import (
 )
 
 TRAVERSAL = 0.1
-"""For each character of a text that is read once."""
+"""Cost per character of a text that is traversed once."""
 REGEX = 0.25
-"""For each character of a pattern; one in four is taken for a step of the automaton."""
+"""Cost per character of a pattern, of which one in four counts as a step of the automaton."""
 _LONGEST_FORMAT = 128
 _ADDRESS_BYTES = 32
 _TEXTUAL = ("string", "bytes")
@@ -38,10 +38,10 @@ _TEXTUAL = ("string", "bytes")
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of an expression: its type, its cost, its size if any, where it comes from.
+    """An expression's type, cost, size if any, and path.
 
-    The path begins with a variable, but for what is taken out of a result: this one's path begins
-    with its own field.
+    The path starts with a variable, except for a part of a result, whose path starts with its own
+    field.
     """
 
     kind: Kind
@@ -52,13 +52,13 @@ class Value:
 
     @property
     def extent(self) -> Size:
-        """The size, or all that it could be."""
+        """The size, or the full range if unknown."""
         return self.size or UNKNOWN
 
 
 @dataclass(frozen=True)
 class Use:
-    """One call: what it is called on (None for operators and functions) and with."""
+    """A call: its target (None for operators and functions) and arguments."""
 
     target: Value | None
     arguments: list[Value]
@@ -68,7 +68,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Price:
-    """The cost of a call alone; the size of its result where the arguments tell it."""
+    """The cost of a call alone, and the size of its result if the arguments determine it."""
 
     cost: int = 1
     size: Size | None = None
@@ -116,7 +116,7 @@ def _pair(use: Use) -> tuple[Value, Value]:
 
 
 def _overloads(use: Use, *textual: str) -> tuple[bool, bool]:
-    """Whether one for these kinds is a candidate, and whether another one is."""
+    """Whether an overload for these kinds is a candidate, and whether any other one is."""
     names = {one.kind.name for one in use.arguments}
     if names & set(textual):
         return True, False
@@ -184,7 +184,7 @@ def _to_text(use: Use) -> Price:
 
 @_FUNCTIONS.row("strings.quote")
 def _quoted(use: Use) -> Price:
-    """Every character may need an escape, and there are two quotes."""
+    """Price quoting: every character may need an escape, plus two quotes."""
     low, high = use.arguments[0].extent
     return Price(_read_once(Size(low, high)), Size(low + 2, min(high * 2 + 2, MOST)))
 
@@ -228,7 +228,7 @@ def _contains(use: Use) -> Price:
 
 @_METHODS.row("matches")
 def _matches(use: Use) -> Price:
-    """An empty text has a cost too, for that of the pattern."""
+    """Price a regex match; even an empty text costs, because of the pattern."""
     text, pattern = _target(use).extent, use.arguments[0].extent
     return Price(min(_read_once(text.plus(SCALAR)) * scaled(pattern.high, REGEX), MOST))
 
@@ -246,7 +246,7 @@ def _transformed(use: Use) -> Price:
 
 @_METHODS.row("split")
 def _split(use: Use) -> Price:
-    """Every character may be an item, unless a number bounds the items."""
+    """Price a split: every character may be an item, unless a limit is given."""
     size = _target(use).extent
     bound = use.arguments[1].number if len(use.arguments) > 1 else None
     most = size.high if bound is None else bound % 2**64
@@ -274,7 +274,7 @@ def _replace(use: Use) -> Price:
 
 
 def _longest(size: int, old: int, new: int) -> int:
-    """Of a text of this size with its parts of one size replaced by longer ones."""
+    """Maximum size of a text after replacing its parts of one size by longer ones."""
     if old == 0:  # around every character
         return min(min(size + 1, MOST) * new + size, MOST)
     return size if new <= old else min(math.ceil(size / old) * new, MOST)
@@ -288,7 +288,7 @@ def _shortest(size: int, old: int, new: int) -> int:
 
 @_METHODS.row("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf", "includes")
 def _scan(use: Use) -> Price:
-    """Of a list: one for each item, and the reading of it if it is text; else of a text."""
+    """Price a scan of a list, per item and its text, or of a text."""
     target = _target(use)
     item = TEXT if target.kind.name == "map" else target.kind.item
     if item is None:
@@ -305,7 +305,7 @@ def _valid(use: Use) -> Price:
 
 @_METHODS.row("containsIP")
 def _contains_address(use: Use) -> Price:
-    """Two addresses of 16 bytes are compared; a text is read first."""
+    """Price an address comparison (16 bytes); a text is parsed first."""
     other = use.arguments[0]
     read = _read_once(other.extent) if other.kind.name in ("string", "dyn") else 0
     return Price(min(scaled(_ADDRESS_BYTES, TRAVERSAL) + read, MOST))
@@ -313,7 +313,7 @@ def _contains_address(use: Use) -> Price:
 
 @_METHODS.row("containsCIDR")
 def _contains_network(use: Use) -> Price:
-    """One of them is masked as well."""
+    """Price a network comparison, which also masks one side."""
     masked = scaled(_ADDRESS_BYTES // 2, TRAVERSAL) + 1
     return Price(min(_contains_address(use).cost + masked, MOST))
 
@@ -346,7 +346,7 @@ _RESULTS = {
 
 
 def result(function: str, use: Use) -> Kind:
-    """The type of a result, as far as it matters for costs; else one that is known at runtime."""
+    """The type of a result if it matters for costs, else the dynamic type."""
     if function.startswith("get") and function not in _RESULTS:
         return INT  # a part of a time
     if use.target is not None and function in ("min", "max", "sum"):
@@ -354,6 +354,6 @@ def result(function: str, use: Use) -> Kind:
     if function not in _RESULTS:
         return DYN
     kinds = [one.kind for one in use.arguments if one.kind.name != "dyn"]
-    # That of the items is not known of an empty list.
+    # The item type of an empty list is unknown.
     kinds.sort(key=lambda kind: kind.item is not None and kind.item.name == "dyn")
     return _RESULTS[function] or (kinds[0] if kinds else DYN)

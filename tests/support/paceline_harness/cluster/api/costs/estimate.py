@@ -1,9 +1,9 @@
-"""The cost of an expression at its worst, as cel-go's `checker/cost.go` counts it.
+"""The worst-case cost of an expression, as estimated by cel-go's `checker/cost.go`.
 
-A variable and a field cost 1, a constant nothing, a new list 10, a new map 30; a loop costs what
-its steps do, once for each item that there could be. Two habits of the server show in results:
-of a map's keys it takes the size for 0, and what is taken out of a result (an item of `map()`, a
-field of a call's result) it looks up as if it were a part of `self`.
+A variable or field costs 1, a constant nothing, a new list 10, a new map 30; a loop costs its
+steps times the maximum number of items. Two quirks of the server are reproduced: map keys have
+size 0, and a part of a result (an item of `map()`, a field of a call's result) is looked up as if
+it were a part of `self`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from paceline_harness.cluster.api.costs.syntax import (
 ITEMS, KEYS, VALUES = "@items", "@keys", "@values"
 _NEW_LIST, _NEW_MAP = 10, 30
 _OPAQUE = ("quantity", "ip", "cidr", "semver")
-"""Types of Kubernetes that compare at a cost of 1."""
+"""Kubernetes types that compare at a cost of 1."""
 Scope = dict[str, Value]
 
 
 def estimate(source: str, kind: Kind) -> int:
-    """What a rule on a value of this type may cost. Raises ValueError for one that is not CEL."""
+    """The estimated cost of a rule on a value of this type. Raises ValueError for invalid CEL."""
     scope = {name: Value(kind, path=(name,)) for name in ("self", "oldSelf")}
     return min(_Coster(kind).visit(read(source), scope).cost, MOST)
 
@@ -49,7 +49,7 @@ class _Coster:
         self._root = root
 
     def visit(self, node: Expression, scope: Scope) -> Value:
-        """What is known of an expression."""
+        """The type, cost and size of an expression."""
         match node:
             case Literal():
                 return Value(Kind(node.kind), 0, Size(node.size, node.size), (), node.number)
@@ -74,7 +74,7 @@ class _Coster:
     def _value(
         self, kind: Kind, cost: int, path: tuple[str, ...] = (), size: Size | None = None
     ) -> Value:
-        """A schema's word on the size goes first, then that of the type."""
+        """A value whose size comes from the schema or else from the type."""
         found = self._declared(path) or (SCALAR if kind.scalar else size)
         return Value(kind, cost, found, path)
 

@@ -1,6 +1,6 @@
-"""How large values can be: bounds from a schema, and ranges that add and multiply.
+"""Bounds on the size of values: from a schema, and by range arithmetic.
 
-What a schema says of sizes, and what it is worth where it says nothing: apiserver,
+Sizes from a schema, and defaults where it declares none: apiserver,
 `pkg/cel/common/schemas.go` and `pkg/cel/limits.go`. Ranges: cel-go, `checker/cost.go`.
 """
 
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from paceline_harness.cluster.api.resources.schemas import Node
 
 REQUEST_BYTES = 3 * 1024 * 1024
-"""The largest request that a server takes; it bounds what a schema leaves open."""
+"""The largest request that a server accepts, which bounds sizes that the schema does not."""
 MOST = 2**64 - 1
-"""Costs and sizes are 64 bits wide and stay at their end."""
+"""Costs and sizes are 64-bit and saturate."""
 _TEXT_BYTES = 2
 _FORMATS = {
-    # CEL's type, the longest text and the fewest bytes in JSON.
+    # CEL type, maximum text length, minimum bytes in JSON.
     "duration": ("duration", 32, 3),
     "date": ("timestamp", 12, 12),
     "date-time": ("timestamp", 32, 21),
@@ -28,7 +28,7 @@ _FORMATS = {
 
 
 class Size(NamedTuple):
-    """From fewest to most: characters of text, bytes, items of a list, entries of a map."""
+    """A range of sizes: characters of text, bytes, list items or map entries."""
 
     low: int
     high: int
@@ -38,11 +38,11 @@ class Size(NamedTuple):
         return Size(min(self.low + other.low, MOST), min(self.high + other.high, MOST))
 
     def times(self, other: Size) -> Size:
-        """The size of one for each of the other."""
+        """The product of both sizes."""
         return Size(min(self.low * other.low, MOST), min(self.high * other.high, MOST))
 
     def or_else(self, other: Size) -> Size:
-        """The size of one of the two."""
+        """The range that covers both sizes."""
         return Size(min(self.low, other.low), max(self.high, other.high))
 
 
@@ -51,26 +51,26 @@ SCALAR = Size(1, 1)
 
 
 def scaled(amount: int, factor: float) -> int:
-    """A part of an amount, rounded up as the server does it: in floating point."""
+    """A fraction of an amount, rounded up in floating point like the server."""
     return min(math.ceil(float(amount) * factor), MOST)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of CEL with what a schema says of its size."""
+    """A CEL type with the size bounds from a schema."""
 
     name: str
     most: int = 0
     """The size of the largest value; none for numbers, booleans and objects with listed fields."""
     least_bytes: int = 1
-    """What the smallest value takes up in JSON."""
+    """Size of the smallest value in JSON."""
     item: Kind | None = None
-    """Of a list's items or a map's values."""
+    """Type of a list's items or a map's values."""
     fields: Mapping[str, Kind] = field(default_factory=dict[str, "Kind"])
 
     @property
     def scalar(self) -> bool:
-        """Whether all values are of one size."""
+        """Whether all values have the same size."""
         return self.name in ("bool", "int", "uint", "double", "timestamp", "duration")
 
 
@@ -80,7 +80,7 @@ _NUMBERS = {"boolean": BOOL, "integer": INT, "number": DOUBLE}
 
 
 def declared(node: Node, *, whole: bool = False) -> Kind | None:
-    """The type of a schema, None where rules do not see it; `whole` for a root with metadata."""
+    """The type of a schema, None if hidden from rules; `whole` for a root with metadata."""
     if node.get("x-kubernetes-int-or-string"):
         return Kind("dyn", _length(node))
     kind = node.get("type")
@@ -97,7 +97,7 @@ def _child(node: Node) -> Kind | None:
 
 
 def _length(node: Node) -> int:
-    """A character may take up four bytes."""
+    """Maximum length of text; a character may take four bytes."""
     if "maxLength" in node:
         return max(int(node["maxLength"]), 0) * 4
     return REQUEST_BYTES - _TEXT_BYTES
@@ -130,7 +130,7 @@ def _map(node: Node, rest: Node) -> Kind | None:
     value = _child(rest)
     if value is None:
         return None
-    # An entry has a key, quotes, a colon and a comma besides its value.
+    # Besides its value, an entry has a key, quotes, a colon and a comma.
     fit = (REQUEST_BYTES - 2) // (value.least_bytes + 6)
     return Kind("map", max(int(node.get("maxProperties", fit)), 0), 2, value)
 
@@ -150,10 +150,10 @@ def _object(node: Node, whole: bool) -> Kind:
 
 
 def _with_metadata(properties: Mapping[str, Node]) -> Mapping[str, Node]:
-    """What rules at the root see of every object.
+    """Properties at the root as visible to rules.
 
-    Names are without a bound unless the schema declares the lot: only from 1.37 on are they at
-    most 253 characters long for the estimate, and definitions are to fit older servers too.
+    Names are unbounded unless the schema declares a bound: the estimate limits them to 253
+    characters only from 1.37 on, and definitions must also work on older servers.
     """
     text = {"type": "string"}
     inner = properties.get("metadata", {}).get("properties") or {}
@@ -177,7 +177,7 @@ _ESCAPES = (("__", "__underscores__"), (".", "__dot__"), ("-", "__dash__"), ("/"
 
 
 def _escaped(name: str) -> str:
-    """A field's name as rules have to write it (apiserver, `pkg/cel/escaping.go`)."""
+    """A field's name as escaped in rules (apiserver, `pkg/cel/escaping.go`)."""
     if _KEYWORD.fullmatch(name):
         return f"__{name}__"
     for plain, escape in _ESCAPES:

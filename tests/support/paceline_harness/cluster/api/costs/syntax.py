@@ -1,9 +1,9 @@
-"""CEL read into a tree, as far as its cost goes: of a literal the kind and size are kept.
+"""Parses CEL into a tree for cost estimates; literals keep only their kind and size.
 
-The library that runs the rules compiles them but shows no tree. Grammar and precedence are those of
-the language definition (cel-spec, `doc/langdef.md`). Macros become folds as in cel-go
-(`parser/macro.go`), because the steps of the fold are what an estimate counts. Not read, as the
-library does not take them either: optional fields, escaped names and the construction of messages.
+The library that runs the rules does not expose its tree. Grammar and precedence follow the language
+definition (cel-spec, `doc/langdef.md`). Macros become folds as in cel-go (`parser/macro.go`), since
+estimates count the steps of a fold. Not supported, here or in the library: optional fields, escaped
+names and message construction.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 RESULT = "@result"
-"""The variable in which a fold collects; no expression can name it."""
+"""The accumulator variable of a fold; no expression can name it."""
 _QUOTED = "|".join(
     rf"{quote}(?:{inner})*?{quote}"
     for quote, inner in (
@@ -48,7 +48,7 @@ _CONSTANTS = {"true": "bool", "false": "bool", "null": "null"}
 
 
 class Token(NamedTuple):
-    """A word of an expression; `kind` is the group that matched it, "end" after the last one."""
+    """A token; `kind` is the regex group that matched it, "end" after the last one."""
 
     kind: str
     text: str
@@ -56,7 +56,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Literal:
-    """A constant: of text and bytes the size, of whole numbers the value."""
+    """A constant: the size of text and bytes, the value of integers."""
 
     kind: str
     size: int = 1
@@ -72,7 +72,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Select:
-    """A field of something, or whether it is there."""
+    """A field access, or a test for its presence."""
 
     of: Expression
     field: str
@@ -81,7 +81,7 @@ class Select:
 
 @dataclass(frozen=True)
 class Call:
-    """A function or operator; the latter under its sign (`[]`, `?:`, `-` with one argument)."""
+    """A call of a function or operator, the latter by its symbol (`[]`, `?:`, unary `-`)."""
 
     function: str
     arguments: tuple[Expression, ...]
@@ -90,21 +90,21 @@ class Call:
 
 @dataclass(frozen=True)
 class Listing:
-    """A list written out."""
+    """A list literal."""
 
     items: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A map written out: keys and values in turn."""
+    """A map literal: alternating keys and values."""
 
     parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What a macro stands for: a loop that collects in `RESULT`."""
+    """The expansion of a macro: a loop that accumulates in `RESULT`."""
 
     over: Expression
     item: str
@@ -121,7 +121,7 @@ _COLLECTED = Name(RESULT)
 
 
 def read(source: str) -> Expression:
-    """The tree of an expression. Raises ValueError for what is not CEL, or not read here."""
+    """Parse an expression. Raises ValueError if it is invalid or unsupported."""
     reader = _Reader(list(_tokens(source)))
     found = reader.expression()
     reader.take("end")
@@ -147,7 +147,7 @@ class _Reader:
         self._at = 0
 
     def take(self, kind: str, text: str = "") -> str:
-        """The next token, which has to be this one."""
+        """Consume the next token, which must be this one."""
         token = self._tokens[self._at]
         if token.kind != kind or (text and token.text != text):
             raise ValueError(f"Syntax error: unexpected {token.text or 'end'!r}")
@@ -155,7 +155,7 @@ class _Reader:
         return token.text
 
     def expression(self) -> Expression:
-        """A whole expression."""
+        """Parse an expression."""
         condition = self._binary(0)
         if not self._skip("?"):
             return condition
@@ -183,7 +183,7 @@ class _Reader:
         return left
 
     def _unary(self) -> Expression:
-        """Two signs of a kind undo each other; that of a number is a part of it."""
+        """Parse unary operators: pairs cancel out, and a number includes its sign."""
         for sign in ("!", "-"):
             if self._next(sign):
                 times = 0

@@ -1,1 +1,1 @@
-"""What is decided about a request or an object: access, admission, quotas, deletion."""
+"""Decisions on requests and objects: access, admission, quotas, deletion."""

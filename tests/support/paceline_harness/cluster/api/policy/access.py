@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: tokens, and the RBAC rules that lie in the store."""
+"""Authentication by tokens and authorization by the RBAC rules in the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANONYMOUS = Identity("system:anonymous", ("system:unauthenticated",))
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One request as authorization sees it; `path` is set for what is no resource."""
+    """The attributes of a request for authorization; `path` is set for non-resource requests."""
 
     verb: str
     group: str = ""
@@ -40,13 +40,13 @@ class Access:
 
     @property
     def target(self) -> str:
-        """`pods/log`, as rules name it."""
+        """Resource and subresource as in rules, e.g. `pods/log`."""
         return f"{self.resource}/{self.subresource}" if self.subresource else self.resource
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request that was made, and whether it was allowed."""
+    """A past request, and whether it was allowed."""
 
     identity: str
     access: Access
@@ -55,7 +55,7 @@ class Visit:
 
 @dataclass
 class Tokens:
-    """Bearer tokens and whose they are."""
+    """Bearer tokens and their identities."""
 
     store: Store
     admin: str = field(default_factory=lambda: secrets.token_urlsafe(24))
@@ -73,7 +73,7 @@ class Tokens:
         return token
 
     def identify(self, authorization: str) -> Identity:
-        """From the header. Raises a 401 for a token that is not, or no longer, known."""
+        """The identity for an authorization header. Raises a 401 for an invalid token."""
         if not authorization:
             return ANONYMOUS
         scheme, _, token = authorization.partition(" ")
@@ -107,7 +107,7 @@ class Authorizer:
     store: Store
 
     def check(self, identity: Identity, access: Access) -> None:
-        """Raises the 403 of the real server for what no rule allows."""
+        """Raise the real server's 403 unless a rule allows the access."""
         if self.allows(identity, access):
             return
         if access.path:
@@ -122,7 +122,7 @@ class Authorizer:
         raise forbidden(access.group, access.resource, access.name, why)
 
     def allows(self, identity: Identity, access: Access) -> bool:
-        """Whether any rule that holds for the identity covers the access."""
+        """Whether any rule bound to the identity covers the access."""
         if "system:masters" in identity.groups:
             return True
         if access.path:

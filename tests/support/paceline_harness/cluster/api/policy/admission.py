@@ -1,4 +1,4 @@
-"""What admission adds or refuses at creation: namespaces, service accounts, cluster addresses."""
+"""Admission of new objects: namespaces, service accounts, cluster addresses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass
 class Admission:
-    """Looks at new objects, adds to them, or refuses them."""
+    """Completes or rejects new objects."""
 
     store: Store
     addresses: IPv4Network = field(default_factory=lambda: IPv4Network("10.96.0.0/16"))
     _next: int = 10
 
     def on_create(self, resource: Resource, new: Object) -> None:
-        """Raises 404 (no namespace) or 403."""
+        """Complete a new object. Raises 404 (no namespace) or 403."""
         if resource.namespaced:
             self._namespace(resource, new)
         if resource.storage == "pods":
@@ -74,7 +74,7 @@ class Admission:
 
 
 def _mount_token(spec: Object) -> None:
-    """As the ServiceAccount admission plug-in does."""
+    """Mount the token, like the ServiceAccount admission plug-in."""
     containers = (*spec.get("containers", ()), *spec.get("initContainers", ()))
     bare = [
         one
@@ -99,7 +99,7 @@ def _mount_token(spec: Object) -> None:
 
 
 def _tolerate(spec: Object) -> None:
-    """As the DefaultTolerationSeconds plug-in does."""
+    """Add tolerations, like the DefaultTolerationSeconds plug-in."""
     tolerations: list[Object] = spec.setdefault("tolerations", [])
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         if all(one.get("key", key) != key for one in tolerations):

@@ -1,4 +1,4 @@
-"""An authority for the server's certificate, so that in-cluster clients can verify it."""
+"""A CA for the server's certificate, so that in-cluster clients can verify it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _name(text: str) -> x509.GeneralName:
 
 
 class Authority:
-    """Signs one certificate, for the names and addresses of the server."""
+    """Signs one certificate for the names and addresses of the server."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -47,7 +47,7 @@ class Authority:
         self.certificate = certificate.public_bytes(serialization.Encoding.PEM).decode()
 
     def context(self, folder: Path) -> ssl.SSLContext:
-        """TLS settings of the server; the key lies in `folder`, readable by its owner alone."""
+        """TLS settings of the server; the key in `folder` is readable by its owner only."""
         key = self._key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,

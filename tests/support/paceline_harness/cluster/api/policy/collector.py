@@ -1,4 +1,4 @@
-"""Garbage collection by owner references, and the contents of namespaces that come and go."""
+"""Garbage collection by owner references, and the default contents of namespaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Collector:
-    """Each `sweep` takes every step that is due and says whether there was any."""
+    """Collects garbage; `sweep` takes all pending steps and returns whether there were any."""
 
     objects: Objects
     authority: str = ""
@@ -55,7 +55,7 @@ class Collector:
         return found is not None and found["metadata"]["uid"] == obj["metadata"]["uid"]
 
     def _visit(self, resource: Resource, obj: Object, uids: dict[str, Object]) -> None:
-        """Delete a dependent that no owner holds any longer."""
+        """Delete a dependent without remaining owners."""
         owners = obj["metadata"].get("ownerReferences")
         place = self._place(resource, obj)
         if not owners or not self._alive(place, obj):
@@ -70,7 +70,7 @@ class Collector:
         delete(self.objects, place, DeleteOptions(propagation=policy, uid=obj["metadata"]["uid"]))
 
     def _dependents(self, everything: list[tuple[Resource, Object]]) -> None:
-        """Let owners go whose dependents are gone (Foreground) or set free (Orphan)."""
+        """Release owners whose dependents are gone (Foreground) or disowned (Orphan)."""
         for resource, owner in everything:
             finalizers = owner["metadata"].get("finalizers", ())
             if "deletionTimestamp" not in owner["metadata"]:
@@ -112,7 +112,7 @@ class Collector:
         self._edit(resource, owner, "finalizers", kept)
 
     def _definitions(self) -> None:
-        """A deleted definition goes after all of its objects."""
+        """Remove deleted definitions after all of their objects."""
         catalog = self.objects.kinds.catalog
         resource = catalog.find("apiextensions.k8s.io", "v1", "customresourcedefinitions")
         for one in self.objects.store.all(DEFINITIONS):
@@ -135,7 +135,7 @@ class Collector:
                 self._furnish(name)
 
     def _furnish(self, namespace: str) -> None:
-        """What every namespace has: its default account and the server's authority."""
+        """Create what every namespace has: its default account and the server's CA certificate."""
         catalog = self.objects.kinds.catalog
         account = catalog.find("", "v1", "serviceaccounts")
         settings = catalog.find("", "v1", "configmaps")
@@ -162,7 +162,7 @@ class Collector:
 
 
 def matters(change: Change) -> bool:
-    """Whether a change can be the cause of a step."""
+    """Whether a change can require a sweep."""
     if change.after is None or change.storage == "namespaces":
         return True
     metadata = change.after["metadata"]
@@ -170,7 +170,7 @@ def matters(change: Change) -> bool:
 
 
 def _is_owner(found: Object | None, reference: Object, dependent: Object) -> bool:
-    """A namespaced owner must live in the namespace of its dependent."""
+    """Whether a reference is valid: a namespaced owner must be in its dependent's namespace."""
     if found is None or found["metadata"]["name"] != reference["name"]:
         return False
     namespace = found["metadata"].get("namespace")

@@ -1,4 +1,4 @@
-"""Deletion: grace, finalizers, propagation; and the evictions that a budget allows."""
+"""Deletion with grace periods, finalizers and propagation, and evictions within budgets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RETURNED = ("pods", "services", "serviceaccounts", "persistentvolumeclaims", "pe
 
 @dataclass(frozen=True, slots=True)
 class DeleteOptions:
-    """The body and the query of a deletion."""
+    """The options of a deletion, from body and query."""
 
     grace_s: int | None = None
     propagation: str | None = None
@@ -29,7 +29,7 @@ class DeleteOptions:
 
 
 def delete_options(body: Object, query: dict[str, str]) -> DeleteOptions:
-    """From a DeleteOptions body and the query; the body wins. Raises a 400 or 422."""
+    """Parse a DeleteOptions body and the query; the body wins. Raises a 400 or 422."""
     grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
     orphan = body.get("orphanDependents", query.get("orphanDependents"))
     propagation = body.get("propagationPolicy") or query.get("propagationPolicy")
@@ -50,7 +50,7 @@ def delete_options(body: Object, query: dict[str, str]) -> DeleteOptions:
 
 
 def success(resource: Resource, obj: Object) -> Object:
-    """The Status of a deletion that is done."""
+    """The Status of a completed deletion."""
     details = {
         "name": obj["metadata"]["name"],
         "kind": resource.plural,
@@ -68,7 +68,7 @@ def success(resource: Resource, obj: Object) -> Object:
 
 
 def delete(objects: Objects, place: Place, options: DeleteOptions) -> Object:
-    """Remove at once, or mark for deletion when finalizers or a grace period stand before it.
+    """Remove an object, or mark it for deletion if it has finalizers or a grace period.
 
     Raises 404, or 409 when a precondition fails.
     """
@@ -98,7 +98,7 @@ def _preconditions(place: Place, metadata: Object, options: DeleteOptions) -> No
 
 
 def _marked(objects: Objects, place: Place, old: Object, options: DeleteOptions) -> Object | None:
-    """The object as marked for deletion; None when nothing stands before its removal."""
+    """The object marked for deletion; None if it can be removed immediately."""
     new = copy.deepcopy(old)
     metadata = new["metadata"]
     metadata["finalizers"] = _finalizers(place.resource, old, options)
@@ -120,7 +120,7 @@ def _marked(objects: Objects, place: Place, old: Object, options: DeleteOptions)
 
 
 def _grace(resource: Resource, old: Object, options: DeleteOptions) -> int:
-    """Seconds; only pods that a kubelet may be running have any."""
+    """The grace period in seconds; 0 except for pods that a kubelet may be running."""
     if resource.storage != "pods":
         return 0
     ended = old.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -147,7 +147,7 @@ def _finalizers(resource: Resource, old: Object, options: DeleteOptions) -> list
 
 
 def allow_eviction(objects: Objects, pod: Object) -> None:
-    """Count the pod against the budgets that cover it. Raises a 429 when one is exhausted."""
+    """Count an eviction against the budgets of the pod. Raises a 429 if one is exhausted."""
     metadata = pod["metadata"]
     for budget in objects.store.all("poddisruptionbudgets.policy", metadata["namespace"]):
         if not _covers(budget, pod):
@@ -168,7 +168,7 @@ def _ready(pod: Object) -> bool:
 
 
 def budget_state(objects: Objects, budget: Object) -> tuple[int, int]:
-    """Healthy pods of a budget, and how many it needs."""
+    """The number of healthy pods of a budget, and the number it needs."""
     namespace = budget["metadata"]["namespace"]
     pods = [pod for pod in objects.store.all("pods", namespace) if _covers(budget, pod)]
     healthy = sum(_ready(pod) for pod in pods)

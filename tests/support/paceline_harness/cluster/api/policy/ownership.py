@@ -1,7 +1,7 @@
-"""Who set which field: sets of paths, and their form in `metadata.managedFields`.
+"""Field ownership: sets of paths, and their form in `metadata.managedFields`.
 
-A path is a tuple of steps as FieldsV1 writes them: `f:spec`, `k:{"name":"c"}`, `v:"x"`.
-A set holds the leaves of what was set, and the items of lists that merge by key.
+A path is a tuple of steps in FieldsV1 syntax: `f:spec`, `k:{"name":"c"}`, `v:"x"`. A set contains
+the leaves that were set, and the items of lists that merge by key.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ IGNORED = (
 )
 KEY_DEFAULTS = {"protocol": "TCP"}
 ITEM = object()
-"""The value of a path that names an item of a list as a whole."""
+"""The value of a path to a whole list item."""
 
 
 def key_step(node: Node, item: Any) -> str:
-    """How an item of a list that merges is named: by its keys, or by its value."""
+    """The step for an item of a merging list: by its keys, or by its value."""
     keys = node.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(item, dict):
         return f"v:{json.dumps(item, separators=(',', ':'), sort_keys=True)}"
@@ -37,7 +37,7 @@ def key_step(node: Node, item: Any) -> str:
 
 
 def granular(node: Node, value: Any) -> bool:
-    """Whether the parts of a value have owners of their own."""
+    """Whether the parts of a value have separate owners."""
     if isinstance(value, dict):
         return bool(value) and node.get("x-kubernetes-map-type") != "atomic"
     if isinstance(value, list):
@@ -46,7 +46,7 @@ def granular(node: Node, value: Any) -> bool:
 
 
 def leaves(schema: Schema, obj: Object) -> dict[Path, Any]:
-    """Path to value, for all that can be owned in an object."""
+    """Everything in an object that can be owned: path to value."""
     metadata = {k: v for k, v in obj.get("metadata", {}).items() if k not in IGNORED}
     body = {k: v for k, v in obj.items() if k not in ("apiVersion", "kind", "metadata")}
     if metadata:
@@ -73,26 +73,26 @@ def _leaves(schema: Schema, node: Node, value: Any, path: Path) -> Iterator[tupl
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Paths by what became of them."""
+    """Paths set and removed by a write."""
 
     changed: Paths
     removed: Paths
 
 
 def difference(schema: Schema, old: Object, new: Object) -> Difference:
-    """What a write added or altered, and what it took away."""
+    """The paths that a write added or changed, and those it removed."""
     before, after = leaves(schema, old), leaves(schema, new)
     changed = {p for p, v in after.items() if p not in before or before[p] != v}
     return Difference(frozenset(changed), frozenset(before.keys() - after.keys()))
 
 
 def with_parents(paths: Iterable[Path]) -> Paths:
-    """A set with every path that leads to its members."""
+    """A set of paths together with all their parents."""
     return frozenset(path[:end] for path in paths for end in range(1, len(path) + 1))
 
 
 def to_fields(paths: Paths) -> Object:
-    """As FieldsV1."""
+    """Convert paths to FieldsV1."""
     tree: Object = {}
     for path in sorted(paths):
         node = tree
@@ -108,7 +108,7 @@ def to_fields(paths: Paths) -> Object:
 
 
 def from_fields(tree: Object, path: Path = ()) -> Paths:
-    """From FieldsV1."""
+    """Parse paths from FieldsV1."""
     found: set[Path] = set()
     for step, below in tree.items():
         if step == ".":
@@ -121,7 +121,7 @@ def from_fields(tree: Object, path: Path = ()) -> Paths:
 
 
 def dotted(path: Path) -> str:
-    """As conflicts name a path: `.spec.containers[name="c"].image`."""
+    """A path as in conflict messages: `.spec.containers[name="c"].image`."""
     text = ""
     for step in path:
         kind, _, rest = step.partition(":")
@@ -147,13 +147,13 @@ class Manager:
     time: str = ""
 
     def same(self, other: Manager) -> bool:
-        """Whether both are the same manager at the same door."""
+        """Whether both are the same manager of the same subresource."""
         mine = (self.name, self.operation, self.api_version, self.subresource)
         return mine == (other.name, other.operation, other.api_version, other.subresource)
 
     @property
     def title(self) -> str:
-        """As conflicts name it."""
+        """The manager as in conflict messages."""
         door = f' with subresource "{self.subresource}"' if self.subresource else ""
         return f'conflict with "{self.name}"{door} using {self.api_version}'
 
@@ -166,7 +166,7 @@ class Managers:
 
     @staticmethod
     def of(obj: Object) -> Managers:
-        """Read from an object; entries that say nothing are dropped."""
+        """Read the entries of an object, dropping empty ones."""
         return Managers(
             [
                 Manager(
@@ -187,11 +187,11 @@ class Managers:
         return next((one for one in self.entries if one.same(manager)), manager)
 
     def others(self, manager: Manager) -> list[Manager]:
-        """All entries but that of this manager."""
+        """All entries except that of this manager."""
         return [one for one in self.entries if not one.same(manager)]
 
     def give(self, manager: Manager, paths: Paths, lost: Paths) -> Managers:
-        """`manager` owns `paths` from here on; everybody else loses `lost`."""
+        """Give `paths` to `manager` and remove `lost` from all others."""
         rest = [replace(one, paths=one.paths - lost) for one in self.others(manager)]
         time = manager.time if self.find(manager).paths != paths else self.find(manager).time
         mine = replace(manager, paths=paths, time=time)
@@ -200,7 +200,7 @@ class Managers:
         return Managers([one for one in kept if one.paths])
 
     def listed(self) -> list[Object]:
-        """As managedFields."""
+        """The entries as `managedFields`."""
         return [_entry(one) for one in self.entries]
 
 
@@ -221,7 +221,7 @@ def _entry(one: Manager) -> Object:
 def after_update(
     schema: Schema, managers: Managers, manager: Manager, old: Object, new: Object
 ) -> Managers:
-    """Ownership after a write that is no apply: whoever changes a field owns it."""
+    """Ownership after a write other than apply: the writer owns the fields it changed."""
     found = difference(schema, old, new)
     mine = (managers.find(manager).paths | found.changed) - found.removed
     return managers.give(manager, mine, found.changed | found.removed)

@@ -1,4 +1,4 @@
-"""ResourceQuotas as far as they count objects: `pods`, `services`, `count/deployments.apps`."""
+"""ResourceQuotas on object counts: `pods`, `services`, `count/deployments.apps`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUOTAS = "resourcequotas"
 
 
 def check_quotas(store: Store, resource: Resource, new: Object) -> None:
-    """Raises the 403 of the real server for one object more than a quota allows."""
+    """Raise the real server's 403 if another object would exceed a quota."""
     namespace = new["metadata"]["namespace"]
     for quota in store.all(QUOTAS, namespace):
         hard = quota.get("spec", {}).get("hard") or {}
@@ -30,7 +30,7 @@ def check_quotas(store: Store, resource: Resource, new: Object) -> None:
 
 
 def _used(store: Store, resource: Resource, namespace: str) -> int:
-    """Pods that are over take up nothing."""
+    """Objects that count against a quota; finished pods do not."""
     over = ("Succeeded", "Failed")
     return sum(
         resource.storage != "pods" or one.get("status", {}).get("phase") not in over

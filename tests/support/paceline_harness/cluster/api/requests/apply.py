@@ -1,4 +1,4 @@
-"""Server-side apply: merge what a manager wants, drop what it wants no longer, see conflicts."""
+"""Server-side apply: merges a manager's fields, drops abandoned ones, detects conflicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The object after an apply, and who owns what in it."""
+    """The object after an apply, with its field ownership."""
 
     value: Object
     managers: Managers
@@ -44,7 +44,7 @@ def apply(
     """Apply `wanted` for a manager.
 
     Raises:
-        StatusError: 409, a field would change that somebody else owns (unless `force`).
+        StatusError: 409, a field owned by another manager would change (unless `force`).
     """
     root = schema.resolve(schema.root)
     merged: Object = _merge(schema, root, live, wanted)
@@ -91,7 +91,7 @@ def _merge(schema: Schema, node: Node, live: Any, wanted: Any) -> Any:
 
 
 def _merge_items(schema: Schema, node: Node, live: list[Any], wanted: list[Any]) -> list[Any]:
-    """Items that are wanted in the order in which they are wanted, the others where they were."""
+    """Merge lists: applied items in their order, the others at their positions."""
     item = schema.item(node)
     old = {key_step(node, one): one for one in live}
     new = {key_step(node, one): one for one in wanted}

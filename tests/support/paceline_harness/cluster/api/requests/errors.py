@@ -1,4 +1,4 @@
-"""Refusals as the API server words them: one exception that carries a `Status` body."""
+"""Errors in the API server's wording: an exception that carries a `Status` body."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Object = dict[str, Any]
 
 
 class StatusError(Exception):
-    """A request that the API server refuses; `body` is the `Status` object of the answer.
+    """A rejected request; `body` is the `Status` object of the response.
 
-    Not of Paceline's tree: it is what another program says.
+    Not a `PacelineError`, since it stands for another program's error.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ STALE = (
 
 
 def conflict(group: str, plural: str, name: str, why: str = STALE) -> StatusError:
-    """409: another write came first, or a precondition failed."""
+    """409: a concurrent write, or a failed precondition."""
     message = f'Operation cannot be fulfilled on {target(group, plural)} "{name}": {why}'
     return StatusError(409, "Conflict", message, details=_details(group, plural, name))
 
 
 def cause(reason: str, message: str, field: str) -> Object:
-    """One reason among several, at one field."""
+    """One cause of an error, at one field."""
     return {"reason": reason, "message": message, "field": field}
 
 
 def invalid(group: str, kind: str, name: str, causes: list[Object]) -> StatusError:
-    """422: the object is well-formed but not allowed; `causes` say where."""
+    """422: the object is well-formed but invalid, as listed in `causes`."""
     lines = [f"{c['field']}: {c['message']}" for c in causes]
     text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
     message = f'{target(group, kind)} "{name}" is invalid: {text}'
@@ -90,14 +90,14 @@ def invalid(group: str, kind: str, name: str, causes: list[Object]) -> StatusErr
 
 
 def bad_request(message: str) -> StatusError:
-    """400: the request cannot be understood."""
+    """400: the request is malformed."""
     return StatusError(400, "BadRequest", message)
 
 
 def forbidden(
     group: str, plural: str, name: str, why: str, causes: list[Object] | None = None
 ) -> StatusError:
-    """403: not for this identity, or not in this state."""
+    """403: not allowed for this identity, or in this state."""
     named = f'{target(group, plural)} "{name}"' if name else target(group, plural)
     message = f"{named} is forbidden: {why}"
     return StatusError(403, "Forbidden", message, details=_details(group, plural, name, causes))
@@ -109,28 +109,28 @@ def unauthorized() -> StatusError:
 
 
 def expired(message: str) -> StatusError:
-    """410: the history that was asked for is gone."""
+    """410: the requested history is gone."""
     return StatusError(410, "Expired", message)
 
 
 def not_allowed(verb: str) -> StatusError:
-    """405: the resource knows no such verb."""
+    """405: the resource does not support the verb."""
     message = f"the server does not allow this method on the requested resource ({verb})"
     return StatusError(405, "MethodNotAllowed", message)
 
 
 def internal(message: str) -> StatusError:
-    """500: the server's own fault, or that of a kubelet."""
+    """500: an error of the server, or of a kubelet."""
     return StatusError(500, "InternalError", message)
 
 
 def unexpected(message: str) -> StatusError:
-    """500 without a reason: an error of which the server's storage knows no status."""
+    """500 without a reason: an error that the server does not map to a status."""
     return StatusError(500, "", message)
 
 
 def whole(name: str, value: Any) -> int:
-    """A number from a query or body. Raises a 400."""
+    """An integer from a query or body. Raises a 400."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -138,7 +138,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def unsupported(media_type: str) -> StatusError:
-    """415: a body of this type is not read."""
+    """415: this type of body is not supported."""
     message = f"the body of the request was in an unknown format: {media_type}"
     return StatusError(415, "UnsupportedMediaType", message)
 

@@ -1,4 +1,4 @@
-"""The HTTP side: authenticate, authorize, read the body, call the verb, write the answer."""
+"""HTTP handling: authenticate, authorize, read the body, call the verb, write the response."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_BODY = 3 * 1024 * 1024
 
 @dataclass
 class Call:
-    """One request, understood."""
+    """A parsed request."""
 
     request: web.Request
     identity: Identity
@@ -54,7 +54,7 @@ class Call:
 
     @property
     def place(self) -> Place:
-        """The object it is about."""
+        """The target object."""
         return self.target.place(self.resource)
 
     @property
@@ -84,13 +84,13 @@ class Api:
     decoder: protobuf.Decoder = field(default_factory=protobuf.Decoder)
 
     def application(self) -> web.Application:
-        """One handler: the routes of the API come and go with its kinds."""
+        """The application, with a single handler since routes change with the kinds."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_route("*", "/{tail:.*}", self.handle)
         return app
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request; refusals become Status bodies."""
+        """Answer one request; errors become Status bodies."""
         try:
             identity = self._identify(request)
             target = parse(request.path)
@@ -104,7 +104,7 @@ class Api:
             return _json(500, errors.internal("the server broke on this request").body)
 
     def _identify(self, request: web.Request) -> Identity:
-        """The caller, or whom it impersonates. Raises 401 or 403."""
+        """The caller, or the user it impersonates. Raises 401 or 403."""
         caller = self.tokens.identify(request.headers.get("Authorization", ""))
         other = request.headers.get("Impersonate-User")
         if not other:
@@ -147,7 +147,7 @@ class Api:
         return _json(code, self._shape(call, answer), warnings=call.warnings)
 
     def _shape(self, call: Call, answer: Object) -> Object:
-        """As a table, for clients that print tables."""
+        """Convert the response to a table if the client asks for one."""
         if "as=Table" not in call.request.headers.get("Accept", "") or call.verb not in (
             "get",
             "list",

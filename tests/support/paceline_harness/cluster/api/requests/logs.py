@@ -1,8 +1,8 @@
 """Pod logs, fetched from the kubelet of the pod's node as the real server does.
 
-The node says where: `status.daemonEndpoints.kubeletEndpoint.Port` and an address of type
+The kubelet's address comes from the node: `status.daemonEndpoints.kubeletEndpoint.Port` and the
 InternalIP in `status.addresses`; the path is `/containerLogs/NAMESPACE/POD/CONTAINER` with the
-query of the request. Plain HTTP.
+query of the request. Uses plain HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PodLogs:
     connect_s: float = 5.0
 
     async def serve(self, request: web.Request, pod: Object) -> web.StreamResponse:
-        """Stream the log of one container; 204 for a pod that has no node yet.
+        """Stream the log of one container; 204 if the pod has no node yet.
 
         Raises 400 (which container?), 500 (no kubelet).
         """

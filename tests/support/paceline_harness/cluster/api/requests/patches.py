@@ -28,7 +28,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Object, operations: Any) -> Object:
-    """RFC 6902; refused with 422 when an operation or a test fails, 400 when it is no patch."""
+    """RFC 6902. Raises 422 if an operation or a test fails, 400 if the patch is invalid."""
     if not isinstance(operations, list):
         raise bad_request("a JSON patch is a list of operations")
     try:

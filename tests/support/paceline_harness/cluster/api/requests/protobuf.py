@@ -1,7 +1,7 @@
-"""Bodies in the Kubernetes protobuf encoding, for the kinds that Go clients send so by themselves.
+"""Decodes bodies in the Kubernetes protobuf encoding, for the kinds for which Go clients use it.
 
-Helm keeps its releases in Secrets (or ConfigMaps) and kubectl asks its access reviews this way;
-other kinds arrive as JSON. Answers are always JSON, which those clients accept.
+Helm stores releases in Secrets (or ConfigMaps) and kubectl sends access reviews this way; other
+kinds arrive as JSON. Responses are always JSON, which those clients accept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Decoder:
         self._known = {one.name for one in file.message_type}
 
     def decode(self, body: bytes) -> Object:
-        """The object as its JSON. Raises a 400 or, for a kind that is not read, a 415."""
+        """Decode to a JSON object. Raises a 400 or, for an unsupported kind, a 415."""
         if not body.startswith(MAGIC):
             raise bad_request("the body does not start with the protobuf prefix of Kubernetes")
         envelope = self._message("Unknown", body[len(MAGIC) :])
@@ -101,7 +101,7 @@ def _add(message: descriptor_pb2.DescriptorProto, text: str) -> None:
 
 
 def _said(value: Any) -> Any:
-    """Go writes empty strings and messages where JSON would leave a field out."""
+    """Drop the empty strings and messages that Go encodes where JSON would omit the field."""
     if isinstance(value, dict):
         parts = {name: _said(one) for name, one in value.items()}
         return {name: one for name, one in parts.items() if one not in ("", {})}

@@ -1,4 +1,4 @@
-"""The server as a whole: parts put together, a thread that runs them, kubeconfig files."""
+"""The API server: assembles its parts, runs them in a thread, writes kubeconfig files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PATIENCE_S = 60.0
 
 
 class ApiServer:
-    """A Kubernetes API on HTTPS, in a thread of its own; a context manager.
+    """A Kubernetes API over HTTPS, in its own thread; a context manager.
 
-    `folder` gets the kubeconfig; `host` and `port` say where it listens (0: any free port);
-    `names` are further names and addresses for its certificate; `keep` bounds the history.
+    The kubeconfig is written to `folder`. It listens on `host` and `port` (0: any free port);
+    `names` are further names and addresses in its certificate; `keep` bounds the history.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find it."""
+        """The URL for clients on this machine."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"https://{host}:{self.port}"
 
@@ -104,29 +104,29 @@ class ApiServer:
         self._loop.close()
 
     def token_for(self, namespace: str, name: str) -> str:
-        """A token of a ServiceAccount. Raises NotFoundError when there is none."""
+        """A token of a ServiceAccount. Raises NotFoundError if the account does not exist."""
         token = self._call(self._on_loop(lambda: self.tokens.issue(namespace, name)))
         if token is None:
             raise NotFoundError(f"no ServiceAccount {name!r} in the namespace {namespace!r}")
         return token
 
     def kubeconfig_for(self, namespace: str, name: str) -> Path:
-        """A kubeconfig file of a ServiceAccount. Raises NotFoundError when there is none."""
+        """A kubeconfig file for a ServiceAccount. Raises NotFoundError if it does not exist."""
         path = self.folder / f"kubeconfig-{namespace}-{name}.yaml"
         self._write_config(path, self.token_for(namespace, name), namespace)
         return path
 
     def visits_of(self, identity: str) -> list[Visit]:
-        """Requests so far of a user, or of `system:serviceaccount:NAMESPACE:NAME`."""
+        """Requests so far by a user, or by `system:serviceaccount:NAMESPACE:NAME`."""
         seen: list[Visit] = self._call(self._on_loop(lambda: list(self.visits)))
         return [one for one in seen if one.identity == identity]
 
     def expire_history(self) -> None:
-        """Forget all changes so far: who resumes from before gets a 410."""
+        """Drop the history: watches that resume from earlier get a 410."""
         self._call(self._on_loop(self.store.expire))
 
     def listen(self, listener: socket.socket) -> None:
-        """Serve on a further bound socket too, which may belong to another network namespace."""
+        """Also serve on another bound socket, possibly of another network namespace."""
         self._call(self._serve(listener))
 
     def _call(self, coroutine: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Doors beside the main one: scale, eviction, binding, token, access reviews."""
+"""Subresources: scale, eviction, binding, token, and access reviews."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _selector_text(selector: Object) -> str:
 
 
 def scale_of(obj: Object) -> Object:
-    """The `autoscaling/v1` Scale of a workload; a wish for none is left out, as elsewhere."""
+    """The `autoscaling/v1` Scale of a workload; omits zero replicas like the real server."""
     names = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     metadata = {name: obj["metadata"][name] for name in names if name in obj["metadata"]}
     spec, status = obj.get("spec", {}), obj.get("status", {})
@@ -53,7 +53,7 @@ def scale_of(obj: Object) -> Object:
 def rescale(
     objects: Objects, place: Place, change: Callable[[Object], Object], options: WriteOptions
 ) -> Object:
-    """Replace or patch the Scale; only the number of replicas goes back to the workload."""
+    """Replace or patch the Scale; only the number of replicas is written to the workload."""
 
     def to_workload(workload: Object) -> Object:
         scale = change(scale_of(workload))
@@ -72,7 +72,7 @@ def rescale(
 
 
 def evict(objects: Objects, place: Place, body: Object) -> Object:
-    """Delete a pod if the disruption budgets allow it. Raises 404 or 429."""
+    """Delete a pod if its disruption budgets allow it. Raises 404 or 429."""
     pod = objects.stored(place)
     ended = pod.get("status", {}).get("phase") in ("Pending", "Succeeded", "Failed")
     if not ended and "deletionTimestamp" not in pod["metadata"]:
@@ -82,7 +82,7 @@ def evict(objects: Objects, place: Place, body: Object) -> Object:
 
 
 def bind(objects: Objects, place: Place, body: Object, options: WriteOptions) -> Object:
-    """What a scheduler does: put a pod on a node. Raises 404 or 409."""
+    """Bind a pod to a node. Raises 404 or 409."""
     node = body.get("target", {}).get("name", "")
 
     def to_node(pod: Object) -> Object:
@@ -106,7 +106,7 @@ def bind(objects: Objects, place: Place, body: Object, options: WriteOptions) ->
 
 
 def request_token(objects: Objects, tokens: Tokens, place: Place, body: Object) -> Object:
-    """A TokenRequest. The token stays valid as long as the account lives. Raises a 404."""
+    """Answer a TokenRequest; the token is valid as long as the account exists. Raises a 404."""
     objects.stored(place)
     spec: Object = {"audiences": [], "expirationSeconds": 3600, **(body.get("spec") or {})}
     until = stamp(objects.now() + timedelta(seconds=spec["expirationSeconds"]))
@@ -122,12 +122,12 @@ def request_token(objects: Objects, tokens: Tokens, place: Place, body: Object) 
 
 @dataclass
 class Reviews:
-    """SelfSubjectAccessReview and SubjectAccessReview: questions to the authorizer."""
+    """Answers SelfSubjectAccessReview and SubjectAccessReview requests."""
 
     authorizer: Authorizer
 
     def answer(self, kind: str, identity: Identity, body: Object) -> Object:
-        """The review with its answer."""
+        """The review with its status filled in."""
         spec: Object = body.get("spec") or {}
         if kind == "SubjectAccessReview":
             identity = Identity(spec.get("user", ""), tuple(spec.get("groups") or ()))

@@ -1,1 +1,1 @@
-"""Kinds of objects: schemas, defaults, validation, tables."""
+"""Resource kinds: schemas, defaults, validation, tables."""

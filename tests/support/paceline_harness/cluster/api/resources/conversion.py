@@ -1,4 +1,4 @@
-"""Events live once and are seen as core `v1` (how they are stored) and as `events.k8s.io/v1`."""
+"""Converts Events between core `v1`, in which they are stored, and `events.k8s.io/v1`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BACK = {core: new for new, core in NAMES.items()}
 
 
 def to_storage(resource: Resource, obj: Object) -> Object:
-    """From the version of the request to the stored one."""
+    """Convert from the requested version to the stored one."""
     if resource.group != "events.k8s.io":
         return obj
     return {**{NAMES.get(name, name): value for name, value in obj.items()}, "apiVersion": "v1"}
 
 
 def from_storage(resource: Resource, obj: Object) -> Object:
-    """From the stored version to that of the request."""
+    """Convert from the stored version to the requested one."""
     if resource.group == "events.k8s.io":
         obj = {BACK.get(name, name): value for name, value in obj.items()}
     if obj.get("apiVersion") == resource.api_version:

@@ -1,4 +1,4 @@
-"""Custom resource definitions: the resources and schemas they give, and their CEL rules."""
+"""Custom resource definitions: their resources, schemas and CEL rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline_harness.cluster.api.resources.schemas import META, Definitions, No
 
 Object = dict[str, Any]
 CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
-"""Holds a definition until its objects are gone."""
+"""Finalizer that keeps a definition until its objects are gone."""
 
 
 def established(definition: Object, at: str) -> Object:
@@ -71,7 +71,7 @@ def version_of(definition: Object, version: str) -> Object:
 
 
 def schema_of(definition: Object, version: str, definitions: Definitions) -> Schema:
-    """The schema of one version, with the parts that every object has."""
+    """The schema of one version, including the parts common to all objects."""
     entry = version_of(definition, version)
     own = entry.get("schema", {}).get("openAPIV3Schema", {})
     common = {
@@ -118,7 +118,7 @@ def _plain(node: Any) -> Any:
 
 
 def check_definition(definition: Object, old: Object | None = None) -> list[Object]:
-    """What is wrong with a definition itself: its name, its versions, its rules."""
+    """Validate a definition: its name, versions and rules."""
     spec = definition["spec"]
     causes: list[Object] = []
     wanted = f"{spec['names']['plural']}.{spec['group']}"
@@ -135,7 +135,7 @@ def check_definition(definition: Object, old: Object | None = None) -> list[Obje
             text = "Required value: schemas are required"
             causes.append(cause("FieldValueRequired", text, path))
         else:
-            # Rules are for schemas that make sense.
+            # Rules are checked only for valid schemas.
             causes += _check_types(schema, path) or [
                 *_check_syntax(schema, path),
                 *check_costs(schema, path, known=schema == known.get(name)),
@@ -151,9 +151,9 @@ def _schemas(definition: Object) -> dict[str, Node | None]:
 
 
 def _places(definition: Object) -> Iterator[tuple[str, str, Node | None]]:
-    """Path, version and schema of each version; one that all have in common comes once.
+    """Path, version and schema of each version; a schema common to all appears once.
 
-    The server keeps a common schema in a place of its own, and errors name that place
+    The server stores a common schema separately, and errors name that location
     (apiextensions-apiserver, `pkg/apis/apiextensions/v1/conversion.go`).
     """
     schemas = _schemas(definition)
@@ -190,7 +190,7 @@ def _check_syntax(schema: Node, path: str) -> list[Object]:
 
 
 def check_rules(schema: Schema, new: Object, old: Object | None) -> list[Object]:
-    """The CEL rules of a custom kind; those that speak of `oldSelf` only when there is one."""
+    """Check the CEL rules of a custom kind; those with `oldSelf` only on updates."""
     return _check_rules(schema, schema.root, new, old, "") if schema.structural else []
 
 
@@ -214,7 +214,7 @@ def _check_rules(schema: Schema, node: Node, new: Any, old: Any, path: str) -> l
 
 
 def _same_item(node: Node, value: Any, old: Any) -> Any:
-    """Items of lists are comparable with their former selves only when keys name them."""
+    """The old value of a list item, which can only be matched by keys."""
     keys = node.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list):
         return None

@@ -1,4 +1,4 @@
-"""What the server itself fills into objects of built-in kinds, as far as clients rely on it."""
+"""Server-side defaults of built-in kinds, as far as clients rely on them."""
 
 from __future__ import annotations
 
@@ -245,6 +245,6 @@ DEFAULTS: dict[str, Callable[[Object], None]] = {
 
 
 def apply_defaults(storage: str, obj: Object) -> None:
-    """Fill in, in place, what a server fills in for this kind."""
+    """Apply the defaults of a kind in place."""
     if storage in DEFAULTS:
         DEFAULTS[storage](obj)

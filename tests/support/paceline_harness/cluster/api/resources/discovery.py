@@ -1,4 +1,4 @@
-"""What the server tells of itself: versions, groups, resources."""
+"""Discovery: versions, groups, resources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ELSEWHERE = {
 
 
 def answer(kinds: Kinds, path: str, base: str) -> Object:
-    """The body for a path that names no resource. Raises a 404."""
+    """The body for a discovery path. Raises a 404."""
     parts = [part for part in path.split("/") if part]
     match parts:
         case ["version"]:

@@ -1,4 +1,4 @@
-"""Every kind that is served, with its schema; custom resource definitions come and go here."""
+"""All served kinds with their schemas, including custom resource definitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kinds:
     _schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])
 
     def resource(self, group: str, version: str, plural: str) -> Resource:
-        """The resource at a path. Raises a 404 when none is served there."""
+        """The resource at a path. Raises a 404 if none is served there."""
         found = self.catalog.find(group, version, plural)
         if found is None:
             raise no_such_path()
@@ -40,7 +40,7 @@ class Kinds:
         return self._schemas[key]
 
     def define(self, definition: Object) -> None:
-        """Serve what a CustomResourceDefinition defines, in place of what it defined before."""
+        """Serve a CustomResourceDefinition, replacing its previous version."""
         served = resources_of(definition)
         spec = definition["spec"]
         self.catalog.replace_custom(spec["group"], spec["names"]["plural"], served)
@@ -49,6 +49,6 @@ class Kinds:
             self._schemas[key] = schema_of(definition, resource.version, self.definitions)
 
     def forget(self, definition: Object) -> None:
-        """Serve it no longer."""
+        """Stop serving a definition."""
         spec = definition["spec"]
         self.catalog.replace_custom(spec["group"], spec["names"]["plural"], [])

@@ -56,7 +56,7 @@ def _with_kind(resource: Resource, node: Node) -> Node:
 
 
 def _collect(kinds: Kinds, name: str, node: Node, schemas: Object) -> None:
-    """A schema and all that it refers to."""
+    """Collect a schema and everything it references."""
     if name in schemas:
         return
     schemas[name] = {}
@@ -67,7 +67,7 @@ def _collect(kinds: Kinds, name: str, node: Node, schemas: Object) -> None:
 
 
 def _plain(node: Any, wanted: list[str]) -> Any:
-    """References in the OpenAPI place; one type where JSON schema says `[type, null]`."""
+    """Convert to OpenAPI: its reference paths, and one type in place of `[type, null]`."""
     if isinstance(node, list):
         return [_plain(one, wanted) for one in node]
     if not isinstance(node, dict):
@@ -83,7 +83,7 @@ def _plain(node: Any, wanted: list[str]) -> Any:
 
 
 def _paths(resource: Resource) -> Object:
-    """The path of one object, whose PATCH says that it takes `fieldValidation`."""
+    """The path of one object, whose PATCH declares `fieldValidation`."""
     scope = "/namespaces/{namespace}" if resource.namespaced else ""
     path = f"/{_root(resource)}{scope}/{resource.plural}/{{name}}"
     names = ("dryRun", "fieldManager", "fieldValidation", "force")

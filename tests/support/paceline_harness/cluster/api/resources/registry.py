@@ -1,4 +1,4 @@
-"""Which kinds the server knows: the built-in table and what custom resource definitions add."""
+"""The registry of kinds: the built-in table, plus custom resource definitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind in one version; `storage` names where its objects lie, whatever the version."""
+    """One kind in one version; `storage` names its collection, the same for all versions."""
 
     group: str
     version: str
@@ -32,13 +32,13 @@ class Resource:
 
     @property
     def storage(self) -> str:
-        """Events are one collection under two groups."""
+        """Name of the collection; Events of both groups share one."""
         shared = self.group == "events.k8s.io"
         return self.plural if shared or not self.group else f"{self.plural}.{self.group}"
 
     @property
     def has_status(self) -> bool:
-        """Whether `/status` is a door of its own."""
+        """Whether `/status` is a subresource."""
         return "status" in self.subresources
 
 
@@ -82,12 +82,12 @@ apiextensions.k8s.io/v1 customresourcedefinitions CustomResourceDefinition clust
 authorization.k8s.io/v1 selfsubjectaccessreviews SelfSubjectAccessReview cluster - - ask
 authorization.k8s.io/v1 subjectaccessreviews SubjectAccessReview cluster - - ask
 """
-"""Version, plural, kind, scope, short names, doors, and flags: with a generation (`gen`), part of
-`all`, or a question (`ask`) that is answered and not kept."""
+"""Version, plural, kind, scope, short names, subresources, and flags: has a generation (`gen`),
+part of `all`, or a review (`ask`) that is answered but not stored."""
 
 
 def built_in() -> list[Resource]:
-    """The kinds that every server here has."""
+    """The built-in kinds."""
     return [_row(*line.split()) for line in TABLE.strip().splitlines()]
 
 
@@ -115,7 +115,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 @dataclass
 class Catalog:
-    """All kinds served at present, found by path or by kind."""
+    """All kinds currently served, by path or kind."""
 
     resources: list[Resource] = field(default_factory=built_in)
 
@@ -123,21 +123,21 @@ class Catalog:
         return iter(self.resources)
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
-        """By the parts of a path."""
+        """Find a kind by the parts of a path."""
         for one in self.resources:
             if (one.group, one.version, one.plural) == (group, version, plural):
                 return one
         return None
 
     def kind(self, api_version: str, kind: str) -> Resource | None:
-        """By what an object or an owner reference says."""
+        """Find a kind by `apiVersion` and `kind`."""
         for one in self.resources:
             if one.kind == kind and one.api_version == api_version:
                 return one
         return None
 
     def replace_custom(self, group: str, plural: str, resources: list[Resource]) -> None:
-        """Serve these versions of a custom resource in place of those before; none: stop."""
+        """Replace the served versions of a custom resource; an empty list stops serving it."""
         kept = [r for r in self.resources if (r.group, r.plural) != (group, plural)]
         self.resources = [*kept, *resources]
 

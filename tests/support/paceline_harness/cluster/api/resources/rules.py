@@ -1,4 +1,4 @@
-"""What a valid object must keep beyond its schema: names, selectors, fields that never change."""
+"""Validation beyond the schema: names, selectors, immutable fields."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _bad(path: str, value: Any, why: str) -> Object:
 
 
 def check_names(resource: Resource, obj: Object) -> Causes:
-    """The name, what it was generated from, label keys and label values."""
+    """Check the name, `generateName`, label keys and label values."""
     metadata = obj["metadata"]
     stem = metadata.get("generateName", "")
-    # A dash at its end is fine: letters follow.
+    # A trailing dash is fine, since letters are appended.
     whole = f"{stem[:-2]}a" if len(stem) > 1 and stem.endswith("-") else stem
     generated = _check_name(resource, whole, "metadata.generateName") if whole else []
     named = _check_name(resource, metadata["name"])
@@ -70,7 +70,7 @@ def _check_labels(labels: dict[str, str]) -> Causes:
 
 
 def check_selector(resource: Resource, obj: Object) -> Causes:
-    """The selector of a workload must match its own template."""
+    """Check that the selector of a workload matches its own template."""
     if resource.group != "apps" or "template" not in obj.get("spec", {}):
         return []
     selector = obj["spec"].get("selector") or {}
@@ -94,7 +94,7 @@ FROZEN: dict[str, tuple[str, ...]] = {
     "clusterrolebindings.rbac.authorization.k8s.io": ("roleRef",),
     "priorityclasses.scheduling.k8s.io": ("value", "preemptionPolicy"),
 }
-"""Fields that never change, by collection."""
+"""Immutable fields by collection."""
 
 STATEFUL_SET = (
     *("replicas", "ordinals", "template", "updateStrategy", "revisionHistoryLimit"),
@@ -191,7 +191,7 @@ CHANGES: dict[str, Callable[[Object, Object], Causes]] = {
 
 
 def check_change(resource: Resource, old: Object, new: Object) -> Causes:
-    """What an update may not change."""
+    """Check that an update changes no immutable field."""
     frozen = [
         _bad(path, _at(new, path), "field is immutable")
         for path in FROZEN.get(resource.storage, ())
@@ -202,7 +202,7 @@ def check_change(resource: Resource, old: Object, new: Object) -> Causes:
 
 
 def _finalizers(old: Object, new: Object) -> Causes:
-    """An object on its way out is held by nothing new."""
+    """Check that no finalizers are added to an object that is being deleted."""
     before, after = (set(one["metadata"].get("finalizers") or ()) for one in (old, new))
     if "deletionTimestamp" not in old["metadata"] or after <= before:
         return []

@@ -29,7 +29,7 @@ APIMACHINERY = "io.k8s.apimachinery.pkg.apis.meta.v1."
 META = f"{APIMACHINERY}ObjectMeta"
 FORM = "x-time-form"
 TIMES = {"Time": "%Y-%m-%dT%H:%M:%SZ", "MicroTime": "%Y-%m-%dT%H:%M:%S.%fZ"}
-"""How the server writes times, however they came."""
+"""Format in which the server writes times."""
 
 
 @dataclass
@@ -64,11 +64,11 @@ class Definitions:
         return resource @ referencing.Registry()
 
     def node(self, name: str) -> Node:
-        """A definition by its long name."""
+        """A definition by its fully qualified name."""
         return self._document["$defs"][name]
 
     def kind(self, group: str, version: str, kind: str) -> Node:
-        """The schema of a kind; "anything" for one that is not published."""
+        """The schema of a kind; `{}` for one that is not published."""
         name = self._kinds.get((group, version, kind))
         return self.node(name) if name else {}
 
@@ -81,7 +81,7 @@ class Definitions:
         return node
 
     def validator(self, group: str, version: str, kind: str) -> Validator | None:
-        """A checker of whole objects of a built-in kind."""
+        """The validator of a built-in kind."""
         name = self._kinds.get((group, version, kind))
         if name is None:
             return None
@@ -96,7 +96,7 @@ class Schema:
     root: Node
     definitions: Definitions
     structural: bool = False
-    """Of a custom kind: an object without listed properties has none."""
+    """Whether it is a custom kind, in which an object without listed properties has none."""
     validator: Validator | None = None
     selectable: tuple[str, ...] = ()
     columns: list[Object] = field(default_factory=list[Object])
@@ -116,7 +116,7 @@ class Schema:
         return {} if self.open(node) else None
 
     def open(self, node: Node) -> bool:
-        """Whether fields that are not listed are kept."""
+        """Whether unlisted fields are kept."""
         if node.get("x-kubernetes-preserve-unknown-fields") or node.get("additionalProperties"):
             return True
         return not node.get("properties") and not (self.structural and node.get("type"))
@@ -127,7 +127,7 @@ class Schema:
 
 
 def children(node: Node, path: str) -> Iterator[tuple[Node, str]]:
-    """The schemas in a schema of a custom kind, each with its path in the definition."""
+    """The direct subschemas of a custom kind's schema, each with its path in the definition."""
     for name, child in (node.get("properties") or {}).items():
         yield child, f"{path}.properties[{name}]"
     for name in ("items", "additionalProperties"):
@@ -144,7 +144,7 @@ def nodes(node: Node, path: str) -> Iterator[tuple[Node, str]]:
 
 @dataclass
 class Decoded:
-    """What reading a body gave: the object, and the paths of unknown fields."""
+    """A decoded object, with the paths of unknown fields."""
 
     value: Object
     unknown: list[str]
@@ -189,7 +189,7 @@ def _rewrite(text: str, form: str) -> str:
 
 
 def fill(schema: Schema, value: Object) -> Object:
-    """Fill in the defaults of a custom kind's schema; built-in kinds have theirs in code."""
+    """Apply the defaults in a custom kind's schema; those of built-in kinds are in code."""
     return _fill(schema, schema.root, value) if schema.structural else value
 
 
@@ -212,7 +212,7 @@ def _fill(schema: Schema, node: Node, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that validation found; `wire` marks what could not even be decoded."""
+    """A validation error; `wire` marks one that prevents decoding."""
 
     field: str
     message: str
@@ -230,7 +230,7 @@ REASONS = {
 
 
 def validate(schema: Schema, value: Object) -> list[Problem]:
-    """Everything in which an object departs from its schema, in the order of its fields."""
+    """All violations of the schema, in the order of the fields."""
     if schema.validator is None:
         return []
     found = [_problem(error, schema) for error in schema.validator.iter_errors(value)]

@@ -1,4 +1,4 @@
-"""Tables for printing: the columns of custom kinds, and of the built-in kinds people look at."""
+"""Tables for printing: the columns of custom kinds and common built-in kinds."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _cell(column: Object, obj: Object) -> Any:
 
 
 def at_path(obj: Object, path: str) -> Any:
-    """What a JSONPath of fields, indices and `[?(@.k=="v")]` leads to; None if nothing."""
+    """The value at a JSONPath of fields, indices and `[?(@.k=="v")]`; None if missing."""
     found: Any = obj
     for step in STEP.finditer(path):
         name = step["name"] or step["quoted"]

@@ -1,8 +1,8 @@
-"""What server-side apply refuses before it merges: bodies that do not fit the kind's schema.
+"""Schema checks before a server-side apply.
 
-The walk, its order and its wording are those of structured-merge-diff (`typed/validate.go`), the
-wrapping that of apimachinery's `structuredmerge.go`. The real server takes none of these for an
-error of the client: they are answered with 500 and no reason.
+The traversal, its order and the wording are those of structured-merge-diff (`typed/validate.go`),
+wrapped as in apimachinery's `structuredmerge.go`. The real server does not treat these as client
+errors: they are 500 without a reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCALARS = {"string": str, "boolean": bool, "integer": (int, float), "number": (
 
 
 def check_patch(schema: Schema, resource: Resource, body: Object) -> None:
-    """Raises the 500 of the real server for a body of an apply that does not fit its schema."""
+    """Raise the real server's 500 if the body of an apply does not match its schema."""
     found = list(_walk(schema, schema.resolve(schema.root), body, ""))
     if found:
         raise unexpected(
@@ -56,7 +56,7 @@ def _text(found: list[tuple[str, str]]) -> str:
 
 
 def _walk(schema: Schema, node: Node, value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Path and message of all that does not fit."""
+    """Path and message of every mismatch."""
     kind = _atom(schema, node)
     if kind == "any" or value is None:
         return
@@ -130,7 +130,7 @@ def _walk_list(schema: Schema, node: Node, value: Any, path: str) -> Iterator[tu
 
 
 def _keyless(keys: list[str], item: Any) -> str:
-    """Why an item of an associative list has no name."""
+    """Why an item of an associative list has no key."""
     if not keys:
         kind = {dict: "that's a map type", type(None): "that's an explicit null"}.get(type(item))
         return f"associative list without keys has an element {kind}" if kind else ""
@@ -156,7 +156,7 @@ def _step(keys: list[str], item: Any) -> str:
 
 
 def _unconverted(schema: Schema, node: Node, value: Any) -> Iterator[str]:
-    """Scalars that fit the schema and no field of the kind's Go type."""
+    """Errors of scalars that match the schema but not the kind's Go type."""
     quantity = str(node.get("$ref", "")).endswith(_NAMED_QUANTITY)
     if quantity and isinstance(value, str) and not _QUANTITY.match(value):
         yield f"quantities must match the regular expression '{QUANTITY}'"
@@ -174,7 +174,7 @@ def _unconverted(schema: Schema, node: Node, value: Any) -> Iterator[str]:
 
 
 def _go(value: Any) -> str:
-    """As `%v` prints it."""
+    """Format a value like Go's `%v`."""
     if isinstance(value, dict):
         return f"map[{' '.join(f'{key}:{_go(value[key])}' for key in sorted(value))}]"
     if isinstance(value, list):
@@ -185,7 +185,7 @@ def _go(value: Any) -> str:
 
 
 def _go_syntax(value: Any) -> str:
-    """As `%#v` prints it."""
+    """Format a value like Go's `%#v`."""
     if isinstance(value, dict):
         pairs = ", ".join(f"{json.dumps(key)}:{_go_syntax(value[key])}" for key in sorted(value))
         return f"map[string]interface {{}}{{{pairs}}}"

@@ -1,4 +1,4 @@
-"""What pods, their templates and services must keep beyond their schema: the usual mistakes."""
+"""Validation of pods, pod templates and services beyond the schema: common mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATES = {
     "jobs.batch": ("spec.template.spec", ("OnFailure", "Never")),
     "cronjobs.batch": ("spec.jobTemplate.spec.template.spec", ("OnFailure", "Never")),
 }
-"""Where the pod spec lies, and which restart policies are allowed there."""
+"""Path of the pod spec, and the restart policies allowed there."""
 PULL = ("Always", "IfNotPresent", "Never")
 DNS = ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None")
 SERVICES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -28,7 +28,7 @@ MAX_PORT_NAME = 15
 
 
 def check_workload(resource: Resource, obj: Object) -> list[Object]:
-    """Causes of refusal, for the kinds that have pods or ports."""
+    """Causes of rejection, for kinds with pods or ports."""
     if resource.storage == "services":
         return list(_service(obj.get("spec", {})))
     if resource.storage not in TEMPLATES:

@@ -1,1 +1,1 @@
-"""What the API server keeps: objects, versions, watches, lists."""
+"""The API server's storage: objects, versions, watches, lists."""

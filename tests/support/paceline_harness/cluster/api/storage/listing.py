@@ -1,4 +1,4 @@
-"""Lists in pages and watches with resume: what a client sees of the history."""
+"""Paginated lists and resumable watches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which objects of a collection; selectors as they stand in the URL."""
+    """A selection of objects from a collection, with selectors as in the URL."""
 
     resource: Resource
     namespace: str = ""
@@ -28,14 +28,14 @@ class Query:
     selectable: tuple[str, ...] = ()
 
     def predicate(self) -> Predicate:
-        """Raises a 400 for selectors that cannot be read."""
+        """The selectors as a predicate. Raises a 400 for invalid ones."""
         by_label = label_selector(self.labels)
         by_field = field_selector(self.fields, self.resource.storage, self.selectable)
         return lambda obj: by_label(obj) and by_field(obj)
 
 
 def revision_of(text: str) -> int:
-    """Raises a 400 for what is no revision."""
+    """Parse a resource version. Raises a 400 if invalid."""
     if not text.isdigit():
         raise bad_request(f"invalid resource version {text!r}: want a number")
     return int(text)
@@ -50,7 +50,7 @@ def list_objects(
     revision: str = "",
     match: str = "",
 ) -> Object:
-    """A page of the collection, as it was when the first page was read.
+    """A page of the collection, as of the time when the first page was read.
 
     Raises 400 for a wrong token, selector or revision, 410 for a page of forgotten history.
     """
@@ -114,20 +114,20 @@ class Watch:
         self._matches = self.query.predicate()
 
     def initial(self) -> Iterator[Object]:
-        """An ADDED event for all that is there: for a watch that starts without a revision."""
+        """An ADDED event per existing object, for a watch that starts without a revision."""
         self.revision = self.store.revision
         for one in self.store.all(self.query.resource.storage, self.query.namespace):
             if self._matches(one):
                 yield self._event("ADDED", one)
 
     def pending(self) -> list[Object]:
-        """What has happened since the last call. Raises 410 when it is forgotten."""
+        """Events since the last call. Raises 410 if the history no longer has them."""
         changes = self.store.changes(self.revision)
         self.revision = self.store.revision
         return [event for change in changes if (event := self._translate(change))]
 
     def bookmark(self, **annotations: str) -> Object:
-        """How far the watch has been read."""
+        """A BOOKMARK event with the current revision."""
         resource = self.query.resource
         metadata: Object = {"resourceVersion": str(self.revision), "creationTimestamp": None}
         if annotations:
@@ -152,7 +152,7 @@ class Watch:
 
 
 def _left(change: Change) -> Object:
-    """An object that a selector no longer matches is told as it was, at the new revision."""
+    """The DELETED object of a selection it has left: its old state at the new revision."""
     before = change.before or {}
     metadata = {**before["metadata"], "resourceVersion": str(change.revision)}
     return {**before, "metadata": metadata}

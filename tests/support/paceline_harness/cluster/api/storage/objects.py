@@ -1,4 +1,4 @@
-"""The verbs that write: create, update, patch, apply, delete, over the store and the kinds."""
+"""Write operations: create, update, patch, apply, delete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEPT = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSec
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which object, through which door."""
+    """An object, and the subresource through which it is accessed."""
 
     resource: Resource
     namespace: str
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What the query of a write says; `warnings` collects what the answer warns of."""
+    """Options from the query of a write; `warnings` collects those for the response."""
 
     manager: str = "unknown"
     operation: str = "Update"
@@ -78,13 +78,13 @@ def utc_now() -> datetime:
 
 
 def stamp(at: datetime) -> str:
-    """A time as the API writes it, to the second."""
+    """A timestamp in the API's format, in seconds."""
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Objects:
-    """Writes, with the checks and the bookkeeping of the real server."""
+    """Writes objects with the checks and bookkeeping of the real server."""
 
     store: Store
     kinds: Kinds
@@ -92,7 +92,7 @@ class Objects:
     now: Now = utc_now
 
     def get(self, place: Place) -> Object:
-        """The stored object, in the version asked for. Raises a 404."""
+        """The stored object in the requested version. Raises a 404."""
         return from_storage(place.resource, self.stored(place))
 
     def stored(self, place: Place) -> Object:
@@ -141,7 +141,7 @@ class Objects:
     def modify(
         self, place: Place, change: Callable[[Object], Object], options: WriteOptions
     ) -> Object:
-        """Write what `change` makes of the present object: patches and subresources."""
+        """Replace an object by the result of `change`, for patches and subresources."""
         old = self.stored(place)
         proposed = change(copy.deepcopy(from_storage(place.resource, old)))
         new = self._read(place.resource, proposed, options)
@@ -149,15 +149,15 @@ class Objects:
         return self._replace(place, old, new, options)
 
     def settle(self, place: Place, new: Object) -> Object:
-        """Write what the server itself decided; removes what nothing holds any longer."""
+        """Write a change by the server itself; removes an object without remaining finalizers."""
         return self._write(place, new, WriteOptions())
 
     def found(self, resource: Resource, namespace: str, content: Object) -> Object:
-        """Create what the server itself owns."""
+        """Create an object on behalf of the server."""
         return self.create(resource, namespace, content, WriteOptions(manager="kube-apiserver"))
 
     def remove(self, place: Place) -> Object:
-        """Take the object out of the store at once."""
+        """Remove an object from the store immediately."""
         return from_storage(place.resource, self._erase(place))
 
     def _read(self, resource: Resource, body: Object, options: WriteOptions) -> Object:
@@ -193,7 +193,7 @@ class Objects:
         return metadata["name"]
 
     def _meet(self, place: Place, new: Object) -> None:
-        """The body must speak of the object that the path names."""
+        """Check that the body names the same object as the path."""
         metadata = new["metadata"]
         if metadata.setdefault("name", place.name) != place.name:
             raise errors.bad_request(
@@ -228,7 +228,7 @@ class Objects:
 
     def _complete(self, resource: Resource, new: Object) -> Object:
         new = fill(self.kinds.schema(resource), new)
-        # What breaks on a part that is missing or of a wrong type, validation names.
+        # Missing parts and wrong types are reported by validation.
         with contextlib.suppress(KeyError, TypeError, AttributeError):
             apply_defaults(resource.storage, new)
         return new
@@ -280,7 +280,7 @@ class Objects:
     def _credit(
         self, place: Place, old: Object, new: Object, managers: Managers, options: WriteOptions
     ) -> None:
-        """Write down who owns what; an apply has settled that before."""
+        """Record field ownership; apply has already done so."""
         if options.operation == "Update":
             schema = self.kinds.schema(place.resource)
             manager = self._manager(place, options)
@@ -301,7 +301,7 @@ class Objects:
 
         Raises 400, 404 (at a door of no object), 409 (conflicts), 422, 500 (not of the schema).
         """
-        # What is unknown the schema refuses below, whatever the client says of validation.
+        # The schema rejects unknown fields below, whatever validation the client asks for.
         options = replace(options, operation="Apply", field_validation="Ignore")
         wanted = self._read(place.resource, body, options)
         check_patch(self.kinds.schema(place.resource), place.resource, body)
@@ -339,7 +339,7 @@ class Objects:
             raise errors.conflict(*place.named, why=why)
 
     def _carry(self, place: Place, old: Object, new: Object) -> Object:
-        """What this door may not change stays as it was."""
+        """Restore everything that this subresource must not change."""
         if place.subresource == "status":
             status = {"status": new["status"]} if "status" in new else {}
             rest = {name: value for name, value in old.items() if name != "status"}
@@ -380,7 +380,7 @@ class Objects:
 
 
 def _narrow(place: Place, wanted: Object) -> None:
-    """What the door does not lead to is no part of an apply."""
+    """Remove the fields outside the subresource from an applied object."""
     if place.subresource == "status":
         for name in [n for n in wanted if n not in ("apiVersion", "kind", "metadata", "status")]:
             del wanted[name]
@@ -400,5 +400,5 @@ def _cause(problem: Problem) -> Object:
 
 
 def later(at: datetime, seconds: float) -> str:
-    """A time so much later, as the API writes it."""
+    """A later timestamp in the API's format."""
     return stamp(at + timedelta(seconds=seconds))

@@ -1,4 +1,4 @@
-"""From method and URL to what is asked: the verb, the resource, the object, the door."""
+"""Parses method and URL into verb, resource, object and subresource."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path under /api or /apis names; `name` is empty for a whole collection."""
+    """The target of a path under /api or /apis; `name` is empty for a collection."""
 
     group: str
     version: str
@@ -26,21 +26,21 @@ class Target:
     subresource: str = ""
 
     def access(self, verb: str) -> Access:
-        """As authorization sees it."""
+        """The attributes for authorization."""
         return Access(verb, self.group, self.plural, self.subresource, self.namespace, self.name)
 
     def place(self, resource: Resource) -> Place:
-        """The object; a namespace in the path means nothing to a cluster-wide kind."""
+        """The object; a namespace in the path is ignored for a cluster-scoped kind."""
         namespace = self.namespace if resource.namespaced else ""
         return Place(resource, namespace, self.name, self.subresource)
 
     def resource(self, kinds: Kinds) -> Resource:
-        """The resource that is served here. Raises a 404."""
+        """The resource of the path. Raises a 404."""
         return kinds.resource(self.group, self.version, self.plural)
 
 
 def parse(path: str) -> Target | None:
-    """None for a path that names no resource (discovery, health)."""
+    """Parse a path; None if it names no resource (discovery, health)."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"] and len(parts) > 2:
         group, version, rest = "", parts[1], parts[2:]

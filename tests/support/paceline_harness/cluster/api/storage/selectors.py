@@ -40,7 +40,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside brackets."""
+    """Split at commas outside brackets."""
     return [part for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 

@@ -24,12 +24,12 @@ class Change:
     before: Object | None
     after: Object | None
     last: Object | None = None
-    """Of a removal: the object as it was last, with the revision of its removal."""
+    """For a removal: the object's last state, with the revision of the removal."""
 
 
 @dataclass
 class Store:
-    """Objects by collection. What it hands out is shared: callers copy before they change.
+    """Objects by collection. Returned objects are shared: callers must copy before modifying them.
 
     `keep` bounds the number of changes from which a watch can resume.
     """
@@ -56,7 +56,7 @@ class Store:
         return [name for name, held in self._objects.items() if held]
 
     def put(self, storage: str, key: Key, new: Object) -> Object:
-        """Write, giving the object the next revision; returns it as stored."""
+        """Store an object under the next revision; returns it as stored."""
         self.revision += 1
         metadata = {**new["metadata"], "resourceVersion": str(self.revision)}
         stored = {**new, "metadata": metadata}
@@ -67,7 +67,7 @@ class Store:
         return stored
 
     def remove(self, storage: str, key: Key, last: Object | None = None) -> Object:
-        """Remove; returns the object as it was last, with the revision of the removal."""
+        """Remove an object; returns its last state with the revision of the removal."""
         before = self._objects[storage].pop(key)
         self.revision += 1
         final = last or before
@@ -77,12 +77,12 @@ class Store:
         return final
 
     def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
-        """Call `listener` after each change; returns what ends that."""
+        """Call `listener` after each change; returns a function that unsubscribes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def changes(self, after: int) -> list[Change]:
-        """The changes past a revision, oldest first.
+        """The changes after a revision, oldest first.
 
         Raises:
             StatusError: 410, the history no longer reaches back so far.
@@ -110,7 +110,7 @@ class Store:
         return _select(objects, namespace)
 
     def expire(self) -> None:
-        """Forget all history: whatever was seen before now cannot be resumed from."""
+        """Drop the history, so that watches cannot resume from earlier revisions."""
         self._history.clear()
         self._oldest = self.revision
 

@@ -19,7 +19,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Watches:
-    """Serves watches; `bookmark_s` is how often a quiet one tells how far it has come."""
+    """Serves watches; an idle one sends a bookmark every `bookmark_s`."""
 
     store: Store
     bookmark_s: float = 60.0
@@ -40,10 +40,9 @@ class Watches:
             event.set()
 
     async def serve(self, request: web.Request, query: Query) -> web.StreamResponse:
-        """Answer with a stream of events until the timeout, the client's leave, or a 410.
+        """Stream events until the timeout, a disconnect, or a 410.
 
-        Raises 400 for selectors or revisions that cannot be read; what comes later is told in the
-        stream, as an ERROR event.
+        Raises 400 for invalid selectors or revisions; later errors are sent as ERROR events.
         """
         start = request.query.get("resourceVersion", "")
         watch = Watch(self.store, query, revision_of(start or "0"))

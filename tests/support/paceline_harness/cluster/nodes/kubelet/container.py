@@ -1,4 +1,4 @@
-"""One life of one container: started through the shim, signalled, entered, waited for."""
+"""One run of a container, started through the shim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLED = 128 + signal.SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """A file or folder of the machine, and where the container sees it."""
+    """A file or folder of the machine, and its path in the container."""
 
     source: str
     target: str
@@ -30,7 +30,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """Everything that the shim has to know. Paths on the machine have no symbolic links."""
+    """The input of the shim. Paths on the machine must not contain symbolic links."""
 
     network: str
     hostname: str
@@ -48,7 +48,7 @@ class Spec:
 
 
 class Container:
-    """A running container. `pid` is its first process as seen here."""
+    """A running container. `pid` is its main process in this PID namespace."""
 
     def __init__(self, spec: Spec, *, pid: int, shim: asyncio.subprocess.Process) -> None:
         self.pid = pid
@@ -57,21 +57,21 @@ class Container:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is running."""
         return self._shim.returncode is None
 
     async def wait(self) -> int:
-        """Its exit code; 128 + n after signal n."""
+        """Wait for its exit code; 128 + n after signal n."""
         return await self._shim.wait()
 
     def signal(self, number: int) -> None:
-        """To its first process; SIGKILL ends all of them."""
+        """Send a signal to its main process; SIGKILL ends all of its processes."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     async def execute(self, command: Sequence[str], *, timeout_s: float) -> tuple[int, str]:
-        """Run a command in it: exit code and output. 124 after `timeout_s`."""
+        """Run a command in it; returns exit code and output, code 124 after `timeout_s`."""
         enter = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r"]
         enter += [f"--wdns={self._spec.directory}"]
         groups = ",".join(map(str, self._spec.groups))
@@ -97,7 +97,7 @@ class Container:
 
 
 async def start(spec: Spec, *, folder: Path, log: Path) -> Container:
-    """Start; returns when its command is being executed. Output is appended to `log`.
+    """Start a container; returns once its command has been executed. Output is appended to `log`.
 
     Raises:
         UnavailableError: a mount or the command failed; the text says which.
@@ -122,7 +122,7 @@ async def start(spec: Spec, *, folder: Path, log: Path) -> Container:
         async with asyncio.timeout(_START_TIMEOUT_S):
             report = await _read_all(reading)
     except (TimeoutError, asyncio.CancelledError) as error:
-        # The container too: nobody knows of it yet who could end it later.
+        # Kill the container too: nothing else knows of it yet.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(shim.pid, signal.SIGKILL)
         if isinstance(error, TimeoutError):
@@ -136,7 +136,7 @@ async def start(spec: Spec, *, folder: Path, log: Path) -> Container:
 
 
 async def _read_all(descriptor: int) -> str:
-    """Until the other end is closed: by a successful exec, or by an end before that."""
+    """Read until the other end is closed: by a successful exec, or by an earlier exit."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(descriptor, "rb")
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(

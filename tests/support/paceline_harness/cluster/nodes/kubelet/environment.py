@@ -1,4 +1,4 @@
-"""The environment and command of a container, as its pod's specification says."""
+"""The environment and command of a container, from its pod's spec."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def environment_of(
 
 
 def expand(text: str, environment: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by its value where there is one; `$$` stands for `$`."""
+    """Replace `$(NAME)` by its value if it is set; `$$` is an escaped `$`."""
 
     def replace(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -51,7 +51,7 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
 
 
 def command_of(container: Object, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """`command` and `args`; an image's own entry point is not known here.
+    """`command` and `args`; the image's own entry point is unknown.
 
     Raises:
         NotFoundError: there is no command.
@@ -86,7 +86,7 @@ def field_of(pod: Object, path: str) -> str:
 
 
 def contents(kind: Kind, reference: Object, *, lookup: Lookup) -> dict[str, bytes]:
-    """Everything in a Secret or ConfigMap; empty if it is optional and missing.
+    """The contents of a Secret or ConfigMap; empty if it is optional and missing.
 
     Raises:
         NotFoundError: it does not exist.

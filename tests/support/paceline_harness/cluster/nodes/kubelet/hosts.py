@@ -1,4 +1,4 @@
-"""Names that pods resolve: a hosts file in place of the cluster's DNS."""
+"""Name resolution in pods: a hosts file in place of the cluster's DNS."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FIRST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
 def hosts_of(namespace: str, services: Iterable[Object], slices: Iterable[Object]) -> str:
     """A hosts file for pods of a namespace.
 
-    The name of a Service stands for its cluster address. That of a headless one stands for all its
-    ready pods, and `<hostname>.<service>` for one of them.
+    The name of a Service resolves to its cluster address; that of a headless one to all its ready
+    pods, and `<hostname>.<service>` to one of them.
     """
     lines: list[str] = []
     headless: set[tuple[str, str]] = set()
@@ -36,7 +36,7 @@ def hosts_of(namespace: str, services: Iterable[Object], slices: Iterable[Object
 
 
 def write_hosts(folder: Path, text: str, *, own: str) -> None:
-    """Replace the file in one step, so that no resolver reads half of it."""
+    """Replace the file atomically, so that no resolver reads a partial one."""
     fresh = folder / "hosts.new"
     fresh.write_text(f"{text}{own}\n")
     fresh.chmod(0o644)

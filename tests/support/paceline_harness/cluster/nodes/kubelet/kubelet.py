@@ -1,4 +1,4 @@
-"""All nodes of the cluster on this machine: pods that are bound to any of them run here."""
+"""The kubelet of all nodes: pods bound to any of them run on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OVER = ("Succeeded", "Failed")
 
 
 class Kubelet:
-    """Starts, follows and ends pods as their objects say."""
+    """Starts, monitors and stops pods according to their objects."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Kubelet:
         informer.listen(self._changed)
 
     def supervisor(self, namespace: str, pod: str, container: str = "") -> Supervisor:
-        """Of a container of a pod; of its first if not named.
+        """The supervisor of a pod's container, the first one if not named.
 
         Raises:
             NotFoundError: no such container has been started.
@@ -75,7 +75,7 @@ class Kubelet:
         raise NotFoundError(f"pod {namespace}/{pod} runs no container {container!r}")
 
     async def close(self) -> None:
-        """Kill all pods, leaving their objects as they are."""
+        """Kill all pods but leave their objects."""
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
     def _changed(self, kind: Kind, item: Object) -> None:
@@ -108,7 +108,7 @@ class Kubelet:
                 worker.refresh()
 
     def _soon(self, action: Callable[[], None]) -> None:
-        """Once for a burst of changes."""
+        """Run an action soon, once per burst of changes."""
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(_BURST_S, action)
 
@@ -131,7 +131,7 @@ class Kubelet:
 
 
 def _sources_of(pod: Object) -> set[str]:
-    """Names of Secrets and ConfigMaps that its volumes show."""
+    """Names of the Secrets and ConfigMaps in a pod's volumes."""
     found: set[str] = set()
     for volume in pod["spec"].get("volumes", []):
         for source in [volume, *volume.get("projected", {}).get("sources", [])]:

@@ -1,4 +1,4 @@
-"""The output of containers: where it lies, and the door by which the API server reads it."""
+"""The output of containers: its files, and the endpoint from which the API server reads it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _POLL_S = 0.2
 
 
 class Logs:
-    """Files by pod and container, kept when the pod is gone; `serve` answers for them."""
+    """Log files by pod and container, kept after the pod is gone; `serve` serves them."""
 
     def __init__(self, folder: Path, informer: Informer) -> None:
         self._folder = folder
         self._informer = informer
 
     def path(self, pod: Object, container: str) -> Path:
-        """The file of a container's present or last life; `.previous` is the one before."""
+        """The log of a container's last run; `.previous` is the one before."""
         metadata = pod["metadata"]
         folder = self._folder / metadata["namespace"] / metadata["name"] / metadata["uid"]
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{container}.log"
 
     async def serve(self, host: str) -> tuple[web.AppRunner, int]:
-        """Listen on a free port; returns what ends it, and the port."""
+        """Listen on a free port; returns the runner and the port."""
         application = web.Application()
         application.router.add_get(PATH, self._answer)
         runner = web.AppRunner(application, access_log=None)
@@ -48,7 +48,7 @@ class Logs:
         path = self.path(pod, known["container"])
         if query.get("previous") == "true":
             path = path.with_suffix(".previous")
-        try:  # it may be moved away at any moment: another life begins
+        try:  # a restart may rename it at any moment
             data = await asyncio.to_thread(path.read_bytes)
         except FileNotFoundError:
             text = f"container {known['container']} has no output there"

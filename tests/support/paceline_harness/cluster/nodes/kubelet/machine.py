@@ -1,9 +1,9 @@
-"""What containers see of this machine in place of images.
+"""The parts of this machine that containers see in place of images.
 
-Images are not read. A container finds the Python environment of this process first on its path;
+Images are not read. A container has the Python environment of this process first on its path;
 `images` maps a part of an image's name to a folder of programs that comes before it. Containers run
-as their `runAsUser`, unless the Python environment cannot be read by others (a checkout below a
-home folder, say): then everything runs as root, and `as_root` says so.
+as their `runAsUser`, unless other users cannot read the Python environment (say, in a checkout
+below a home folder): then everything runs as root, and `as_root` is set.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Machine:
     as_root: bool
 
     def environment(self, image: str) -> dict[str, str]:
-        """As the image would set it."""
+        """The environment variables that the image would set."""
         first = [folder for part, folder in self.images.items() if part in image]
         path = ":".join([*first, str(Path(sys.executable).parent), _PATH])
         return {"PATH": path, "HOME": "/", "LANG": "C.UTF-8", **self.variables}
 
     def user(self, pod: Object, container: Object) -> tuple[int, int, tuple[int, ...]]:
-        """User, group and further groups; images are taken to have a user of their own."""
+        """User, group and supplementary groups; images are assumed to have their own user."""
         context = pod["spec"].get("securityContext") or {}
         own = context | (container.get("securityContext") or {})
         more = tuple(context.get("supplementalGroups", []))
@@ -57,7 +57,7 @@ def this_machine(
     files: Mapping[str, str],
     variables: Mapping[str, str],
 ) -> Machine:
-    """`files`: paths here and where containers see them, as if they were in the images."""
+    """`files`: paths on this machine and in containers, as if they were in the images."""
     needed = [Path(path).resolve() for path in _python_paths()]
     binds = [Bind(str(path), str(path), read_only=True) for path in needed if _is_hidden(path)]
     binds += [Bind(str(Path(here).resolve()), there, True) for here, there in files.items()]
@@ -71,7 +71,7 @@ def _python_paths() -> Sequence[str]:
 
 
 def _is_hidden(path: Path) -> bool:
-    """Not seen through the root's overlay: on another file system, or below what is masked."""
+    """Whether the root's overlay hides a path: another file system, or a masked folder."""
     masked = any(path.is_relative_to(place) for place in _HIDDEN)
     return masked or path.stat().st_dev != Path("/").stat().st_dev
 

@@ -1,7 +1,7 @@
-"""One network namespace per pod, all on a bridge that itself is in a namespace.
+"""One network namespace per pod, all on a bridge in a namespace of its own.
 
-The only thing on the machine's side is one end of a veth pair, the address under which the machine
-is seen by pods and by which it reaches them. It disappears with the bridge's namespace.
+Only one end of a veth pair is on the machine's side, with the machine's address in the cluster. It
+disappears with the bridge's namespace.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TIMEOUT_S = 60.0
 
 
 class Network:
-    """The addresses of one cluster: a block of 1022, the first for the machine, then the bridge.
+    """The addresses of one cluster: a block of 1022, the first two for machine and bridge.
 
-    Lives in the mount namespace of the process that made it: namespaces are held by mounts below
-    a private /run/netns, so that they end with that process.
+    Namespaces are held by mounts below a private /run/netns in the mount namespace of this process,
+    so that they end with it.
     """
 
     def __init__(self, *, chance: random.Random) -> None:
@@ -41,9 +41,9 @@ class Network:
         )
 
     async def join(self, name: str) -> str:
-        """Make the pod's namespace; returns its address."""
+        """Create a pod's namespace; returns its address."""
         address = self._free.pop(0)
-        # Not a name that `ip` reads as a word of its own, such as `vf`.
+        # Must not be a keyword of `ip`, such as `vf`.
         port = f"pod{int(ipaddress.ip_address(address)) & 0xFFFF}"
         await _run(
             f"ip netns add {name}",
@@ -57,34 +57,34 @@ class Network:
         return address
 
     async def translate(self, rules: str) -> None:
-        """Replace the table by which the bridge sends packets for other addresses on to pods."""
+        """Replace the bridge's table of address translations."""
         await _run(f"ip netns exec {_HUB} iptables-restore <<'END'\n{rules}END")
 
     async def leave(self, name: str, address: str) -> None:
-        """Give address and namespace back; the address is used again last."""
+        """Release address and namespace; the address is reused last."""
         await _run(f"ip netns del {name}")
         self._free.append(address)
 
     def close(self) -> None:
-        """Remove the machine's end; the rest ends with the process."""
+        """Remove the machine's end of the veth pair; the rest ends with the process."""
         _run_now(f"ip link del {self._interface}")
 
     @staticmethod
     def path(name: str) -> str:
-        """The file by which a pod's namespace is entered."""
+        """The file through which a pod's namespace can be entered."""
         return str(_NAMES / name)
 
 
 def hide_run() -> None:
-    """Give this process a /run of its own, which `ip netns` writes to.
+    """Mount a private /run, which `ip netns` writes to.
 
-    For a process in a mount namespace of its own only.
+    Only for a process in its own mount namespace.
     """
     _run_now("mount -t tmpfs run /run", f"mkdir {_NAMES}")
 
 
 def _claim(chance: random.Random) -> tuple[ipaddress.IPv4Network, str]:
-    """A block that no other cluster has: the name of its interface is taken with it."""
+    """Claim a block that no other cluster has, by creating an interface named after it."""
     blocks = list(enumerate(ALL.subnets(new_prefix=_PREFIX)))
     chance.shuffle(blocks)
     _run_now(

@@ -43,7 +43,7 @@ _MULTI = {"/etc/host.conf": f"{_ETC}/host.conf"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What all pods share. `logs(pod, container)` is the file of a container's output."""
+    """Dependencies shared by all pods. `logs(pod, container)` is a container's log file."""
 
     informer: Informer
     network: Network
@@ -78,26 +78,26 @@ class PodWorker:
 
     @property
     def name(self) -> str:
-        """Of its pod."""
+        """Name of its pod."""
         return self.pod["metadata"]["name"]
 
     def supervisor(self, container: str = "") -> Supervisor | None:
-        """Of one container; of the first if not named."""
+        """The supervisor of one container, the first one if not named."""
         known = self._supervisors or self._init
         return known.get(container or next(iter(known), ""))
 
     def supervisors(self) -> list[Supervisor]:
-        """Of all its containers so far."""
+        """The supervisors of all containers started so far."""
         return [*self._init.values(), *self._supervisors.values()]
 
     def update(self, pod: Object) -> None:
-        """Its object changed."""
+        """Take over a changed object."""
         self.pod = pod
         if "deletionTimestamp" in pod["metadata"]:
             self.end(float(pod["metadata"].get("deletionGracePeriodSeconds", 30)))
 
     def end(self, grace_s: float) -> None:
-        """Terminate it, then remove its object; a further call can only shorten the grace."""
+        """Terminate the pod, then remove its object; another call can only shorten the grace."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(grace_s))
             return
@@ -105,13 +105,13 @@ class PodWorker:
             asyncio.get_running_loop().call_later(grace_s, supervisor.kill)
 
     async def abandon(self) -> None:
-        """Kill it and leave its object as it is."""
+        """Kill the pod but leave its object."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(s.stop(0) for s in self.supervisors()))
 
     def refresh(self) -> None:
-        """Bring names and the contents of volumes up to date."""
+        """Update names and volume contents."""
         if self._volumes is None or self._ending is not None:
             return
         self.rename()
@@ -119,7 +119,7 @@ class PodWorker:
             self._volumes.provide(self.pod)
 
     def rename(self) -> None:
-        """Bring the names that it resolves up to date."""
+        """Update the names that the pod resolves."""
         if self._address:
             text = self._around.hosts(self.pod["metadata"]["namespace"])
             own = f"{self._address} {self._hostname()}"
@@ -129,7 +129,7 @@ class PodWorker:
         try:
             await self._run()
         except Exception as error:  # the boundary of this pod: the others go on
-            log.exception("pod given up", pod=self.name)
+            log.exception("pod failed", pod=self.name)
             self._why = repr(error)
             self._dirty.set()
 
@@ -232,7 +232,7 @@ class PodWorker:
         if not self.supervisors():
             self._tasks[0].cancel()
         await asyncio.gather(*(s.stop(grace_s) for s in self.supervisors()))
-        # A container that was being started is killed as soon as it has begun.
+        # A container that is being started is killed as soon as it runs.
         await asyncio.wait(self._tasks[:1])
         for task in self._tasks:
             task.cancel()
@@ -245,7 +245,7 @@ class PodWorker:
         await self._remove()
 
     async def _remove(self) -> None:
-        """Delete the object, unless someone else has, or another one has its name."""
+        """Delete the object, unless it is already gone or replaced by another one."""
         while True:
             try:
                 await self._around.informer.delete(POD, self.pod, grace_s=0)
@@ -257,7 +257,7 @@ class PodWorker:
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
-        """Write the status whenever something changed, changes in a burst once."""
+        """Write the status after changes, once per burst."""
         self._dirty.set()
         while True:
             await self._dirty.wait()
@@ -266,7 +266,7 @@ class PodWorker:
                 await self._publish()
             except (ApiException, aiohttp.ClientError, TimeoutError) as error:
                 if getattr(error, "status", 0) != 404:
-                    log.warning("status not written", pod=self.name, error=repr(error))
+                    log.warning("cannot write status", pod=self.name, error=repr(error))
                     self._dirty.set()
                 await asyncio.sleep(_RETRY_S)
 

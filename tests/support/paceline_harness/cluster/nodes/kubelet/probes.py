@@ -1,4 +1,4 @@
-"""Asking a container how it is."""
+"""Startup, readiness and liveness probes of a container."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SERVING = b"\x08\x01"
 async def outcomes(
     probe: Object, *, container: Container, address: str, ports: dict[str, int]
 ) -> AsyncIterator[tuple[bool, str]]:
-    """Whether the container passes, each time that changes by the probe's thresholds, and why.
+    """Yield whether a probe passes, and why, each time that changes by the probe's thresholds.
 
-    Until the first success it is asked more often than `periodSeconds` says, so that tests do not
-    wait; failures are counted in periods all the same.
+    Until the first success it is probed more often than `periodSeconds`, so that tests do not
+    wait; failures are still counted per period.
     """
     period_s = float(probe.get("periodSeconds", 10))
     most_failures, enough = probe.get("failureThreshold", 3), probe.get("successThreshold", 1)
@@ -48,7 +48,7 @@ async def outcomes(
 
 
 async def ask(probe: Object, *, container: Container, address: str, ports: dict[str, int]) -> str:
-    """One question: empty if the answer is good, else what is wrong."""
+    """Probe once; returns what is wrong, empty if nothing is."""
     timeout_s = float(probe.get("timeoutSeconds", 1))
     try:
         async with asyncio.timeout(timeout_s):
@@ -76,7 +76,7 @@ def port_of(port: int | str, ports: dict[str, int]) -> int:
 
 
 async def get(action: Object, *, address: str, ports: dict[str, int]) -> str:
-    """HTTP GET: empty if the status is from 200 to 399."""
+    """Probe by HTTP GET; returns an empty text for a status from 200 to 399."""
     secure: Any = None
     if action.get("scheme") == "HTTPS":
         secure = ssl.create_default_context()

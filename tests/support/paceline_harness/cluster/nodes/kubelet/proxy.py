@@ -1,4 +1,4 @@
-"""Cluster addresses of Services: packets to them are sent on to a ready pod of the Service."""
+"""Implements the cluster addresses of Services: forwards packets to a ready pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAIL = "-A POSTROUTING -m conntrack --ctstate DNAT -j MASQUERADE\nCOMMIT\n"
 
 
 class Proxy:
-    """Keeps the bridge's address translation as the EndpointSlices say."""
+    """Keeps the bridge's address translation in sync with the EndpointSlices."""
 
     def __init__(self, informer: Informer, network: Network) -> None:
         self._informer = informer
@@ -43,7 +43,7 @@ class Proxy:
                 await self._network.translate(rules)
                 written = rules
             except UnavailableError as error:
-                log.error("addresses of services not written", error=error.message)
+                log.error("cannot update service addresses", error=error.message)
                 asyncio.get_running_loop().call_later(_RETRY_S, self._wake.set)
 
     def _changed(self, kind: Kind, item: Object) -> None:
@@ -52,7 +52,7 @@ class Proxy:
 
 
 def rules_of(services: Iterable[Object], slices: Iterable[Object]) -> str:
-    """The whole table for iptables-restore. Each ready pod gets the same share of connections."""
+    """The complete table for iptables-restore. Ready pods get equal shares of connections."""
     behind = {_service_of(entry): entry for entry in slices}
     lines: list[str] = []
     for service in services:
@@ -65,7 +65,7 @@ def rules_of(services: Iterable[Object], slices: Iterable[Object]) -> str:
 
 
 def is_headless(service: Object) -> bool:
-    """Whether its name stands for the pods themselves."""
+    """Whether a Service's name resolves to the pods themselves."""
     return service["spec"].get("clusterIP") in (None, "", "None")
 
 

@@ -1,11 +1,11 @@
 """Runs one container: makes its namespaces, root, mounts and user, then waits for it.
 
-Executed by path, with nothing but the standard library: `python -I -S shim.py SPEC FD`. SPEC is the
-JSON file of `Spec` in `container.py`. To FD goes the container's process id, a newline, and the
-reason if it could not be executed. Ends with the container's exit code, 128 + n after signal n.
+Executed by path, using only the standard library: `python -I -S shim.py SPEC FD`. SPEC is the JSON
+file of `Spec` in `container.py`. FD receives the container's process id, a newline, and the reason
+if it could not be executed. Exits with the container's exit code, 128 + n after signal n.
 
-The container is process 1 of a PID namespace, so that nothing of it survives it. Its root is the
-machine's, seen through an overlay in memory: it may write anywhere and nothing reaches the machine.
+The container is process 1 of a PID namespace, so that none of its processes outlives it. Its root
+is the machine's with an overlay in memory: it may write anywhere without changing the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _DETACH = 2
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _NO_NEW_PRIVILEGES = 38
-_HOST = "/.host"  # where the machine's root is seen while the container's is put together
+_HOST = "/.host"  # mount point of the machine's root while the container's is built
 _MASKED = ("/tmp", "/run")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _CANNOT_START = 128
@@ -72,7 +72,7 @@ def _become(spec: dict[str, Any], report: int) -> None:
 
 
 def _build_root(scratch: str) -> None:
-    """The machine's root under an overlay in memory, with own /dev, /proc, /sys, /tmp, /run."""
+    """Mount the machine's root under an overlay in memory, with own /dev, /proc, /sys, ..."""
     _mount("tmpfs", scratch, "tmpfs", 0, "mode=755")
     for name in ("upper", "work", "root"):
         os.mkdir(f"{scratch}/{name}")
@@ -103,7 +103,7 @@ def _bind_all(binds: list[dict[str, Any]]) -> None:
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> None:
-    """Paths inside the machine's root and the container's; mount points are made."""
+    """Bind a path of the machine's root to one of the container's, creating the mount point."""
     source = _HOST + source
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
@@ -122,7 +122,7 @@ def _relink(target: str, source: str) -> None:
 
 
 def _close_root(spec: dict[str, Any]) -> None:
-    """Let the machine's root go; make what is not a volume read-only where asked."""
+    """Unmount the machine's root; make everything but volumes read-only if asked."""
     _call("umount", _libc.umount2(_HOST.encode(), _DETACH))
     os.rmdir(_HOST)
     if not spec["read_only_root"]:

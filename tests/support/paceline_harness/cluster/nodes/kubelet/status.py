@@ -1,4 +1,4 @@
-"""The status of a pod from those of its containers."""
+"""Computes the status of a pod from those of its containers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline_harness.cluster.nodes.times import now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the kubelet knows of a pod. `why_waiting`: what keeps it from being set up."""
+    """The kubelet's view of a pod. `why_waiting`: why it cannot be set up."""
 
     address: str = ""
     host: str = ""
@@ -23,7 +23,7 @@ class Seen:
 
 
 def status_of(pod: Object, seen: Seen) -> Object:
-    """The whole status, times of conditions kept where they did not change."""
+    """The complete status; conditions that did not change keep their times."""
     phase = _phase(pod, seen)
     over = phase in ("Succeeded", "Failed")
     ready = (
@@ -55,7 +55,7 @@ def status_of(pod: Object, seen: Seen) -> Object:
 
 
 def waiting(container: Object, reason: str) -> Object:
-    """The status of a container that was never started."""
+    """The status of a container that has never started."""
     return {
         "name": container["name"],
         "image": container.get("image", ""),

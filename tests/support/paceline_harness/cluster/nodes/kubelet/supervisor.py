@@ -1,4 +1,4 @@
-"""One container of a pod over all its lives: probes, restarts with back-off, termination."""
+"""Supervises one container of a pod: probes, restarts with back-off, termination."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _TAIL_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Pauses between restarts in seconds: none, then `base_s`, doubling up to `most_s`.
+    """Delays between restarts in seconds: none, then `base_s`, doubling up to `most_s`.
 
-    A life of `stable_s` forgets them.
+    A run of `stable_s` resets them.
     """
 
     base_s: float
@@ -38,12 +38,12 @@ class BackOff:
     stable_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Before the restart after so many ends."""
+        """The delay before the restart after this many failures."""
         return 0.0 if failures <= 1 else min(self.most_s, self.base_s * 2.0 ** (failures - 2))
 
 
 class Supervisor:
-    """Keeps one container as its pod wants it; `status()` is its container status."""
+    """Keeps one container in the state its pod asks for; `status()` is its container status."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be sent requests."""
+        """Whether the container is ready for requests."""
         return self._ready
 
     async def run(self) -> int:
-        """Until it ends for good; its last exit code."""
+        """Run the container until it ends for good; returns its last exit code."""
         failures = 0
         while True:
             born_s = time.monotonic()
@@ -94,17 +94,17 @@ class Supervisor:
             await self._pause(self._back_off.pause_s(failures))
 
     async def stop(self, grace_s: float) -> None:
-        """preStop, SIGTERM, and SIGKILL when the grace is over; it is not started again."""
+        """Run preStop, send SIGTERM, and SIGKILL after the grace period, without a restart."""
         self._stopping.set()
         await self._terminate(grace_s)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """A signal to its first process, as if it had met with an accident."""
+        """Send a signal to its main process, as if it had crashed."""
         if self.container is not None:
             self.container.signal(number)
 
     def status(self) -> Object:
-        """As in `containerStatuses`."""
+        """The entry in `containerStatuses`."""
         running = "running" in self._state
         return {
             "name": self.spec["name"],
@@ -141,7 +141,7 @@ class Supervisor:
         return code
 
     async def _begin(self) -> Container | None:
-        """Start; None if the pod ends before that. What is missing may still come."""
+        """Start the container, retrying while sources are missing; None if the pod ends before."""
         while not self._stopping.is_set():
             try:
                 return await self._start()

@@ -1,4 +1,4 @@
-"""How a pod speaks to the API server: ServiceAccount tokens, the authority, the address."""
+"""A pod's access to the API server: ServiceAccount tokens, CA certificate, address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIFE_S = 3607
 
 
 class Tokens:
-    """Tokens for pods; `variables` name the API server as the kubelet does."""
+    """Tokens for pods; `variables` has the kubelet's environment variables for the API server."""
 
     def __init__(self, objects: Objects, *, host: str, port: int) -> None:
         self._objects = objects
@@ -25,7 +25,7 @@ class Tokens:
         }
 
     async def of(self, pod: Object) -> Mapping[str, str]:
-        """A token for every audience that the pod's volumes name, by audience.
+        """Tokens by audience, for every audience in the pod's volumes.
 
         Raises:
             NotFoundError: its ServiceAccount does not exist.

@@ -21,7 +21,7 @@ TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a volume shows under a path."""
+    """A file in a volume."""
 
     data: bytes
     mode: int = _MODE
@@ -43,10 +43,10 @@ class Volumes:
     tokens: Mapping[str, str]
 
     def provide(self, pod: Object) -> None:
-        """Make or bring up to date every volume.
+        """Create or update every volume.
 
         Raises:
-            NotFoundError: something that a volume shows does not exist (yet).
+            NotFoundError: the source of a volume does not exist (yet).
         """
         group = pod["spec"].get("securityContext", {}).get("fsGroup")
         for volume in pod["spec"].get("volumes", []):
@@ -59,7 +59,7 @@ class Volumes:
                 _open_to(path, group=group, everyone="emptyDir" in volume)
 
     def binds(self, pod: Object, container: Object) -> list[Bind]:
-        """What a container sees of them; outer folders first."""
+        """The mounts of a container, outer folders first."""
         volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
         mounts = sorted(container.get("volumeMounts", []), key=lambda m: m["mountPath"].count("/"))
         return [self._bind(pod, volumes[mount["name"]], mount) for mount in mounts]
@@ -88,7 +88,7 @@ class Volumes:
         return self.folder / volume["name"]
 
     def _files(self, pod: Object, volume: Object) -> Files | None:
-        """None for a folder that containers write to."""
+        """The files of a volume; None for a folder that containers write to."""
         known = {"secret", "configMap", "downwardAPI", "projected"}
         kind = next((kind for kind in volume if kind in known), None)
         if kind is None:
@@ -126,7 +126,7 @@ class Volumes:
 
 
 def audiences_of(pod: Object) -> list[str]:
-    """For whom the pod's volumes want ServiceAccount tokens."""
+    """Audiences of the ServiceAccount tokens in the pod's volumes."""
     return [
         source["serviceAccountToken"].get("audience", "")
         for volume in pod["spec"].get("volumes", [])
@@ -136,9 +136,9 @@ def audiences_of(pod: Object) -> list[str]:
 
 
 def publish(folder: Path, files: Files, *, group: int | None) -> None:
-    """Show exactly these files, all at once: `..data` is a link that is swapped.
+    """Replace the contents of a folder atomically, by swapping the link `..data`.
 
-    Files that a reader has open, or a folder it has entered, stay as they were.
+    Files and folders that a reader has open stay unchanged.
     """
     if _published(folder) == {name: file.data for name, file in files.items()}:
         return

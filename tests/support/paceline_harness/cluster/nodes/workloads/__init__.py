@@ -1,1 +1,1 @@
-"""Stand-ins for the controllers of a control plane, one short file each."""
+"""Minimal workload controllers, one short file each."""

@@ -1,4 +1,4 @@
-"""PersistentVolumeClaims: each is bound at once to a folder of its own, gone with the claim."""
+"""PersistentVolumeClaims: each is bound immediately to its own folder, removed with the claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Claims:
         self.loop = Loop(informer, sync=self.sync, keys_of=self._keys_of)
 
     async def sync(self, key: Key) -> None:
-        """Bind a claim, or remove what is left of one."""
+        """Bind a claim, or remove the folder of a deleted one."""
         if uid := self._gone.pop(key, ""):
             await asyncio.to_thread(shutil.rmtree, self._folder / key[0] / uid, ignore_errors=True)
         claim = self._informer.get(CLAIM, key)

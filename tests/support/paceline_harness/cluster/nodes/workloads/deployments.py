@@ -1,7 +1,7 @@
-"""Deployments: pods that are alike, replaced bit by bit when the template changes.
+"""Deployments: identical pods, with rolling updates when the template changes.
 
-ReplicaSets stand between a Deployment and its pods as they do elsewhere, for those who look at
-them; their number of pods follows. A ReplicaSet without a Deployment does nothing.
+ReplicaSets exist between a Deployment and its pods for clients that read them; their replica counts
+follow the pods. A ReplicaSet without a Deployment does nothing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _ENOUGH = "MinimumReplicasAvailable"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to do now: start so many pods of the new template, and delete these."""
+    """The next step: the number of pods to start from the new template, and the pods to delete."""
 
     start: int
     stop: tuple[Object, ...]
 
 
 def change_of(spec: Object, fresh: list[Object], old: list[Object]) -> Change:
-    """The next step, from pods that are not being deleted. Pure."""
+    """The next step, given the pods that are not being deleted. Pure."""
     replicas, strategy = spec.get("replicas", 1), spec.get("strategy", {})
     if strategy.get("type") == "Recreate":
         if old:
@@ -75,7 +75,7 @@ def _fill(replicas: int, fresh: list[Object], *, most: int) -> Change:
 
 
 class Deployments:
-    """The controller of Deployments and of their ReplicaSets, one for each template."""
+    """The controller of Deployments and their ReplicaSets, one per template."""
 
     def __init__(self, informer: Informer) -> None:
         self._informer = informer
@@ -83,7 +83,7 @@ class Deployments:
         self.loop = Loop(informer, sync=self.sync, keys_of=self._keys_of)
 
     async def sync(self, key: Key) -> None:
-        """Bring one Deployment a step further and write what became of it."""
+        """Advance one Deployment by a step and write its status."""
         owner = self._informer.get(DEPLOYMENT, key)
         if owner is None or "deletionTimestamp" in owner["metadata"]:
             return
@@ -134,7 +134,7 @@ class Deployments:
             await create_pod(self._informer, REPLICA_SET, fresh, pod)
 
     async def _count(self, of: Object, refused: str) -> None:
-        """Write how many pods a ReplicaSet has, and why it has no more."""
+        """Write the number of pods of a ReplicaSet, and why there are not more."""
         pods = self._pods(of)
         if of["spec"]["replicas"] != len(pods):
             of = await self._informer.patch(REPLICA_SET, of, {"spec": {"replicas": len(pods)}})
@@ -187,7 +187,7 @@ class Deployments:
 
 
 def _failure(refused: str, before: Object) -> list[Object]:
-    """The condition of a workload whose pods are refused."""
+    """The condition of a workload whose pods are rejected."""
     if not refused:
         return []
     kind, reason = "ReplicaFailure", "FailedCreate"
@@ -205,7 +205,7 @@ def _number(of: Object) -> int:
 
 
 def _forgotten(sets: list[Object], limit: int) -> list[Object]:
-    """The oldest that have no pods, beyond the limit."""
+    """The oldest ReplicaSets without pods, beyond the history limit."""
     empty = [each for each in sets if not each.get("status", {}).get("replicas", 0)]
     return sorted(empty, key=_number)[: max(0, len(empty) - limit)]
 

@@ -1,4 +1,4 @@
-"""EndpointSlices: the addresses of the pods behind each Service, one slice for each."""
+"""EndpointSlices: the addresses of the pods behind each Service, one slice per Service."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _endpoint(service: Object, pod: Object) -> Object:
 
 
 def _port(port: Object, pods: list[Object]) -> Object:
-    """With the number on the pods; a name is looked up in the first of them."""
+    """A port with its number in the pods; a name is looked up in the first pod."""
     target = port.get("targetPort", port["port"])
     if isinstance(target, str):
         known = [p for pod in pods for c in pod["spec"]["containers"] for p in c.get("ports", [])]

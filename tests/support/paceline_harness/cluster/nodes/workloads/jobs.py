@@ -1,4 +1,4 @@
-"""Jobs: pods that run to their end, numbered when the completion mode is Indexed."""
+"""Jobs: pods that run to completion, indexed if the completion mode is Indexed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPLETE = "Complete"
 
 @dataclass(slots=True)
 class Tally:
-    """Pods of a job by what became of them. `done`: indices, or names without indices."""
+    """Pods of a job by outcome. `done`: indices, or names without indices."""
 
     active: list[Object] = field(default_factory=list[Object])
     done: set[str] = field(default_factory=set[str])
@@ -44,7 +44,7 @@ class Jobs:
         self.loop = Loop(informer, sync=self.sync, keys_of=own_and_owned(JOB, POD))
 
     async def sync(self, key: Key) -> None:
-        """Start what is missing, end what is too much, write the status."""
+        """Start missing pods, delete surplus ones, write the status."""
         job = self._informer.get(JOB, key)
         if job is None or "deletionTimestamp" in job["metadata"]:
             return
@@ -63,7 +63,7 @@ class Jobs:
         await self._report(job, tally, end)
 
     def _remember(self, kind: Kind, item: Object) -> None:
-        """Pods that are no more still count."""
+        """Record pods that are gone, which still count."""
         owner = controller_of(item) if kind is POD and item.get("deleted") else None
         if owner is None or owner["kind"] != JOB.name:
             return
@@ -90,7 +90,7 @@ class Jobs:
         return tally
 
     def _verdict(self, key: Key, job: Object, tally: Tally) -> Object | None:
-        """The condition that ends the job, if it is to end now."""
+        """The condition that ends the job, if it should end now."""
         spec = job["spec"]
         deadline_s = spec.get("activeDeadlineSeconds")
         started = job.get("status", {}).get("startTime")
@@ -127,7 +127,7 @@ class Jobs:
             await self._informer.patch(JOB, job, {"status": status}, status=True)
 
     async def _expire(self, key: Key, job: Object, end: Object) -> None:
-        """Delete a job that is over when its time to live has passed."""
+        """Delete a finished job when its time to live has passed."""
         ttl_s = job["spec"].get("ttlSecondsAfterFinished")
         if ttl_s is None:
             return
@@ -158,7 +158,7 @@ def _index_of(pod: Object) -> str:
 
 
 def _missing(job: Object, tally: Tally) -> list[str]:
-    """Indices to start now; empty texts without indices."""
+    """Indices to start now; empty strings without indices."""
     room = job["spec"].get("parallelism", 1) - len(tally.active)
     left = _wanted(job) - len(tally.done) - len(tally.active)
     if not _is_indexed(job):

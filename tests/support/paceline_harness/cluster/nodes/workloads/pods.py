@@ -1,4 +1,4 @@
-"""What the workload controllers have in common: pods from templates."""
+"""Helpers shared by the workload controllers: pods from templates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 def pod_of(kind: Kind, owner: Object, template: Object, *, name: str) -> Object:
-    """A pod as its owner's template says; may be changed."""
+    """A new pod from its owner's template, which the caller may modify."""
     metadata = template.get("metadata", {})
     return {
         "apiVersion": "v1",
@@ -31,35 +31,35 @@ def pod_of(kind: Kind, owner: Object, template: Object, *, name: str) -> Object:
 
 
 def revision_of(template: Object) -> str:
-    """The same for the same template."""
+    """A hash of a template."""
     text = json.dumps(template, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def some_letters() -> str:
-    """The end of a pod's name."""
+    """A random suffix for a pod's name."""
     return secrets.token_hex(3)[:5]
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether its condition says so; never while it is being deleted."""
+    """Whether a pod is ready; never while it is being deleted."""
     conditions = pod.get("status", {}).get("conditions", [])
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     return ready and not is_leaving(pod)
 
 
 def is_leaving(pod: Object) -> bool:
-    """Whether it is being deleted."""
+    """Whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 def is_over(pod: Object) -> bool:
-    """Whether it succeeded or failed."""
+    """Whether a pod has succeeded or failed."""
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def first_to_go(pods: list[Object]) -> list[Object]:
-    """Not bound before bound, not ready before ready, cheap before dear, young before old."""
+    """Pods in order of deletion: unbound, not ready, cheaper to delete and younger ones first."""
     newest = sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"], reverse=True)
     return sorted(newest, key=_worth)
 
@@ -73,7 +73,7 @@ def amount(value: int | str, total: int, *, up: bool) -> int:
 
 
 def condition(kind: str, *, holds: bool, reason: str, at: str, before: Object) -> Object:
-    """A condition of a workload; its time is kept while it does not change."""
+    """A condition of a workload, which keeps its time while it does not change."""
     status = "True" if holds else "False"
     old = next((c for c in before.get("conditions", []) if c["type"] == kind), None)
     time = old["lastTransitionTime"] if old and old["status"] == status else at

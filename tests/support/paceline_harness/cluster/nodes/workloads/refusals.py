@@ -1,4 +1,4 @@
-"""What the controllers of workloads tell when the server does not take a pod of theirs."""
+"""Reports pods that the API server rejects, as workload controllers do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paceline_harness.cluster.nodes.informer import Informer
 from paceline_harness.cluster.nodes.times import now
 from paceline_harness.cluster.nodes.workloads.pods import some_letters
 
-REFUSED = (403, 422)  # by a quota, an admission policy, or because it is not valid
+REFUSED = (403, 422)  # exceeds a quota, violates an admission policy, or is invalid
 
 
 async def create_pod(informer: Informer, kind: Kind, owner: Object, body: Object) -> Object:
-    """Raises `ApiException`; what was refused is told in an event about its owner first."""
+    """Create a pod; records a rejection as an event of its owner and raises `ApiException`."""
     try:
         return await informer.create(POD, body)
     except ApiException as error:
@@ -25,7 +25,7 @@ async def create_pod(informer: Informer, kind: Kind, owner: Object, body: Object
 
 
 def words_of(error: ApiException) -> str:
-    """What the server said."""
+    """The server's error message."""
     try:
         return json.loads(error.reason or "")["message"]
     except (ValueError, KeyError):

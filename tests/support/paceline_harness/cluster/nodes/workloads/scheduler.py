@@ -1,6 +1,6 @@
 """Binds pods to nodes: selectors, affinity to nodes, taints, resources. No preemption, no spread.
 
-Also ends the pods of nodes that are no more.
+Also deletes the pods of nodes that no longer exist.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, **_BINARY}
 
 
 class Scheduler:
-    """The controller that gives each pod a node: of those it fits, the one with fewest pods."""
+    """The controller that binds each pod to the feasible node with the fewest pods."""
 
     def __init__(self, informer: Informer) -> None:
         self._informer = informer
-        self._given: dict[str, str] = {}  # nodes of pods whose binding has not been seen yet
+        self._given: dict[str, str] = {}  # nodes of pods whose binding has not been observed yet
         self.loop = Loop(informer, sync=self.sync, keys_of=self._keys_of)
 
     async def sync(self, key: Key) -> None:
-        """Bind one pod, or say why it cannot be."""
+        """Bind one pod, or report why that is not possible."""
         pod = self._informer.get(POD, key)
         if pod is None:
             return
@@ -51,7 +51,7 @@ class Scheduler:
         await self._bind(pod, min(fitting, key=lambda name: (crowd[name], name)))
 
     def _bound(self) -> list[Object]:
-        """Pods that take up room, with their nodes."""
+        """Pods that occupy resources, with their nodes."""
         found: list[Object] = []
         for pod in self._informer.all(POD):
             uid, spec = pod["metadata"]["uid"], pod["spec"]
@@ -89,7 +89,7 @@ class Scheduler:
         await self._informer.patch(POD, pod, {"status": status}, status=True)
 
     def _keys_of(self, kind: Kind, item: Object) -> Iterable[Key]:
-        """The pod that changed; every waiting one when room may have come."""
+        """The pod that changed; every pending one if resources may have become free."""
         if kind is POD and not self._has_node(item):
             return [key_of(item)]
         if kind is NODE and item.get("deleted"):
@@ -100,7 +100,7 @@ class Scheduler:
         return []
 
     def _has_node(self, pod: Object) -> bool:
-        """False too for one that was bound while its node went."""
+        """Whether a pod is bound to an existing node."""
         name = pod["spec"].get("nodeName")
         return name is not None and self._informer.get(NODE, ("", name)) is not None
 
@@ -131,7 +131,7 @@ def why_not(pod: Object, node: Object, bound: Iterable[Object]) -> str:
 
 
 def needs_of(*pods: Object) -> dict[str, float]:
-    """The sum of requests (limits where there are none), by resource."""
+    """The sum of resource requests (limits if there are none), by resource."""
     total: dict[str, float] = defaultdict(float)
     for pod in pods:
         total["pods"] += 1
@@ -144,7 +144,7 @@ def needs_of(*pods: Object) -> dict[str, float]:
 
 
 def quantity(text: str | int | float) -> float:
-    """A number such as `500m` or `16Gi`."""
+    """Parse a quantity such as `500m` or `16Gi`."""
     text = str(text)
     for suffix in sorted(_SUFFIXES, key=len, reverse=True):
         if text.endswith(suffix):

@@ -1,4 +1,4 @@
-"""StatefulSets: pods with numbers that stay, each with claims of its own."""
+"""StatefulSets: pods with stable ordinals, each with its own claims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StatefulSets:
         self.loop = Loop(informer, sync=self.sync, keys_of=keys_of)
 
     async def sync(self, key: Key) -> None:
-        """Start missing pods, replace outdated ones from the last on, write the status."""
+        """Start missing pods, replace outdated ones in reverse order, write the status."""
         owner = self._informer.get(STATEFUL_SET, key)
         if owner is None or "deletionTimestamp" in owner["metadata"]:
             return
