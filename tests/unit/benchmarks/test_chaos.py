@@ -171,7 +171,9 @@ def lose_a_row(records: Records) -> None:
 
 
 def lose_a_repeated_row(records: Records) -> None:
-    records.log.append("2026-11-22T21:00:09.000Z INFO trainer step committed step=2 loss=0.1 stop=''")
+    records.log.append(
+        "2026-11-22T21:00:09.000Z INFO trainer step committed step=2 loss=0.1 stop=''"
+    )
 
 
 def lose_an_eval_row(records: Records) -> None:
@@ -190,7 +192,9 @@ def test_a_rewind_that_repeats_its_batches_is_no_breach(tmp_path: Path) -> None:
     records = clean()
     records.journal += [records.batch(step, incarnation=2, pid=101) for step in (1, 2)]
     records.rows += [dict(records.rows[1])]
-    records.log.append("2026-11-22T21:00:09.000Z INFO trainer step committed step=2 loss=0.1 stop=''")
+    records.log.append(
+        "2026-11-22T21:00:09.000Z INFO trainer step committed step=2 loss=0.1 stop=''"
+    )
     assert check(records.read(tmp_path)) == []
 
 
