@@ -204,7 +204,7 @@ async def test_a_quota_that_is_lowered_takes_nothing_back(client: Client) -> Non
     assert await waiting == {job_id: 1}
 
 
-async def test_the_installation_s_default_quota_applies_otherwise(
+async def test_the_default_quota_applies_without_a_custom_one(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(
