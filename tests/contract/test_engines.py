@@ -1,4 +1,4 @@
-"""What every engine promises, whatever computes behind it."""
+"""The contract of engines, on all built-in ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL = [*SEEDED, "fake-0.5.6", "fake-0.5.23", pytest.param("sglang", marks=pytest
 
 @asynccontextmanager
 async def options_of(name: str, request: Any) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
-    """An engine's name and options, with the server behind it running."""
+    """An engine's name and options, with its server running."""
     if name in OPTIONS:
         yield name, OPTIONS[name]
     elif name == "sglang":

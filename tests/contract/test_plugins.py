@@ -1,4 +1,4 @@
-"""Built-in plug-ins do what `paceline.testing` asks of everybody's."""
+"""Built-in plug-ins fulfil the contracts of `paceline.testing`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def not_a_reason(rewards: Any) -> Any:
 
 
 class Forgetful:
-    """Starts anew from any state."""
+    """Restarts from the beginning whatever state it loads."""
 
     def __init__(self, size: int, *, seed: int, epochs: int | None) -> None:
         del seed

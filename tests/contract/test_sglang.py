@@ -1,4 +1,4 @@
-"""What the SGLang engine promises beyond every engine: exactness, ways of loading, survival."""
+"""Guarantees of the SGLang engine beyond the contract: exactness, loading methods, survival."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Open = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """Fake or real, and how one of its servers is started."""
+    """Fake or real SGLang, and how to start a server."""
 
     real: bool
     options: dict[str, Any]
@@ -89,7 +89,7 @@ def exact(model: Any, context: list[int], *, temperature: float = 1.0) -> list[f
 
 
 def servers() -> list[psutil.Process]:
-    """Guards and servers that this process has started; its child of PyTorch's is neither."""
+    """Guards and servers started by this process, without PyTorch's own child process."""
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -156,7 +156,7 @@ async def test_a_swap_leaves_no_stale_prefix(
 async def test_requests_that_wait_through_a_swap_use_no_older_prefix(
     attached: Answers, model: Any, other_model: Any
 ):
-    """They were sent under the version before, whose prefix is still in the cache."""
+    """They were sent under the previous version, whose prefix is still cached."""
     prompt = [*range(1, 30)]
     models = [model, other_model]
     await attached.swap(0)

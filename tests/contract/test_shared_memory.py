@@ -1,4 +1,4 @@
-"""Weights in shared memory, which PyTorch has kept by a child of its own: `torch_shm_manager`."""
+"""Weights in shared memory, which PyTorch manages in a child process: `torch_shm_manager`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What every tracker promises, with the real libraries, read back by the real programs."""
+"""The contract of trackers, with the real libraries, read back by the real programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = [1, 2, 3, 4, 3, 4]
 
 @contextmanager
 def serving(command: Sequence[str | Path], ready: str, folder: Path) -> Generator[str]:
-    """A server until the block ends, on a port of its own; its address once `ready` answers."""
+    """Run a server on its own port; yields its address once `ready` answers."""
     log = folder / "server.log"
     with held_port() as port, log.open("wb") as out:
         server = subprocess.Popen(
@@ -59,7 +59,7 @@ def asked(address: str) -> Any:
 
 
 def until(address: str, enough: Callable[[Any], bool] = bool) -> Any:
-    """What a server answers as soon as it knows enough; it reads file after file."""
+    """The first sufficient answer of a server, which reads files one after another."""
     deadline, found = time.monotonic() + START_S, None
     while True:
         assert time.monotonic() < deadline, (address, found)

@@ -1,4 +1,4 @@
-"""A service that is slowed on purpose is named by the query of the utilisation dashboard."""
+"""The utilisation dashboard's query finds a deliberately slowed service."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(2400)
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """A process and all its descendants."""
     found = [pid]
     for each in found:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -43,7 +43,7 @@ def family(pid: int) -> list[int]:
 
 @contextmanager
 def slowed(service: str, pid: Callable[[], int]) -> Generator[None]:
-    """A process that is frozen most of the time; the one after it too, if it is replaced."""
+    """Keep a process, or its replacement, suspended most of the time."""
     # The workers of one machine are children of its controller.
     alone = service == "controller"
     done = threading.Event()
@@ -71,7 +71,7 @@ def slowed(service: str, pid: Callable[[], int]) -> Generator[None]:
 
 
 def use(platform: Any, job_id: str, done: threading.Event) -> None:
-    """What a console does: asks for a job again and again."""
+    """Poll a job repeatedly, like a console."""
     with platform.client() as client:
         while not done.wait(0.2):
             with suppress(Exception):
@@ -79,12 +79,12 @@ def use(platform: Any, job_id: str, done: threading.Event) -> None:
 
 
 def names(service: str) -> Callable[[list[Sample]], bool]:
-    """Whether an answer is one service, this one."""
+    """Whether a query's result is exactly this service."""
     return lambda found: [sample.labels["service"] for sample in found] == [service]
 
 
 def endless(tiny_job: Callable[..., dict[str, Any]], **experience: Any) -> dict[str, Any]:
-    """A job that goes on."""
+    """A job that keeps running."""
     job = tiny_job(stop={"steps": 100_000})
     del job["eval"]
     job["experience"] |= {"max_staleness": 1, "lease_s": 30.0, **experience}
@@ -92,7 +92,7 @@ def endless(tiny_job: Callable[..., dict[str, Any]], **experience: Any) -> dict[
 
 
 def watch(server: Prometheus, run_dir: Path, until: Callable[..., None]) -> None:
-    """Scrape all processes, from when the job is under way."""
+    """Scrape all processes once the job is running."""
     for kind in ("trainer", "rollout", "environment", "reward"):
         until(lambda k=kind: any(name.startswith(k) for name in local_targets(run_dir)), kind, 240)
     server.scrape(local_targets(run_dir))

@@ -1,4 +1,4 @@
-"""A job by hand: REST with nothing but HTTP, gRPC with nothing but the checked-in stubs."""
+"""A job without the SDK: REST over plain HTTP, gRPC with the checked-in stubs."""
 
 import json
 from collections.abc import Callable

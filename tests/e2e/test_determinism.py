@@ -1,4 +1,4 @@
-"""The same job and seed: the same tokens, whatever the number of workers and whatever dies."""
+"""The same job and seed give the same tokens, with any number of workers and any failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATTERN = "^[^7]{0,12}$"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job that is over."""
+    """A finished job."""
 
     episodes: list[Episode]  # those that were trained, in the order of the batches
     dropped: dict[str, int]  # episodes by reason
@@ -54,11 +54,11 @@ class Site:
         self._rollouts: dict[str, Any] = {}  # by address
 
     def record(self, name: str) -> dict[str, Any]:
-        """What is known of a started process."""
+        """The record of a started process."""
         return json.loads((self.run_dir / "processes" / f"{name}.json").read_text())
 
     def family(self, name: str) -> list[psutil.Process]:
-        """A process and its children; none of one that is just being replaced."""
+        """A process and its children; empty while it is being replaced."""
         with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
             if pid := int(self.record(name)["pid"]):
                 process = psutil.Process(pid)
@@ -66,7 +66,7 @@ class Site:
         return []
 
     def num_running(self, name: str) -> int:
-        """Requests in a rollout worker at this moment; 0 while it starts."""
+        """Requests currently in a rollout worker; 0 while it starts."""
         with contextlib.suppress(FileNotFoundError, grpc.RpcError):
             address = self.record(name)["labels"]["address"]
             if address not in self._rollouts:
@@ -76,7 +76,7 @@ class Site:
         return 0
 
     def client(self) -> Client:
-        """Of its gateway."""
+        """An SDK client of its gateway."""
         return Client(self.local.url, token=self.local.token, timeout_s=60.0, outage_s=120.0)
 
     def holders(self, job_id: str) -> list[str]:
@@ -92,7 +92,7 @@ class Site:
         return self.result(job_id)
 
     def result(self, job_id: str) -> Run:
-        """What a job has made, once it is over."""
+        """The results of a finished job."""
         with self.client() as client:
             status = client.wait(job_id, timeout_s=600).status
             assert status.state == "succeeded", status.reason
@@ -106,7 +106,7 @@ class Site:
 
 
 def plain(trajectory: dict[str, Any]) -> Episode:
-    """What must be the same, and who made it."""
+    """The results that must be equal, and the workers that produced them."""
     (transcript,) = trajectory["transcripts"]
     return {
         "same": {
@@ -160,12 +160,12 @@ def job_of(tiny_job: Job) -> Job:
 
 @pytest.fixture(scope="module")
 def alone(site: Site, job_of: Job) -> Run:
-    """What one rollout worker makes."""
+    """The results with a single rollout worker."""
     return site.run(job_of("one", replicas=1))
 
 
 def gated(job: dict[str, Any], gate: Path, *, from_group: int) -> dict[str, Any]:
-    """The job, whose groups from this one on wait for a file before they get their rewards."""
+    """The job, with rewards of groups from this one on held back until a file exists."""
     reward = {"kind": "python", "function": "paceline_harness.gates:gated", "pattern": PATTERN}
     held = {"gate": str(gate), "from_group": from_group, "timeout_s": 600.0}
     return job | {"reward": [reward | held]}
@@ -202,7 +202,7 @@ def test_two_rollout_workers_make_the_same(
 
 
 def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, names: Names) -> None:
-    """`kill -9` while a rollout worker samples, at a step or later, or the job waits already."""
+    """SIGKILL while a rollout worker samples, from a step on, or while the job already waits."""
     name, deadline = f"rollout-{job_id}-{number}", time.monotonic() + 300
     with site.client() as client:
         while True:
@@ -217,7 +217,7 @@ def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, na
 
 
 def kill_held(site: Site, gate: Path, *, names: Names) -> None:
-    """`kill -9` while an episode waits for its reward: its step cannot be over."""
+    """SIGKILL while an episode waits for its reward, so that its step cannot be finished."""
     deadline = time.monotonic() + 300
     while not asked_at(gate).exists():
         assert time.monotonic() < deadline, "nothing waits for its reward"
@@ -252,17 +252,17 @@ def kill_trainer(site: Site, job_id: str, gate: Path) -> None:
 
 
 def moved(run: Run) -> bool:
-    """Some episode went on at another rollout worker."""
+    """Some episode continued on another rollout worker."""
     return any(len(one["rollouts"]) > 1 for one in run.episodes)
 
 
 def leased_again(run: Run) -> bool:
-    """Some episode went on at another environment worker."""
+    """Some episode continued on another environment worker."""
     return any(one["attempt"] > 1 for one in run.episodes)
 
 
 def rewound(run: Run) -> bool:
-    """The trainer came back, and what it had not trained yet was made again."""
+    """The trainer restarted, and untrained episodes were generated again."""
     return run.incarnation == 2 and run.dropped.get("stale", 0) > 0
 
 
@@ -279,7 +279,7 @@ def test_whatever_dies_the_same_is_made(
     job_of: Job,
     tmp_path: Path,
 ) -> None:
-    """A rollout worker may have nothing to do when it dies; what is made is the same even so."""
+    """A rollout worker may be idle when it dies; the results are the same anyway."""
     first = alone.episodes[HELD * GROUPS * SIZE - 1]["same"]["group"] + 1
     for number in range(4):
         name, gate = f"{disturb.__name__.replace('_', '-')}-{number}", tmp_path / f"gate-{number}"
@@ -311,6 +311,6 @@ def test_asynchronous_runs_have_the_same_tasks_and_seeds(
 
 
 def drawn_by(run: Run) -> dict[tuple[int, int], tuple[str, int]]:
-    """Task and seed of each trained episode, by place in the order of tasks, and in its group."""
+    """Task and seed of each trained episode, by position of its task and within its group."""
     episodes = [one["same"] for one in run.episodes]
     return {(one["group"], one["index"]): (one["task"], one["seed"]) for one in episodes}

@@ -1,4 +1,4 @@
-"""SIGTERM to each service with work under way: not ready at once, gone within its grace."""
+"""SIGTERM to each service with work in flight: unready at once, gone within its grace period."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_ready(url: str) -> bool:
 
 
 def ends(platform: Any, kind: str, until: Callable[..., None]) -> None:
-    """Ask a process to end, and look at what its probes say meanwhile."""
+    """Terminate a process and watch its probes meanwhile."""
     settings = settings_of(platform, kind)
     url = f"http://127.0.0.1:{settings.metrics_port}"
     until(lambda: is_ready(url), f"{kind} is not ready", STEP_S)

@@ -1,4 +1,4 @@
-"""Reward on held-out tasks rises: the demo as a user runs it."""
+"""The demo, run like a user would: the reward on held-out tasks rises."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A real Prometheus on what `paceline up` lays out: dashboards and alerts find what they want."""
+"""A real Prometheus with the files of `paceline up`: dashboards and alerts find their series."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ABSENT = {
 
 @pytest.fixture(scope="module")
 def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
-    """A job that goes on until the tests of this module are over."""
+    """A job that runs until the tests of this module have finished."""
     spec = tiny_job(
         name="monitored",
         stop={"steps": 100_000},
@@ -82,7 +82,7 @@ def job(platform: Any, tiny_job: Callable[..., Any]) -> Iterator[str]:
 def server(
     platform: Any, job: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    """Runs by the file of the run directory, only faster; the job has been evaluated."""
+    """Prometheus with the run directory's configuration, but faster; the job has been evaluated."""
     folder: Path = platform.run_dir / "monitoring"
     config = folder / "faster.yml"
     config.write_text((folder / "prometheus.yml").read_text().replace("5s", "1s"))
@@ -93,13 +93,13 @@ def server(
 
 
 def targets_of(server: Prometheus, service: str) -> list[dict[str, str]]:
-    """Labels of those that are scraped, whether they have answered in time or not."""
+    """Labels of all targets, whether they answered in time or not."""
     found = [target["labels"] for target in server.targets()]
     return [labels for labels in found if labels["service"] == service]
 
 
 def services(server: Prometheus) -> Counter[str]:
-    """How many targets answer, by the service that their labels name."""
+    """Number of healthy targets by their `service` label."""
     up = [target for target in server.targets() if target["health"] == "up"]
     return Counter(target["labels"]["service"] for target in up)
 
@@ -121,7 +121,7 @@ def test_every_process_is_scraped(
 
 
 def test_a_worker_exports_at_most_the_counted_series(server: Prometheus) -> None:
-    """`test_cardinality.py` counts all that the table has."""
+    """`test_cardinality.py` counts everything in the table."""
     for kind, says in SAYS.items():
         scraped_of = targets_of(server, kind)
         assert scraped_of, f"nothing of {kind}"
@@ -135,7 +135,7 @@ def test_a_worker_exports_at_most_the_counted_series(server: Prometheus) -> None
 
 
 def read_by(expr: str) -> Iterator[Selector]:
-    """What an expression reads, through recording rules."""
+    """Series that an expression reads, also through recording rules."""
     for one in selectors(expr):
         yield one
         for recorded_as in recorded().get(one.metric, ()):
@@ -149,13 +149,13 @@ def may_be_empty(asked: Asked) -> bool:
 
 
 def is_answered(server: Prometheus, asked: Asked) -> bool:
-    """Whether there is data, and some of it has every label that the panel names it by."""
+    """Whether there is data, some of it with all labels in the panel's legend."""
     found = server.query(asked.expr)
     return bool(found) and all(any(s.labels.get(name) for s in found) for name in asked.shown)
 
 
 def unanswered(server: Prometheus, wanted: Iterable[Asked]) -> list[Asked]:
-    """Those that have no answer, however long one waits."""
+    """Queries that never get an answer."""
     left, deadline = list(wanted), time.monotonic() + PATIENCE_S
     while left and time.monotonic() < deadline:
         left = [asked for asked in left if not is_answered(server, asked)]
@@ -173,7 +173,7 @@ def test_every_query_of_the_dashboards_finds_data(server: Prometheus) -> None:
 
 
 def calm(selector: Selector) -> str:
-    """Without values that stand for trouble, of which there is no series while there is none."""
+    """The selector without labels of failures, whose series only exist after a failure."""
     kept = tuple(
         pair for pair in selector.equal if pair[0] not in {"event", "reason", "waiting_on"}
     )

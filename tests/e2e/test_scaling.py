@@ -1,4 +1,4 @@
-"""A job is scaled from one rollout worker to three and back while it trains."""
+"""A job is scaled from one rollout worker to three and back during training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def site(tmp_path: Path) -> Iterator[Local]:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """No answer gets its reward before this file is there."""
+    """Rewards are held back until this file exists."""
     return tmp_path / "gate"
 
 
@@ -101,7 +101,7 @@ def trained(site: Local, job_id: str) -> list[dict[str, Any]]:
 
 
 def made(episode: dict[str, Any]) -> tuple[Any, ...]:
-    """What must not depend on how many workers there are."""
+    """The results that must not depend on the number of workers."""
     (transcript,) = episode["transcripts"]
     return (
         int(episode["group_id"].split(".")[1]),

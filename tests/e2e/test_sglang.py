@@ -1,4 +1,4 @@
-"""Jobs on real SGLang servers: the demo as a user runs it."""
+"""The demo on real SGLang servers, run like a user would."""
 
 import json
 import subprocess

@@ -1,6 +1,6 @@
-"""The whole platform with certificates: nothing speaks without one but users, who have a token.
+"""The complete platform with TLS: all callers need a certificate, except users with a token.
 
-And no secret of it is anywhere but where it has to be.
+Its secrets appear nowhere but where they must be.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SERVERS = {WorkerKind.GATEWAY, WorkerKind.EXPERIENCE}
 
 
 class Secured:
-    """Experience, gateway and controller as processes; the controller starts the others."""
+    """Runs experience, gateway and controller as processes; the controller starts the others."""
 
     def __init__(self, folder: Path, store_url: str) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Secured:
 
     @property
     def http(self) -> str:
-        """Where users find REST."""
+        """URL of the REST API."""
         told = json.loads((self.folder / "run" / "gateway.json").read_text())
         return told["http"].replace("127.0.0.1", "localhost")
 
@@ -74,7 +74,7 @@ class Secured:
 
     @contextmanager
     def channel(self, kind: WorkerKind) -> Generator[grpc.Channel]:
-        """To experience, with the certificate of a kind of service."""
+        """A channel to the experience service with the certificate of a kind of service."""
         tls = self.authority.issue("asker", kinds=[kind])
         credentials = grpc.ssl_channel_credentials(
             tls.authority.read_bytes(), tls.key.read_bytes(), tls.certificate.read_bytes()
@@ -92,7 +92,7 @@ class Secured:
         return list(reply.workers)
 
     def job_key(self, job_id: str) -> bytes:
-        """The key of a job's weights, as a rollout worker is told it."""
+        """The key of a job's weights, as sent to a rollout worker."""
         kind = number_of(WorkerKind.ROLLOUT)
         (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == kind]
         request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=rollout)
@@ -103,7 +103,7 @@ class Secured:
         return key
 
     def api_token(self) -> bytes:
-        """A fresh token, as the gateway gets it for an admin."""
+        """Create a token, as the gateway does for an admin."""
         admin = Principal("", "bootstrap", ALL_TENANTS, Role.ADMIN)
         request = access_pb2.CreateTokenRequest(
             name="ann", tenant="default", role=options_pb2.ROLE_SUBMIT
@@ -114,7 +114,7 @@ class Secured:
         return reply.secret.encode()
 
     def told(self) -> Iterator[Place]:
-        """What processes show of themselves while they run."""
+        """Command lines and environments of the running processes."""
         yield from processes(process.pid for process in self._processes)
         slots = {**_slots(self.folder), **_slots(self.folder / "run")}
         for slot, port in slots.items():
@@ -125,7 +125,7 @@ class Secured:
                         yield f"{page} of {slot}", answer.content
 
     def answers(self, job_id: str, token: str) -> Iterator[Place]:
-        """All that REST says of a job, also to those whom it refuses."""
+        """All REST responses about a job, including refusals."""
         trust = ssl.create_default_context(cafile=self.authority.path)
         pages = ["", "/metrics", "/trajectories", "/verify", "/weights", "/events"]
         for bearer in (token, "wrong"):
@@ -136,12 +136,12 @@ class Secured:
                     yield f"{path} ({answer.status_code})", answer.content
 
     def logs(self) -> str:
-        """The ends of all logs."""
+        """The last lines of all logs."""
         logs = (self.folder / "run" / "logs").glob("*")
         return "\n".join(f"{path.name}:\n{path.read_text()[-1500:]}" for path in logs)
 
     def stop(self) -> list[int]:
-        """SIGTERM to all, the controller first; the exit codes."""
+        """Send SIGTERM to all, the controller first; returns the exit codes."""
         for process in reversed(self._processes):
             process.terminate()
             process.wait(PATIENCE_S)
@@ -234,14 +234,14 @@ def _slots(folder: Path) -> dict[str, int]:
 
 
 def streams(secured: Secured) -> list[str]:
-    """The schemes under which trainer and rollout worker give weights."""
+    """URL schemes under which trainer and rollout workers serve weights."""
     kinds = {number_of(WorkerKind.TRAINER), number_of(WorkerKind.ROLLOUT)}
     found = [worker.weights_endpoint for worker in secured.workers() if worker.kind in kinds]
     return [endpoint.partition("://")[0] for endpoint in found]
 
 
 def refused(secured: Secured) -> None:
-    """Whoever has no certificate, or no token, is not served."""
+    """Callers without a certificate or a token are refused."""
     with grpc.insecure_channel(secured.experience) as channel, pytest.raises(grpc.RpcError):
         RosterStub(channel).ListWorkers(roster_pb2.ListWorkersRequest(), timeout=3)
     trust = ssl.create_default_context(cafile=secured.authority.path)

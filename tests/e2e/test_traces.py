@@ -1,4 +1,4 @@
-"""A real run, traced whole: what each episode's trace shows, also when a rollout worker dies."""
+"""A fully traced run: the trace of each episode, also when a rollout worker dies."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind."""
+    """The results and spans of a run."""
 
     spans: list[Received]
     traces: dict[str, list[Received]]
@@ -32,7 +32,7 @@ class Run:
     logs: dict[str, str]
 
     def whole(self) -> list[tuple[Received, list[Received]]]:
-        """Episodes that were followed from their admission to the weights that came of them."""
+        """Episodes traced from admission to the resulting weights."""
         found = [(self.root(trace), trace) for trace in self.traces.values()]
         return [
             (root, trace)
@@ -43,7 +43,7 @@ class Run:
         ]
 
     def root(self, trace: list[Received]) -> Received | None:
-        """The span of the episode, if it is an episode's trace."""
+        """The episode span of a trace; None if it is not an episode's."""
         return next((span for span in trace if span.name == "episode"), None)
 
 
@@ -58,7 +58,7 @@ def traced(
     tiny_job: Callable[..., Any],
     until: Callable[..., None],
 ) -> Iterator[Run]:
-    """Two rollout workers, of which one is killed on the way."""
+    """Two rollout workers, one of which is killed during the run."""
     folder: Path = tmp_path_factory.mktemp("traced")
     gate = folder / "gate"
     held = {
@@ -100,7 +100,7 @@ def traced(
 
 
 def die_amid_answers(pid: int, collector: Collector, gate: Path) -> None:
-    """Kill a rollout worker while it is asked; the job cannot be over before `gate` is there."""
+    """Kill a rollout worker during a request; the job cannot finish before `gate` exists."""
 
     def num_asked(spans: list[Received]) -> int:
         return sum(span.name == "ask" for span in spans)

@@ -1,4 +1,4 @@
-"""A tracker whose server never answers costs its job nothing; the other trackers get all of it."""
+"""A tracker whose server never answers does not affect its job or the other trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights go out over slow links while hosts die, freeze, slow down, join late or damage bytes."""
+"""Broadcasts over slow links while hosts die, freeze, slow down, join late or damage bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -42,7 +42,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def midway(fleet: Fleet, *, seed: int = 1) -> int:
-    """A version of which every worker has some, and nobody gets more before `release`."""
+    """Publish a version that is held back midway until `release`."""
     version = fleet.publish(SIZE, held_at=HELD, seed=seed)["version"]
     fleet.until(
         lambda: min(fleet.ready_share(w, version) for w in fleet.workers.values()) >= SOME,
@@ -53,7 +53,7 @@ def midway(fleet: Fleet, *, seed: int = 1) -> int:
 
 
 def heard(fleet: Fleet, version: int) -> None:
-    """Until the tracker knows that all hold a version."""
+    """Wait until the tracker knows that all hold a version."""
     fleet.until(
         lambda: all(fleet.members().get(name) == version for name in fleet.workers),
         "all have told that they hold it",
@@ -64,7 +64,7 @@ def heard(fleet: Fleet, version: int) -> None:
 def keeps_within(
     fleet: Fleet, sent: Callable[[], Sequence[int]], bounds: Sequence[tuple[float, float]]
 ) -> None:
-    """How many copies go over links while a version spreads.
+    """The number of copies sent over links during a broadcast.
 
     A machine that holds a process up for long makes its peers look elsewhere for the bytes, and
     that is as it should be: if a worker has complained of another, the next version counts.
@@ -84,14 +84,14 @@ def complaints(fleet: Fleet) -> dict[str, dict[str, float]]:
 
 
 def all_end_well(fleet: Fleet, version: int, *, but: Program | None = None) -> None:
-    """Everyone, or everyone else, ends on the trainer's bytes."""
+    """All workers, or all others, end with the trainer's bytes."""
     workers = [each for each in fleet.workers.values() if each is not but]
     fleet.arrivals(version, timeout_s=TIMEOUT_S, workers=workers)
     assert fleet.digests_agree(version, workers)
 
 
 def copies(fleet: Fleet) -> dict[str, float]:
-    """Copies of a snapshot that each worker took from others, all told."""
+    """Total copies of a snapshot that workers pulled from each other."""
     return {name: w.ask("counts")["in_bytes"] / SIZE for name, w in fleet.workers.items()}
 
 

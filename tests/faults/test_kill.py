@@ -1,4 +1,4 @@
-"""`kill -9` of any one of the seven kinds of process during a job: it still succeeds."""
+"""A job succeeds despite SIGKILL of any one of the seven kinds of process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +17,13 @@ Job = Callable[[str], dict[str, Any]]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """No step from `HELD_FROM` on is trained before this file is there."""
+    """Steps from `HELD_FROM` on are held back until this file exists."""
     return tmp_path / "gate"
 
 
 @pytest.fixture
 def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Job:
-    """A job that cannot be over before something is killed."""
+    """A job that cannot finish before a process is killed."""
 
     def make(name: str) -> dict[str, Any]:
         job = tiny_job(name=name, stop={"steps": STEPS})

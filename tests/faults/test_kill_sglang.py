@@ -1,4 +1,4 @@
-"""`kill -9` of an SGLang server, and of its worker, while they generate.
+"""SIGKILL of an SGLang server, and of its worker, during generation.
 
 Every token that ever arrived from a rollout worker is in a trained trajectory: none comes twice.
 """
@@ -51,7 +51,7 @@ def servers(platform: Any, job_id: str) -> Iterator[tuple[int, psutil.Process]]:
 
 
 def in_mid_episode(server: psutil.Process) -> bool:
-    """Whether several requests run that have come some way beyond their five tokens of prompt."""
+    """Whether several running requests have progressed well beyond their five prompt tokens."""
     with suppress(psutil.NoSuchProcess, OSError):  # it ends with its job
         words = [word for word in server.cmdline() if word.startswith("--port=")]
         port = "".join(words).removeprefix("--port=")
@@ -63,7 +63,7 @@ def in_mid_episode(server: psutil.Process) -> bool:
 
 
 def started(platform: Any, process: str) -> bool:
-    """Whether a process tells Prometheus anything yet."""
+    """Whether a process already exports metrics."""
     with suppress(KeyError, FileNotFoundError, OSError):
         counter(platform, process, "paceline_received_tokens")
         return True
@@ -87,7 +87,7 @@ def test_no_token_is_sampled_again(
     sglang_python: str,
     until: Callable[..., None],
 ) -> None:
-    """On a busy machine those that ran may be over before the kill; then it is tried again."""
+    """On a busy machine requests may finish before the kill; then it is retried."""
     tokens = ("paceline_received_tokens", "paceline_resumed_tokens")
     until(lambda: started(platform, "environment-0"), "no environment worker", 240)
     for number in range(3):

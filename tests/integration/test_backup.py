@@ -1,4 +1,4 @@
-"""Backup and restore of store and checkpoints under a running job, as docs/backup.md says."""
+"""Backup and restore of store and checkpoints during a job, as described in docs/backup.md."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from paceline.enums import JobState
 
 
 def copy_store(run_dir: Path, to: Path) -> None:
-    """The append-only files of a store that goes on; no rewrite may replace them meanwhile."""
+    """Copy the append-only files of a running store; no rewrite may replace them meanwhile."""
     socket = json.loads((run_dir / "store.json").read_text())["socket"]
     with Redis(unix_socket_path=socket) as store:
         (before,) = store.config_get("auto-aof-rewrite-percentage").values()
@@ -30,7 +30,7 @@ def copy_store(run_dir: Path, to: Path) -> None:
 
 
 def copy_files(run_dir: Path, to: Path) -> None:
-    """What is gone before it is copied is old, or the draft of what is there whole."""
+    """A file that vanishes before it is copied is outdated or temporary."""
     try:
         shutil.copytree(run_dir / "jobs", to / "jobs")
     except shutil.Error as error:
@@ -87,7 +87,7 @@ def test_a_job_resumes_from_a_backup_with_a_clean_audit(
 
 
 def lose(platform: Any) -> None:
-    """The machine is gone: nobody writes anything any more."""
+    """Kill everything, as if the machine were gone."""
     heads = [psutil.Process(platform.pid_of(name)) for name in platform.names()]
     family = [platform.up, *heads, *(child for head in heads for child in head.children(True))]
     for process in family:

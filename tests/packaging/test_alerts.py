@@ -1,4 +1,4 @@
-"""Every alert fires when it should and only then, and has its runbook."""
+"""Every alert fires exactly when it should, and has a runbook."""
 
 import re
 import subprocess
@@ -64,7 +64,7 @@ def told(name: str, fires: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(folder: Path, name: str, at: str, cases: list[tuple[dict[str, str], list[Any]]]) -> None:
-    """Let promtool say whether these series lead to these alerts."""
+    """Let promtool check that these series trigger these alerts."""
     tests = [
         {
             "interval": "1m",

@@ -1,4 +1,4 @@
-"""The chart renders to what Kubernetes takes, with both helms, for every values file in `ci/`."""
+"""The chart renders to valid objects, with helm 3 and 4, for every values file in `ci/`."""
 
 import json
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def test_both_helms_render_the_same(feature: str, render: Render) -> None:
 
 
 def without_chance(objects: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
-    """Objects by name; the values of Secrets are made at random."""
+    """Objects by name, without the values of Secrets, which are random."""
     for one in objects:
         if one["kind"] == "Secret":
             one["data"] = sorted(one.get("data", {}))
@@ -125,7 +125,7 @@ def test_names_fit_with_the_longest_release_name(helm: Any, chart: Path) -> None
 
 
 def test_every_value_is_documented(chart: Path) -> None:
-    """A value has a comment of its own, or is one that `defaults` or a neighbour explains."""
+    """Every value has a comment, or is explained by `defaults` or a neighbour."""
     readme = (chart / "README.md").read_text()
     values = yaml.safe_load((chart / "values.yaml").read_text())
     explained = set(values["defaults"])

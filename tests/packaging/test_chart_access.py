@@ -1,4 +1,4 @@
-"""Who may do what: roles verb by verb, the restricted standard on every pod, where secrets are."""
+"""Access control: verbs of roles, the restricted standard on every pod, location of secrets."""
 
 import base64
 import json
@@ -110,7 +110,7 @@ def test_only_controller_and_issuer_hold_a_token_of_the_api(
 
 
 def violations(template: Object) -> list[str]:
-    """What the Pod Security Standard `restricted` (and the baseline in it) refuses in a pod."""
+    """Violations of the Pod Security Standard `restricted` (including `baseline`) in a pod."""
     spec, security = template["spec"], template["spec"].get("securityContext", {})
     found = [f for f in ("hostNetwork", "hostPID", "hostIPC") if spec.get(f)]
     found += [f"pod: {problem}" for problem in common(security)]

@@ -1,4 +1,4 @@
-"""The TrainingJob definition takes what the gateway takes, and refuses what it refuses."""
+"""The TrainingJob definition accepts and rejects the same specs as the gateway."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def training_job(spec: Object, name: str = "one") -> Object:
 
 
 def problems(schema: Object, value: Object, old: Object | None = None) -> list[str]:
-    """What the API server would say: of the schema, of fields it does not know, of its rules."""
+    """Errors that the API server would report: schema, unknown fields, rules."""
     found = [error.message for error in validator(schema).iter_errors(value)]
     found += [f"unknown field {path}" for path in unknown(schema, value)]
     return found + ([] if found else list(broken_rules(schema, value, old)))
@@ -75,7 +75,7 @@ def unknown(schema: Object, value: Any, path: str = "") -> Iterator[str]:
 
 
 def broken_rules(schema: Object, value: Any, old: Any) -> Iterator[str]:
-    """Messages of rules that do not hold; those about `oldSelf` are for updates only."""
+    """Messages of violated rules; those with `oldSelf` apply to updates only."""
     if value is None:
         return
     for rule in schema.get("x-kubernetes-validations", []):
@@ -113,7 +113,7 @@ def test_the_example_object_is_accepted(schema: Object) -> None:
 
 
 def test_every_field_of_the_job_file_is_in_the_schema(schema: Object) -> None:
-    """A job with every default written out, nulls included, is accepted as it stands."""
+    """A job with all defaults written out, including nulls, is accepted."""
     whole = parse_job({"name": "one"} | MINIMAL).model_dump(mode="json")
     del whole["name"]
     whole["rollout"]["scaling"] = {"min_replicas": 1, "max_replicas": 4}
@@ -177,7 +177,7 @@ BAD: dict[str, tuple[Object, str]] = {
 
 
 def submitted(job: Object) -> None:
-    """What the gateway checks of a job file without its model."""
+    """The gateway's checks of a job file without its model."""
     if wrong := list(named.problems(parse_job(job))):
         raise ConfigError("; ".join(wrong))
 
@@ -242,7 +242,7 @@ def test_columns(version: Object) -> None:
 
 
 def test_schema_is_structural(schema: Object) -> None:
-    """What a real API server demands of every node, and would refuse the definition for."""
+    """Requirements of a real API server on every schema node of a definition."""
     forbidden = {"$ref", "definitions", "dependencies", "deprecated", "discriminator", "id"}
     forbidden |= {"patternProperties", "readOnly", "writeOnly", "uniqueItems", "title", "const"}
     for path, node in nodes(schema):

@@ -1,4 +1,4 @@
-"""What the chart makes for Prometheus and Grafana."""
+"""The chart's objects for Prometheus and Grafana."""
 
 import json
 import subprocess
@@ -115,7 +115,7 @@ def test_prometheus_is_let_in(render: Render) -> None:
 
 
 def scrape_config() -> str:
-    """The configuration for a Prometheus without operator, as docs/monitoring.md has it."""
+    """The configuration for Prometheus without the operator, from docs/monitoring.md."""
     text = (ROOT / "docs" / "monitoring.md").read_text()
     (found,) = [part for part in text.split("```yaml\n")[1:] if part.startswith("# prometheus.yml")]
     return found.partition("```")[0]

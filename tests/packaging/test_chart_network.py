@@ -1,4 +1,4 @@
-"""NetworkPolicies allow the connections of the architecture, both ways, and nothing else."""
+"""NetworkPolicies allow exactly the connections of the architecture, on both sides."""
 
 import ipaddress
 from collections.abc import Callable
@@ -39,7 +39,7 @@ Render = Callable[..., list[Object]]
 
 @dataclass(frozen=True)
 class NetworkPeer:
-    """A pod, or with an address a machine outside the cluster."""
+    """A pod or, if it has an address, a machine outside the cluster."""
 
     labels: dict[str, str] = field(default_factory=dict)
     namespace: str = "training"
@@ -52,7 +52,7 @@ def component(name: str) -> NetworkPeer:
 
 
 def matches(selector: Object | None, labels: dict[str, str]) -> bool:
-    """Whether labels are selected; an empty selector selects all, none at all nothing."""
+    """Whether a selector matches labels; an empty one matches all, None matches nothing."""
     if selector is None:
         return False
     assert set(selector) <= {"matchLabels"}, "the evaluation below knows matchLabels only"
@@ -89,7 +89,7 @@ def side_allows(
     port: int,
     protocol: str,
 ) -> bool:
-    """As the API says: all policies that select the pod add up; a pod without any is open."""
+    """All policies that select a pod add up; a pod without any is open, as specified by the API."""
     if own.namespace != "training" or own.address:
         return True
     side = {"ingress": "from", "egress": "to"}[direction]
@@ -136,7 +136,7 @@ def test_arrows_and_nothing_else(policies: Any) -> None:
 
 
 def test_the_arrows_are_those_of_certificates() -> None:
-    """What a certificate lets a service call is what it can reach, and the other way round."""
+    """Services can reach exactly those that their certificates allow them to call."""
     calls = {
         (str(caller), str(server), PORTS["grpc"])
         for server, rows in callers().items()

@@ -34,7 +34,7 @@ NAMESPACE = "default"
 
 
 class Release:
-    """One installation. Hooks of the beginning are left out: nothing runs pods here."""
+    """One installation, without install hooks, since nothing runs pods here."""
 
     def __init__(self, *, tool: str, helm: Any, chart: Path, api: Any, place: Path) -> None:
         self._run = helm
@@ -58,7 +58,7 @@ class Release:
         self.helm(verb, "rel", self._chart, "-f", str(self._values), "--no-hooks")
 
     def uninstall(self) -> None:
-        """With the hooks of the end; of Jobs without pods it says that they are complete."""
+        """Uninstall with hooks, marking their Jobs as complete."""
         over = threading.Event()
         thread = threading.Thread(target=self._complete, args=(over,), daemon=True)
         thread.start()

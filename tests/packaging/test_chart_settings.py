@@ -1,4 +1,4 @@
-"""What a pod is told to start with is what the services accept."""
+"""The services accept the settings in their pods."""
 
 import base64
 import re
@@ -58,7 +58,7 @@ Render = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def started(render: Render, pods: Any, tmp_path: Path) -> Callable[..., dict[str, ServiceSettings]]:
-    """Settings of each pod, read by the services' own reader from the files it would see."""
+    """Settings of each pod, loaded by the services' own code from its files."""
 
     def settings(feature: str, *sets: str, **environment: str) -> dict[str, ServiceSettings]:
         objects = render(feature, *sets)
@@ -87,7 +87,7 @@ def content(one: dict[str, Any]) -> dict[str, str]:
 
 
 def place_files(spec: dict[str, Any], contents: Any, root: Path) -> None:
-    """The files of ConfigMaps and Secrets where the container sees them, below `root`."""
+    """The files of ConfigMaps and Secrets at the container's paths, below `root`."""
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     for mount in spec["containers"][0]["volumeMounts"]:
         volume = volumes[mount["name"]]

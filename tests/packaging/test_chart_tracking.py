@@ -1,4 +1,4 @@
-"""The tracking pod: not there unless asked for; then it reaches experience and the outside only."""
+"""The tracking pod: opt-in, and can only reach the experience service and the outside."""
 
 from __future__ import annotations
 

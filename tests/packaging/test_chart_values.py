@@ -1,4 +1,4 @@
-"""Wrong values are refused, by both helms, with the place and what is allowed."""
+"""Invalid values are rejected by helm 3 and 4, naming the location and what is allowed."""
 
 from collections.abc import Callable
 from pathlib import Path

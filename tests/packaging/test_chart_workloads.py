@@ -1,4 +1,4 @@
-"""Pods, and what points at them: selectors, volumes, probes, grace, placement, budgets, images."""
+"""Pods: selectors, volumes, probes, grace periods, placement, budgets, images."""
 
 import re
 from collections.abc import Callable

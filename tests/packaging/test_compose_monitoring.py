@@ -1,4 +1,4 @@
-"""Prometheus and Grafana of the composition."""
+"""Prometheus and Grafana in the compose file."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Dashboards: what they ask exists, and Grafana can show it."""
+"""Dashboards: their queries use existing series, and Grafana can show them."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def ours() -> dict[str, set[str]]:
-    """Series that the services tell: name to labels."""
+    """Series that the services export: name to labels."""
     found: dict[str, set[str]] = {}
     for spec in NAMES.values():
         if spec.kind == "histogram":
@@ -58,7 +58,7 @@ OURS = ours()
 
 
 def labels_of(metric: str) -> set[str]:
-    """Labels that a series may have; a recorded one has those that its rule names."""
+    """Labels that a series may have; a recorded one has those of its rule."""
     if metric in recorded():
         return recorded_labels(metric)
     known = OURS | OTHERS

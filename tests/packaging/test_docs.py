@@ -1,4 +1,4 @@
-"""What the documents name exists: values of the chart, commands, targets, links, job files."""
+"""Names in the docs exist: chart values, commands, make targets, links, job files."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def merged(below: Any, above: Any) -> Any:
 
 
 def check_values(values: dict[str, Any]) -> None:
-    """As helm does: over the chart's own values, against its schema."""
+    """Merge values over the chart's own and validate them, like helm."""
     jsonschema.validate(merged(defaults(), values), schema())
 
 
@@ -188,7 +188,7 @@ def test_paceline_commands_are_accepted(path: Path) -> None:
 
 
 def with_operands(command: str) -> list[str]:
-    """A command that is only named gets what it asks for."""
+    """Add the required arguments to a command that the docs only name."""
     needs = {"run", "submit", "validate", "watch", "cancel", "verify"}
     return [command, "X"] if command in needs else [command]
 
@@ -248,7 +248,7 @@ def test_the_object_and_the_file_of_the_first_job_are_the_same_job() -> None:
 
 @pytest.fixture(scope="module")
 def names(render: Callable[..., list[dict[str, Any]]]) -> set[str]:
-    """What a release called `paceline` and the manifests of the examples have."""
+    """Objects of a release called `paceline` and of the example manifests."""
     made = [
         body
         for body in render("default", "fullnameOverride=paceline")

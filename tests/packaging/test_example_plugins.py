@@ -1,4 +1,4 @@
-"""The wheels of Paceline and of the example plug-ins work in an environment of their own."""
+"""The wheels of Paceline and of the example plug-ins work in a new environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(paceline.__file__, importlib.util.find_spec("paceline_harness"))
 
 
 def said_by(*command: str | Path, cwd: Path = ROOT) -> str:
-    """What a program prints that does not fail; it sees nothing of this checkout's tests."""
+    """Run a program in isolation from this checkout's tests; returns its output."""
     environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
@@ -50,7 +50,7 @@ def built(project: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with both wheels; what they need is that of this one."""
+    """The programs of an environment with both wheels and this one's dependencies."""
     folder = tmp_path_factory.mktemp("installed")
     wheels = [built(project, folder / project.name) for project in (ROOT, EXAMPLE)]
     venv.create(folder / "venv", with_pip=True)

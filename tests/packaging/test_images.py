@@ -1,4 +1,4 @@
-"""The recipes of the images and the one-machine composition; `make image-check` builds them."""
+"""The Dockerfiles and the compose file; `make image-check` builds them."""
 
 import re
 import subprocess

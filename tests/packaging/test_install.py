@@ -1,4 +1,4 @@
-"""`dev/install.py`: uv installs what pip would, and pip where uv does not."""
+"""`dev/install.py`: uv installs the same as pip would, with pip as a fallback."""
 
 import os
 import runpy
@@ -16,7 +16,7 @@ INSTALL_S = 280.0
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> Path:
-    """A folder with two versions of a distribution that no index has."""
+    """A folder with two versions of a distribution that is in no index."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for version in ("1.0", "2.0"):
@@ -38,7 +38,7 @@ def wheels(tmp_path: Path) -> Path:
 
 
 def installed(folder: Path, wheels: Path, tools: Path, **variables: str) -> Distribution:
-    """What the script has put into an environment that it makes itself."""
+    """The distribution that the script installed into a new environment."""
     environment = folder / "venv"
     told = {
         **os.environ,

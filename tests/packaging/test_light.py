@@ -1,4 +1,4 @@
-"""Light services and the command line never import torch, nor what their images do not have."""
+"""Light services and the command line import neither torch nor anything missing in their images."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ print([name for name in ("torch", "transformers", "sglang") if name in sys.modul
 
 
 def said_by(code: str, *arguments: str) -> str:
-    """What a new Python prints that runs this code; it must not fail."""
+    """Run code in a new Python process; returns its output."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=280
     )
@@ -64,7 +64,7 @@ importlib.import_module(sys.argv[1] + ".service")
 
 
 def installed_with(extra: str) -> set[str]:
-    """Distributions that come with an extra of ours, those that they require included."""
+    """Distributions of one of our extras, including dependencies."""
     found: set[str] = set()
     left = [("paceline", extra)]
     while left:

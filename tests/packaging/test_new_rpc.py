@@ -116,7 +116,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree with the RPC in it, and what is generated made anew."""
+    """A copy of the tree with the RPC, with generated files updated."""
     folder = tmp_path_factory.mktemp("tree")
     named = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     for name in filter(None, named.split("\0")):
@@ -132,7 +132,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def env_of(tree: Path) -> dict[str, str]:
-    """Python finds the copy before the tree that is installed."""
+    """An environment in which Python finds the copy before the installed tree."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(tree / f) for f in ("shared", "services")),
@@ -140,7 +140,7 @@ def env_of(tree: Path) -> dict[str, str]:
 
 
 def is_ready(addresses: Path) -> bool:
-    """Whether the gateway and what is behind it answer."""
+    """Whether the gateway and its upstream answer."""
     with suppress(OSError, httpx.TransportError):
         return httpx.get(f"{json.loads(addresses.read_text())['http']}/readyz").is_success
     return False
@@ -148,7 +148,7 @@ def is_ready(addresses: Path) -> bool:
 
 @pytest.fixture
 def run_dir(tree: Path, tmp_path: Path, until: Callable[..., None]) -> Iterator[Path]:
-    """Of the copy's own platform, once jobs could be submitted."""
+    """The run directory of the copy's platform, once it accepts jobs."""
     command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(tmp_path), "--port=0"]
     up = subprocess.Popen(command, env=env_of(tree), cwd=tree)
     try:

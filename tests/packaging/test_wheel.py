@@ -1,4 +1,4 @@
-"""What a release holds, built from what the images' builds see of a checkout."""
+"""The contents of a release, built from the files that the image builds include."""
 
 import shutil
 import subprocess

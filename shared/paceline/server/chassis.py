@@ -55,7 +55,7 @@ class Chassis:
     health: Health = field(default_factory=Health)
     tracer: Tracer = OFF
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    exit_timer: threading.Timer | None = None
+    limit: threading.Timer | None = None
     failed: bool = False
     usage: Usage = field(default=cast(Usage, None))  # derived from the other fields by default
     check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None  # `ErrorInterceptor`
@@ -70,8 +70,8 @@ class Chassis:
             return
         self.health.drain()
         self.stopping.set()
-        if self.exit_timer is not None:
-            self.exit_timer.start()
+        if self.limit is not None:
+            self.limit.start()
 
 
 class Service:
@@ -157,7 +157,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             check_first=errors.check_first,
         )
         if end is not None:
-            chassis.exit_timer = _exit_timer(chassis, end)
+            chassis.limit = _exit_timer(chassis, end)
         try:
             return await _live(chassis, build)
         finally:

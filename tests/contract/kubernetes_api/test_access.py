@@ -1,4 +1,4 @@
-"""ServiceAccounts and what Roles allow them."""
+"""ServiceAccounts and the permissions of their Roles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kubernetes import client
 
 @pytest.fixture
 def worker(clients: Any, until: Any) -> Callable[..., Any]:
-    """A ServiceAccount bound to a Role of these rules; returns its clients."""
+    """Clients of a ServiceAccount bound to a Role with these rules."""
 
     def make(*rules: Any) -> Any:
         namespace = clients.namespace
@@ -105,7 +105,7 @@ def test_a_watch_needs_its_verb(clients: Any, worker: Any, refusal: Any) -> None
 
 
 def test_a_creation_cannot_be_narrowed_by_name(clients: Any, worker: Any, refusal: Any) -> None:
-    """The name stands in the body, where authorization does not look."""
+    """The name is in the body, which authorization does not see."""
     other = worker(rule("coordination.k8s.io", "leases", "create get update", "leader"))
     body = {"metadata": {"name": "leader"}, "spec": {}}
     assert refusal(other.leases.create_namespaced_lease, clients.namespace, body).code == 403

@@ -160,7 +160,7 @@ MISFITS: Any = {
 def test_what_does_not_fit_the_schema_is_answered_without_a_reason(
     clients: Any, refusal: Any, text: str, container: Any
 ) -> None:
-    """The server has no status for it: 500, and all that tells what is wrong is the text."""
+    """The server returns 500 without a reason: only the message tells what is wrong."""
     path = f"/apis/batch/v1/namespaces/{clients.namespace}/jobs/one"
     query = {"fieldManager": "one", "force": "true", "media": "application/apply-patch+yaml"}
     body = job(**container)

@@ -1,4 +1,4 @@
-"""Finalizers, preconditions, and what becomes of dependents."""
+"""Finalizers, preconditions, and deletion of dependents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two candidates for one Lease: every change of hands is decided by a revision."""
+"""Two candidates for one Lease: revisions decide every handover."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_status_has_a_door_of_its_own(clients: Any, pod: Any) -> None:
 
 
 def test_a_workload_is_scaled(clients: Any, refusal: Any) -> None:
-    """A ReplicaSet whose pods nobody schedules."""
+    """A ReplicaSet whose pods are never scheduled."""
     labels = {"app": "one"}
     spec = {
         "replicas": 0,

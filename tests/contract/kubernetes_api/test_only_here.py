@@ -1,4 +1,4 @@
-"""What only the server for tests lets one do: expire history, play the kubelet, see requests."""
+"""Features of the harness's server only: expiring history, acting as kubelet, recorded requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def admin(kubeconfig: Path) -> client.ApiClient:
 
 
 def lines(clients: Any, **query: str) -> list[Any]:
-    """The raw events of a watch of one second."""
+    """The raw events of a one-second watch."""
     path = f"/api/v1/namespaces/{clients.namespace}/configmaps"
     query = {"watch": "1", "timeoutSeconds": "1", **query}
     request = clients.api.param_serialize(

@@ -1,4 +1,4 @@
-"""Pods as far as no kubelet is needed."""
+"""Pods, as far as possible without a kubelet."""
 
 from __future__ import annotations
 

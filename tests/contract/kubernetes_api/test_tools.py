@@ -1,4 +1,4 @@
-"""Real kubectl and both generations of helm, from the folder where the chart's checks keep them."""
+"""Real kubectl and helm 3 and 4, as downloaded by the chart's checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tools() -> dict[str, str]:
 
 @pytest.fixture
 def run(tools: dict[str, str], kubeconfig: Path, clients: Any, tmp_path: Path) -> Run:
-    """Run a tool in the test's namespace; returns what it prints."""
+    """Run a tool in the test's namespace; returns its output."""
     homes = {f"HELM_{kind}_HOME": str(tmp_path / kind) for kind in ("CACHE", "CONFIG", "DATA")}
     places = {"KUBECONFIG": str(kubeconfig), "HOME": str(tmp_path), **homes}
 

@@ -8,7 +8,7 @@ from kubernetes import watch
 
 
 def events(clients: Any, seconds: int = 2, **options: Any) -> list[tuple[str, str]]:
-    """What a watch of so many seconds tells of our own ConfigMaps."""
+    """Events on the test's ConfigMaps from a watch of this many seconds."""
     listing = clients.core.list_namespaced_config_map
     stream: Any = watch.Watch().stream(
         listing, clients.namespace, timeout_seconds=seconds, **options

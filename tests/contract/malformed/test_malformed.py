@@ -1,4 +1,4 @@
-"""Malformed requests to a rollout worker: each is answered, none harms the worker or its engine."""
+"""Malformed requests to a rollout worker: all are answered, none harms the worker or its engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CODES = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED"}
 def request(
     name: str = "x", *, sampling: dict[str, Any] | None = None, **fields: Any
 ) -> pb.GenerateRequest:
-    """A good request but for what is given."""
+    """A valid request except for the given fields."""
     knobs: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0, **(sampling or {})}
     known: dict[str, Any] = {"tokens": (1, 2), "pinned_version": -1, "min_version": -1, **fields}
     return pb.GenerateRequest(request_id=name, sampling=types_pb2.SamplingParams(**knobs), **known)
@@ -92,7 +92,7 @@ ODD: list[pb.GenerateRequest] = [  # allowed all the same
 
 
 def wrong_wire() -> list[bytes]:
-    """Fields with types that are not theirs, lengths that lie, text that is none."""
+    """Fields with wrong types, wrong lengths and invalid text."""
     inside = [
         b"\x08\x01",  # request_id as a number
         b"\x09" + b"\xff" * 8,  # request_id as 64 bits
@@ -141,7 +141,7 @@ def mutated(chance: random.Random, count: int) -> list[bytes]:
 
 
 def noise(chance: random.Random, count: int) -> list[bytes]:
-    """Bytes without meaning; half of them look like a request at first."""
+    """Random bytes; half of them start like a request."""
     heads = (b"", b"\x0a")
     return [heads[n % 2] + chance.randbytes(chance.randint(1, 200)) for n in range(count)]
 
@@ -175,7 +175,7 @@ def parses(data: bytes) -> pb.GenerateBatch | None:
 
 
 def check_fuzzed(worker: Any, data: bytes) -> None:
-    """A message that cannot be read fails its stream; otherwise each request has its end."""
+    """A message that cannot be parsed fails its stream; otherwise each request ends."""
     message = parses(data)
     if message is None:
         outcome = worker.send(data)

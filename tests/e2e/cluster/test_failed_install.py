@@ -1,4 +1,4 @@
-"""An installation that fails in its first hook, and what `helm uninstall` then leaves."""
+"""An installation that fails in its first hook leaves nothing after `helm uninstall`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def left(cluster: Cluster) -> set[str]:
 
 @pytest.mark.parametrize("version", [3, 4])
 def test_nothing_is_left_of_it(cluster: Cluster, tools: dict[str, Path], version: int) -> None:
-    """No machine takes the hook's pod, as when its image is not to be had."""
+    """No node accepts the hook's pod, as if its image could not be pulled."""
 
     def helm(*words: str) -> subprocess.CompletedProcess[str]:
         where = ["--kubeconfig", str(cluster.kubeconfig), "-n", NAMESPACE]

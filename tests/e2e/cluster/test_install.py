@@ -1,4 +1,4 @@
-"""Installed by helm into a cluster of processes: from the first job to the uninstallation.
+"""A helm installation in a cluster of processes, from the first job to `helm uninstall`.
 
 The tests share one installation and run in this order.
 """
@@ -58,7 +58,7 @@ def stepped(client: Client, job_id: str, step: int) -> Callable[[], bool]:
 
 
 def pod_of(installation: "Installation", component: str, job_id: str) -> str:
-    """The only one, as soon as it is ready; a probe that comes too late makes it wait again."""
+    """The only pod, once it is ready; a late probe may make it unready again."""
     found: list[str] = []
 
     def is_there() -> bool:

@@ -1,4 +1,4 @@
-"""Whatever is sent to any route or method, the answer is one that the documents promise."""
+"""Fuzzes all routes and methods: every response is a documented one."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def shown(kind: Any, data: bytes) -> str:
 
 
 def messages(kind: Descriptor, known: list[str], depth: int = 2) -> st.SearchStrategy[Any]:
-    """Messages of a type; where there is text, it may be that of something that exists."""
+    """Messages of a type; strings may be ids of existing objects."""
     made = message_factory.GetMessageClass(kind)
     fields: dict[str, st.SearchStrategy[Any]] = {}
     for field in kind.fields:
@@ -191,7 +191,7 @@ def values(field: Any, known: list[str], depth: int) -> st.SearchStrategy[Any] |
 
 
 async def unhurt(site: Site) -> None:
-    """An honest client is served as before."""
+    """A regular client is still served."""
     async with site.client("all") as client:
         assert (await client.get(site.ids["job"])).status.job_id == site.ids["job"]
     async with site.client("read-b") as client:

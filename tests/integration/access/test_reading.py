@@ -1,4 +1,4 @@
-"""Calls over gRPC that take long on purpose: their message does not come, or they never end."""
+"""Deliberately slow gRPC calls, whose message does not arrive or which never end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metadata(site: Site, who: str) -> Sequence[tuple[str, str]]:
 
 @asynccontextmanager
 async def silent(site: Site, who: str, method: str, number: int) -> AsyncGenerator[None]:
-    """Calls that have begun and send nothing."""
+    """Open calls that send nothing."""
     async with aio.insecure_channel(site.grpc) as channel:
         begin: Any = channel.stream_unary(f"/paceline.v1.Jobs/{method}")
         calls = [begin(metadata=metadata(site, who)) for _ in range(number)]

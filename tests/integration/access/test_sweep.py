@@ -1,4 +1,4 @@
-"""Every route and every method, tried by everybody who must not get in, and by who may.
+"""Calls every route and method with all permitted and forbidden credentials.
 
 What there is comes from the application and the protocol themselves: what is new is tried too.
 """
@@ -36,7 +36,7 @@ REST = rest_roles()
 
 
 def routes_of(app: Any) -> Iterator[tuple[str, str]]:
-    """Every method and path that the application serves."""
+    """Every method and path of the application."""
     for path, methods in app.openapi()["paths"].items():
         for method in methods:
             yield method.upper(), path
@@ -140,7 +140,7 @@ async def test_what_is_of_another_tenant_does_not_exist(peopled: Site) -> None:
 
 
 def theirs(site: Site) -> list[str]:
-    """What tenant b may see."""
+    """The resources visible to tenant b."""
     return [site.ids[f"{role}-b"] for role in HEIGHT] + [f"{role}-b" for role in HEIGHT]
 
 

@@ -22,7 +22,7 @@ else:
 
 
 async def paceline(site: Site, *words: str) -> tuple[int | None, str, str]:
-    """The command on this run directory: exit code, what it prints, what it says."""
+    """Run the command on this run directory; returns exit code, stdout and stderr."""
     made = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "paceline.cli", *words, "--run-dir", str(site.run_dir)),
         stdout=asyncio.subprocess.PIPE,

@@ -46,7 +46,7 @@ WITHOUT = "a caller without a service's certificate"
 
 
 def module_of(service: str) -> Any:
-    """The generated code that has a service."""
+    """The generated module of a service."""
     for path in PROTOS.glob("*.proto"):
         module = import_module(f"paceline.v1.{path.stem}_pb2")
         if service in module.DESCRIPTOR.services_by_name:
@@ -55,7 +55,7 @@ def module_of(service: str) -> Any:
 
 
 def services() -> dict[str, Any]:
-    """Descriptors of all services that there are."""
+    """Descriptors of all services."""
     files = [import_module(f"paceline.v1.{path.stem}_pb2") for path in PROTOS.glob("*.proto")]
     found = {name: s for f in files for name, s in f.DESCRIPTOR.services_by_name.items()}
     return {**found, "Health": HEALTH}
@@ -115,7 +115,7 @@ def test_undeclared_methods_are_for_nobody(server: WorkerKind) -> None:
 
 
 class Unfinished(Service):
-    """Serves what the table says, with nothing behind it."""
+    """Serves all methods of the table without implementations."""
 
     def __init__(self, chassis: Chassis) -> None:
         for service in set(callers()[chassis.settings.kind]) - {"Health"}:
@@ -150,7 +150,7 @@ async def served(
 
 
 class Caller:
-    """Somebody with a certificate (or none) who connects to a service of this kind."""
+    """A caller with a certificate (or none), connected to a service of this kind."""
 
     def __init__(self, chassis: Chassis, credentials: grpc.ChannelCredentials | None) -> None:
         name = f"{chassis.settings.kind}.paceline.internal"
@@ -248,7 +248,7 @@ def refusals(chassis: Chassis) -> float:
 
 @pytest.mark.parametrize("server", WorkerKind)
 async def test_strangers_get_nowhere(server: WorkerKind, ours: Authority, tmp_path: Path) -> None:
-    """Of a foreign authority, expired, not yet good, none at all, no TLS at all."""
+    """Callers with foreign, expired, not yet valid or no certificates, and without TLS."""
     theirs = Authority(tmp_path, name="theirs")
     everybody = server is WorkerKind.GATEWAY
     tls = ours.issue("server", kinds=[server], require_client=not everybody)
@@ -300,7 +300,7 @@ async def test_a_certificate_may_speak_for_several_kinds_and_a_wildcard_for_none
 
 
 class Central(Service):
-    """The roster of experience, and its ledger with nothing behind it."""
+    """The roster of the experience service, and an unimplemented ledger."""
 
     def __init__(self, chassis: Chassis) -> None:
         nothing: Any = None

@@ -71,7 +71,7 @@ def test_the_key_of_the_authority_is_in_its_secret_only(installation: Installati
 
 
 def test_a_rotation_from_run_to_run(installation: Installation) -> None:
-    """Daily for a year: certificates and authorities follow each other, all trust all."""
+    """Daily runs for a year: certificates and authorities rotate, and all peers stay trusted."""
     life = {"days": 30, "authority_days": 120}
     authorities: set[x509.Certificate] = set()
     leaves: set[x509.Certificate] = set()
@@ -88,7 +88,7 @@ def test_a_rotation_from_run_to_run(installation: Installation) -> None:
 
 
 def test_concurrent_runs_agree(installation: Installation) -> None:
-    """Each tells the others what it has written by conflicts only."""
+    """Concurrent issuers learn of each other's writes only through conflicts."""
     for moment in (NOW, NOW + 61 * DAY, NOW + 2500 * DAY, NOW + 2502 * DAY):
         with ThreadPoolExecutor(6) as pool:
             runs = [pool.submit(installation.run, moment) for _ in range(6)]
@@ -99,7 +99,7 @@ def test_concurrent_runs_agree(installation: Installation) -> None:
 
 
 class Breaks:
-    """A client of the API whose process dies at its n-th write, before or after it."""
+    """An API client whose process dies just before or after its n-th write."""
 
     def __init__(self, api: Any, at: int, *, after: bool) -> None:
         self._api = api
@@ -125,7 +125,7 @@ class Breaks:
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("write", range(1, 6))
 def test_a_run_may_die_anywhere(installation: Installation, write: int, after: bool) -> None:
-    """Of the five writes that bring a new authority to all; the next run goes on from there."""
+    """At any of the five writes of a new authority; the next run continues from there."""
     life: dict[str, Any] = {"days": 90, "authority_days": 180}
     for day in (0, 62, 118):
         installation.run(NOW + day * DAY, **life)
@@ -200,7 +200,7 @@ def test_labels_and_owner_follow_the_file(installation: Installation) -> None:
 
 
 class LateClock:
-    """Passes while a run sleeps, which it does for longer than it means to."""
+    """Time passes while a run sleeps, for longer than requested."""
 
     def __init__(self, late_s: float) -> None:
         self.now_s = 0.0

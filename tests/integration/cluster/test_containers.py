@@ -1,4 +1,4 @@
-"""What a container sees: environment, files, names, user."""
+"""A container's environment, files, host names and user."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Whatever becomes of a cluster, nothing of it is left on the machine."""
+"""However a cluster ends, it leaves nothing on the machine."""
 
 import os
 import signal

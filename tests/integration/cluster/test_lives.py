@@ -52,7 +52,7 @@ def status_of(cluster: Cluster, name: str) -> Object:
 
 
 def probe(path: str, **more: Any) -> Object:
-    """Says no by a status: no answer for a while says how busy the machine is."""
+    """Fails the probe by status, since a timeout may just mean a busy machine."""
     asked = {"httpGet": {"path": path, "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 30}
     return {**asked, **more}
 

@@ -1,4 +1,4 @@
-"""Nodes: who may run where, and what happens when one goes."""
+"""Nodes: scheduling, and the loss of a node."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The controller's rights: what it needs, and nothing that it does not."""
+"""The controller has exactly the permissions it needs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ def test_all_operations_need_exactly_the_role(
 def test_everything_else_is_refused(
     world: Any, chart_rules: list[dict[str, Any]], client_as: Callable[[], Any]
 ) -> None:
-    """Whatever the server has, with every verb: only what the role lists goes through."""
+    """Every resource with every verb: only those in the role are allowed."""
     review = client_as()
     verbs = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
     allowed = granted(chart_rules)

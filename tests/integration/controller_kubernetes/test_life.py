@@ -1,4 +1,4 @@
-"""The life of jobs on a cluster, from the first object to the last."""
+"""The lifecycle of jobs on a cluster, from the first object to the last."""
 
 from collections.abc import Callable
 from typing import Any
@@ -138,7 +138,7 @@ def test_replicas_changed_by_others_are_set_right(
 
 
 def test_a_release_may_set_what_the_controller_has_scaled(world: Any, until_true: Until) -> None:
-    """As Helm 4 does when `scaling: controller` becomes `fixed`: it applies, without force."""
+    """Like Helm 4 when `scaling: controller` becomes `fixed`: it applies without force."""
     world.start()
     name = "rel-paceline-environment"
     deployments = world.cluster.of("Deployment")
@@ -210,7 +210,7 @@ def test_pods_that_cannot_start_are_reported_until_the_job_fails(
 def test_pods_that_the_cluster_refuses_are_the_reason_of_their_job(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
-    """A Deployment says so itself, a Job only in events; both are in `paceline list` too."""
+    """Deployments report this in their status, Jobs only in events; `paceline list` shows both."""
     words = 'pods "x" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0'
     world.nodes.refuses["trainer"] = words
     world.start()
@@ -238,7 +238,7 @@ def test_pods_that_the_cluster_refuses_are_the_reason_of_their_job(
 def test_a_template_that_cannot_work_fails_the_job_with_its_reason(
     world: Any, tiny_job: Job, until_true: Until
 ) -> None:
-    """At the first refusal: no other incarnation of it would fare better."""
+    """At the first rejection, since another incarnation would fail in the same way."""
     path = world.folder / "templates" / "trainer.yaml"
     template = yaml.safe_load(path.read_text())
     twice = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]

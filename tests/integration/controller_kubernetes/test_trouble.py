@@ -1,4 +1,4 @@
-"""Controllers die, freeze and lose the API; jobs do not notice."""
+"""Controllers die, freeze and lose the API without effect on jobs."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Tokens, tenants and the audit log, asked as the gateway asks."""
+"""Tokens, tenants and the audit log, through the calls of the gateway."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_only_admins_deal_with_tokens_and_the_log(client: Any) -> None:
 
 
 def calls_of(client: Any, job_id: str, who: Principal) -> dict[str, Callable[[], Awaitable[Any]]]:
-    """Everything that can be asked of a job."""
+    """All calls about a job."""
     jobs = client.jobs
 
     async def watch() -> None:

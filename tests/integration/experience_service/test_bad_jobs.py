@@ -1,4 +1,4 @@
-"""A bad job is refused before anything is written; one that is there all the same fails alone."""
+"""Bad jobs are refused before anything is written; existing ones fail without affecting others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MEMORY = 1 << 30
 
 @pytest.fixture(scope="module", autouse=True)
 def hostile_plugins() -> Iterator[None]:
-    """Installed for this process and those that it starts."""
+    """Plug-ins installed for this process and its children."""
     before = os.environ["PYTHONPATH"]
     sys.path.append(HERE)
     os.environ["PYTHONPATH"] = os.pathsep.join([before, HERE])
@@ -44,7 +44,7 @@ def hostile_plugins() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    """One server: what is refused or fails here never gets as far as the kind of store."""
+    """A single store, since the kind of store does not matter here."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         server = ValkeyServer(
             port=0, data_dir=Path(folder) / "d", unix_socket_path=Path(folder) / "s"
@@ -130,7 +130,7 @@ async def test_a_hanging_plug_in_does_not_block_others(
 
 
 async def cancelled(client: Any, job_id: str) -> str:
-    """What the answer to a cancellation is: the state, or why not."""
+    """The reply to a cancellation: the state, or the error."""
     try:
         job = await call(client.jobs.CancelJob, jobs_pb2.CancelJobRequest(job_id=job_id))
     except StateError as error:
@@ -141,7 +141,7 @@ async def cancelled(client: Any, job_id: str) -> str:
 async def test_bad_records_fail_only_their_job_at_startup(
     lives: Any, store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    """Each as an older version, a damaged store or an uninstalled plug-in would leave it."""
+    """Records as left by an older version, a damaged store or an uninstalled plug-in."""
     spoil = tmp_path / "spoil"
     async with lives(store_url, tmp_path) as client:
         good = (await client.submit(eval=None, stop={"steps": 1})).status.job_id

@@ -1,4 +1,4 @@
-"""Weights from a seed to workers, by the routes of a real service: real gRPC, real HTTP."""
+"""Weights go from a seed to workers along the routes of a real service."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 100.0
 
 
 class Seed:
-    """What a trainer serves."""
+    """The snapshot that a trainer serves."""
 
     def __init__(self, client: Client, job_id: str) -> None:
         self.trainer: Trainer = client.trainer(job_id)

@@ -1,4 +1,4 @@
-"""A whole small job, driven by hand through the stubs of a real server on a real store."""
+"""A complete small job, driven through the stubs of a real server on a real store."""
 
 from __future__ import annotations
 

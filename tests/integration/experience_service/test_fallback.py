@@ -1,4 +1,4 @@
-"""A trainer whose newest checkpoint is damaged, with the ledger that it goes back in."""
+"""A trainer whose newest checkpoint is damaged, and the rewind of its ledger."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Trainers:
         )
 
     async def save(self, engine: TrainingBackend, step: int) -> None:
-        """A checkpoint whose weights say which step they are of, told to the ledger."""
+        """Commit a checkpoint whose weights encode their step."""
         trainer = self.trainer(engine, 1)
         with torch.no_grad():
             for parameter in engine.policy.parameters():
@@ -141,7 +141,7 @@ def marks(engine: TrainingBackend) -> set[float]:
 
 
 def flip(path: Path) -> None:
-    """64 bytes are others, as many as before."""
+    """Overwrite 64 bytes without changing the size."""
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(byte ^ 0x55 for byte in data[middle : middle + 64])
@@ -152,7 +152,7 @@ def flip(path: Path) -> None:
 async def trained(
     lives: Lives, store_url: str, tmp_path: Path, model: Path, group: RankGroup
 ) -> AsyncIterator[tuple[Client, str, Any, Trainers]]:
-    """A job of five steps so far, with checkpoints of the second and the fourth."""
+    """A job after five steps, with checkpoints of the second and the fourth."""
     async with lives(store_url, tmp_path) as client:
         experience = {"batch_groups": 2, "group_size": 2, "max_staleness": 9, "lease_s": 1.0}
         job = await client.submit(stop={"steps": 6}, eval=None, experience=experience)

@@ -1,4 +1,4 @@
-"""The service is killed when the store has done something and nobody has heard of it."""
+"""The service is killed after the store has executed a write and before the reply arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT = {"batch_groups": 2, "group_size": 2, "max_staleness": 4, "lease_s": 1.0}
 
 @asynccontextmanager
 async def wired(url: str) -> AsyncGenerator[tuple[Wire, str]]:
-    """A store behind a wire, and the URL of that."""
+    """A proxy in front of a store, and its URL."""
     with tempfile.TemporaryDirectory(prefix="pl") as folder:
         path = Path(folder) / "w"
         async with Wire(upstream=Path(url.removeprefix("unix://")), path=path) as wire:

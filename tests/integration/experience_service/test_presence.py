@@ -1,4 +1,4 @@
-"""Whose episodes are handed out again, and when: no lease here runs out by itself."""
+"""When episodes are leased again; leases do not expire in these tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOMENT_S = 0.05
 
 
 class Stream:
-    """One lease stream of a worker, that says what it is told to say."""
+    """A scripted lease stream of a worker."""
 
     def __init__(self, client: Client, worker_id: str) -> None:
         self._worker_id = worker_id
@@ -38,12 +38,12 @@ class Stream:
         )
 
     async def assigned(self) -> types_pb2.Assignment:
-        """The next assignment, of which each has a message of its own here."""
+        """The next assignment; each arrives in its own message."""
         (given,) = (await anext(self._replies)).assignments
         return given
 
     async def again(self, before: types_pb2.Assignment) -> types_pb2.Assignment:
-        """What another worker had; new groups may come first, until its death is known."""
+        """Another worker's episodes; new groups may arrive first, until its death is noticed."""
         while True:
             for given in (await anext(self._replies)).assignments:
                 if given.group_id == before.group_id:
@@ -64,7 +64,7 @@ class Stream:
 
 @asynccontextmanager
 async def worker(client: Client, worker_id: str) -> AsyncGenerator[Stream]:
-    """A stream on a connection of its own, which breaks at the end: its process was killed."""
+    """A stream on its own connection, which breaks at the end, as if its process were killed."""
     async with connect(client.address) as channel:
         yield Stream(type(client)(channel, client.address), worker_id)
 

@@ -1,4 +1,4 @@
-"""What takes long with one job holds up neither the others nor the members."""
+"""A slow job delays neither other jobs nor the roster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(100)
 
 
 async def expires(client: Client) -> None:
-    """A worker joins and is not heard of again; returns when it has left the roster."""
+    """Join a worker without heartbeats; returns when it has been removed from the roster."""
     worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_ROLLOUT)
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     while True:

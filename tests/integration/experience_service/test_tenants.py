@@ -1,4 +1,4 @@
-"""Quotas and fair shares of tenants, over the wire and over deaths of the service."""
+"""Quotas and fair shares of tenants, over gRPC and across restarts of the service."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def begun(client: Client, tenant: str, **experience: Any) -> str:
 
 
 async def leased(client: Client, worker_id: str, credits: int, expect: int) -> Counter[str]:
-    """What a worker gets of each job when it asks for so much; waits until that is `expect`."""
+    """Wait until a worker with these credits has been leased `expect` episodes per job."""
     more = asyncio.Event()
 
     async def requests() -> AsyncIterator[ex.LeaseRequest]:
@@ -204,7 +204,7 @@ async def test_a_quota_that_is_lowered_takes_nothing_back(client: Client) -> Non
     assert await waiting == {job_id: 1}
 
 
-async def test_the_installation_s_default_quota_applies_otherwise(
+async def test_the_default_quota_applies_without_a_custom_one(
     lives: Lives, store_url: str, tmp_path: Path
 ) -> None:
     async with lives(
@@ -225,7 +225,7 @@ async def test_the_installation_s_default_quota_applies_otherwise(
 
 
 class Player:
-    """An environment worker whose episodes take a while, over deaths of the service."""
+    """A slow environment worker that survives restarts of the service."""
 
     def __init__(self, name: str, service: Killable, seed: int) -> None:
         self._name = name
@@ -264,7 +264,7 @@ class Player:
 
 
 async def in_flight(store: Store, jobs: list[tuple[str, str]]) -> Counter[str]:
-    """Episodes on lease by tenant, of one moment, as the store has it."""
+    """Leased episodes by tenant, in one snapshot of the store."""
     found: Counter[str] = Counter()
     keys = [JobKeys(tenant, job_id).counts for tenant, job_id in jobs]
     for (tenant, _), counts in zip(jobs, await store.hashes(*keys), strict=True):
@@ -274,7 +274,7 @@ async def in_flight(store: Store, jobs: list[tuple[str, str]]) -> Counter[str]:
 
 @pytest.mark.timeout(900)
 async def test_quotas_hold_while_the_service_is_killed(killable: tuple[Killable, str]) -> None:
-    """Two tenants want everything; the store is asked all the time how much each of them has."""
+    """Two tenants with unlimited demand, whose leases are sampled continuously."""
     service, store_url = killable
     quotas = {"a": 7, "b": 5}
     store = await Store.connect(store_url)

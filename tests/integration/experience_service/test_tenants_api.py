@@ -1,4 +1,4 @@
-"""Quotas by REST, by the command, and for tokens of tenants: a real gateway before the service."""
+"""Quotas through REST, the command line and tokens of tenants, with a real gateway."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Cli
 
 
 async def test_what_is_not_named_is_no_limit(url: str, grpc: str) -> None:
-    """Over REST as over gRPC; what there is always is that of the installation."""
+    """REST and gRPC agree; sizes and weights default to the installation's."""
     async with AsyncClient(url, token=ADMIN) as admin, connect(grpc, token=ADMIN) as channel:
         stub: TenantsAsyncStub = TenantsStub(channel)
         for body, quota in (

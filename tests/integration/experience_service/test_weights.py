@@ -1,4 +1,4 @@
-"""What trainers and rollout workers are told of weights, by a real service on a real store."""
+"""Calls about weights by trainers and rollout workers, to a real service on a real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks made of namespaces: rates, counters, cuts, and that nothing of them stays."""
+"""Networks of namespaces: rates, counters, cuts and cleanup."""
 
 import os
 import signal
@@ -128,7 +128,7 @@ def test_a_killed_holder_leaves_nothing_behind() -> None:
 
 
 def namespaces() -> Iterator[int]:
-    """Network namespaces that any process is in."""
+    """Network namespaces in use by any process."""
     for path in Path("/proc").glob("[0-9]*/ns/net"):
         try:
             yield os.stat(path).st_ino

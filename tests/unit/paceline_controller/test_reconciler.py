@@ -206,7 +206,7 @@ async def test_a_job_hears_what_keeps_its_workloads_from_running(world: World) -
 SAID = "trainer: resumes from step 3: step-000004: digest differs"
 
 
-async def test_a_trainer_s_reason_is_kept(world: World) -> None:
+async def test_the_reason_of_a_trainer_is_kept(world: World) -> None:
     world.submit(JobState.RUNNING)
     await world.passes(2)
     world.ledger.put("a-1", reason=SAID)  # as when it passes over damaged checkpoints
@@ -217,7 +217,7 @@ async def test_a_trainer_s_reason_is_kept(world: World) -> None:
     assert world.ledger.jobs["a-1"].reason == SAID
 
 
-async def test_a_trainer_s_reason_is_restored_when_nothing_is_pending(world: World) -> None:
+async def test_the_reason_of_a_trainer_is_restored_when_nothing_is_pending(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.ledger.put("a-1", reason=SAID)
     world.runtime.waits["a-1"] = "rollout-a-1: no machine"
@@ -238,7 +238,7 @@ async def test_a_truncated_reason_is_reported_once(world: World) -> None:
     assert world.ledger.jobs["a-1"].reason.endswith(" ... (627 bytes in all)")
 
 
-async def test_a_new_controller_clears_its_predecessor_s_reasons(world: World) -> None:
+async def test_a_new_controller_clears_the_reasons_of_its_predecessor(world: World) -> None:
     world.submit(JobState.RUNNING)
     world.runtime.waits["a-1"] = "rollout-a-1: no machine"
     await world.passes(2)

@@ -74,7 +74,7 @@ def test_uneven_work_gets_a_long_first_limit_then_a_multiple_of_its_longest_time
     assert bench.verdict == (False, False)
 
 
-def test_the_work_s_own_deadline_takes_precedence() -> None:
+def test_the_deadline_of_the_work_takes_precedence() -> None:
     now = [0.0]
     progress = ProcessProgress(SETTINGS, clock=lambda: now[0])
     progress.watch("work", lambda: WorkProgress(1, 0), min_limit_s=lambda: 40.0)

@@ -71,7 +71,7 @@ def named(given: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(st.lists(spans(), min_size=1, max_size=3))
-def test_spans_are_encoded_like_opentelemetry_s(made: list[Span]) -> None:
+def test_spans_are_encoded_as_by_opentelemetry(made: list[Span]) -> None:
     scope = Scope(name="paceline", version="1")
     ours = request_of(made, resource_of(PROCESS), scope)
     wanted = encode_spans([theirs(span) for span in made])
