@@ -128,9 +128,7 @@ class TrackerSyncs:
     def _missed(self, job: Job) -> bool:
         """Whether the job ended too long ago to start tracking it."""
         status = job.status
-        over_s = (
-            status.age_s - status.runtime_s
-        )  # upper bound: it may have been queued
+        over_s = status.age_s - status.runtime_s  # upper bound: it may have been queued
         begun = any(told.state != TrackerState.WAITING for told in status.tracking)
         return status.state.terminal and not begun and over_s > self._options.give_up_s
 
