@@ -1,4 +1,4 @@
-"""The process of a tracker as its feed sees it: requests with a time limit, then SIGKILL."""
+"""Starts a tracker process and sends it requests with a timeout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_BYTES = 1 << 20
 
 
 class TrackerError(Exception):
-    """A tracker did not do what it was asked; `reason`: hung, crashed or refused."""
+    """A tracker failed a request; `reason`: hung, crashed or refused."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -27,7 +27,7 @@ class TrackerError(Exception):
 
 
 class TrackerProcess:
-    """One process; after any error it is of no use any more."""
+    """One tracker process; it must be replaced after any error."""
 
     def __init__(self, family: ProcessGroup) -> None:
         self._family = family
@@ -37,14 +37,14 @@ class TrackerProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str] = COMMAND) -> TrackerProcess:
-        """Start it, with its family in a session of their own."""
+        """Start the process in a session of its own."""
         return cls(await start_process_group(command, stderr=True, line_bytes=LINE_BYTES))
 
     async def ask(self, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """The answer to one request.
 
         Raises:
-            TrackerError: it takes too long, has ended, or says that it could not.
+            TrackerError: it timed out, has exited, or returned an error.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -61,7 +61,7 @@ class TrackerProcess:
         return answer
 
     async def kill(self) -> None:
-        """End it and all that it has started."""
+        """Kill the process and all processes that it has started."""
         try:
             await self._family.kill()
         finally:
@@ -80,7 +80,7 @@ class TrackerProcess:
             return b""
 
     async def _last_words(self) -> str:
-        """The last line that it wrote, once it has ended."""
+        """The last line of its stderr, after it has exited."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KILL_TIMEOUT_S):
                 await self._process.wait()

@@ -1,4 +1,4 @@
-"""The experience service as feeds see it."""
+"""Reads job histories from the experience service, and reports tracker status to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LIVE = [wire.number_of(state) for state in JobState if not state.terminal]
 ROWS = 100
 _TIMEOUT_S = 10.0
-# Rows that do not exist: the event of a watch then has none.
+# An index past all rows, so that the first event of a watch has none.
 _NO_ROWS = 1 << 40
 
 
@@ -39,7 +39,7 @@ class TrackedRow:
 
 
 class HistoryReader(Protocol):
-    """What feeds ask of experience."""
+    """The calls that feeds make to the experience service."""
 
     async def jobs(self, *, live: bool) -> list[Job]:
         """All jobs, or those that are not over, without specs."""
@@ -66,7 +66,7 @@ class HistoryReader(Protocol):
         ...
 
     async def tokenizer(self, job: Job) -> Tokenizer:
-        """That of the job's model."""
+        """The tokenizer of the job's model."""
         ...
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
@@ -75,7 +75,7 @@ class HistoryReader(Protocol):
 
 
 class GrpcHistoryReader:
-    """The same over gRPC."""
+    """A `HistoryReader` over gRPC."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class GrpcHistoryReader:
         return [wire.from_proto(row, TrackedRow) for row in reply.rows]
 
     async def live(self, job_id: str) -> LedgerProgress | None:
-        """That of the first event of a watch; None: the job has no open ledger."""
+        """Progress from the first event of a watch; None: the job has no open ledger."""
         request = jobs_pb2.WatchJobRequest(job_id=job_id, after_metric=_NO_ROWS)
         async for event in stream(self._jobs.WatchJob, request, timeout_s=_TIMEOUT_S):
             return wire.from_proto(event.live, LedgerProgress) if event.HasField("live") else None
@@ -133,7 +133,7 @@ class GrpcHistoryReader:
         return [wire.from_proto(each, Trajectory) for each in reply.trajectories]
 
     async def tokenizer(self, job: Job) -> Tokenizer:
-        """From the small model files that were kept with the job."""
+        """The tokenizer, from the small model files stored with the job."""
         digests = job.artifacts.items()
         files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
         return await asyncio.to_thread(Tokenizer.from_files, files)

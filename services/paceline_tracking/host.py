@@ -1,4 +1,4 @@
-"""The process of one tracker: `python -m paceline_tracking.host`, spoken to through its pipes."""
+"""Tracker process: `python -m paceline_tracking.host`, which serves requests over pipes."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def main() -> None:
     for line in source:
         sink.write(json.dumps(host.serve(json.loads(line))) + "\n")
         sink.flush()
-    # No handlers at exit: they may wait for a server.
+    # Skip exit handlers: they may wait for a server.
     os._exit(0)
 
 
 class Host:
-    """Answers requests with what the tracker made of them; whatever it raises is an answer too."""
+    """Passes requests to the tracker; its exceptions become error replies."""
 
     def __init__(self) -> None:
         self._tracker: Tracker | None = None
 
     def serve(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request: `open`, `write`, `finish` or `close`."""
+        """Serve one request: `open`, `write`, `finish` or `close`."""
         (verb,) = request
         try:
             return self._do(verb, request[verb])
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
-            # Before the cut, which may leave half of a secret.
+            # Redact before truncating, which may leave half of a secret.
             text = without_secrets(f"{type(error).__name__}: {error}")
             return {"error": text[:MOST_ERROR_CHARS]}
 

@@ -1,4 +1,4 @@
-"""What goes through the pipe between a feed and the process of its tracker: lines of JSON."""
+"""The JSON messages, one per line, between a feed and its tracker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a history, trajectories and loads of workers as the points that trackers draw. Pure."""
+"""Converts history rows, trajectories and worker loads to tracker points. No side effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GROWING = frozenset({"tokens_generated", "prompt_tokens", "tokens", "scored"})
 
 
 def flat(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Every finite number in there by its path (`train/loss`); anything else is left out."""
+    """All finite numbers by path (`train/loss`); other values are omitted."""
     return {
         name: float(value)
         for name, value in _leaves(values, prefix)
@@ -45,10 +45,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def point_of(
     row: TrackedRow, *, version: int, samples: Sequence[TrackedSample] = ()
 ) -> TrackedPoint:
-    """A row of the history; `version` if it names none.
+    """The point of a history row; `version` is used if the row has none.
 
-    The mean of an eval that measured too few of its tasks gets a name of its own, `partial_reward`:
-    trackers would draw and rank it with those that count.
+    The mean of an eval that measured too few of its tasks is named `partial_reward`, so that
+    trackers do not plot and rank it with complete ones.
     """
     told = row.values.get("version", version)
     values = flat(row.values, row.kind)
@@ -60,7 +60,7 @@ def point_of(
 def sample_of(
     trajectory: Trajectory, *, decode: Callable[[Sequence[int]], str], staleness: int
 ) -> TrackedSample:
-    """A trajectory as text: what came before its first sampled token, and its answer."""
+    """A trajectory as text: the prompt before its first sampled token, and the response."""
     first = trajectory.transcripts[0] if trajectory.transcripts else None
     begins = 0 if first is None else _first_policy_token(trajectory)
     prompt = "" if first is None else decode(first.tokens[:begins])
@@ -84,7 +84,7 @@ def _first_policy_token(trajectory: Trajectory) -> int:
 
 
 class Rates:
-    """What grew between two looks, per second."""
+    """Increases of counters per second, between two calls."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
@@ -93,7 +93,7 @@ class Rates:
     def system(
         self, live: LedgerProgress, workers: Iterable[Worker], *, now_s: float
     ) -> dict[str, float]:
-        """Values of a system point; those that are rates are missing in the first one."""
+        """Values of a system point; the first one has no rates."""
         workers = list(workers)
         grown: dict[str, float] = {}
         elapsed = None if self._looked_s is None else now_s - self._looked_s
@@ -106,7 +106,7 @@ class Rates:
 
 
 def _counters(live: LedgerProgress, workers: Sequence[Worker]) -> dict[str, float]:
-    """Everything that only grows: `ledger//<name>` and `<kind>/<worker and pid>/<name>`."""
+    """All counters, as `ledger//<name>` and `<kind>/<worker>:<pid>/<name>`."""
     found = {f"ledger//{name}": float(getattr(live, name)) for name in _TOTALS}
     for worker in workers:
         for name, value in worker.load.items():
@@ -116,7 +116,7 @@ def _counters(live: LedgerProgress, workers: Sequence[Worker]) -> dict[str, floa
 
 
 def _rates(before: Counters, after: Counters, elapsed: float) -> dict[str, float]:
-    """Per second, over all workers of a kind; seconds per second are means over the workers."""
+    """Rates by kind: sums over its workers; seconds per second (except CPU) are means."""
     sums: dict[tuple[str, str], list[float]] = {}
     for path in before.keys() & after.keys():
         kind, _, name = path.split("/")
@@ -135,7 +135,7 @@ def _rates(before: Counters, after: Counters, elapsed: float) -> dict[str, float
 
 
 def _states(workers: Sequence[Worker]) -> dict[str, float]:
-    """How many workers of each kind there are, and the sums of what they hold at this moment."""
+    """Number of workers of each kind, and sums of their gauges."""
     found: dict[str, float] = {}
     for worker in workers:
         _add(found, f"system/{worker.kind}/workers", 1.0)

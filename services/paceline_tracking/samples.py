@@ -1,4 +1,4 @@
-"""Some trajectories of a job as rows of a table, every so many steps."""
+"""Samples trajectories of a job for trackers, every `every` steps."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = Log("samples")
 
 
 class Samples:
-    """Of one job, for one tracker."""
+    """Samples of one job for one tracker."""
 
     def __init__(self, *, ledger: HistoryReader, job: Job, spec: TrackedSamples | None) -> None:
         self._ledger = ledger
         self._job = job
         self._spec = spec
         self._tokenizer: Tokenizer | None = None
-        self._steps: dict[int, int] = {}  # of versions
+        self._steps: dict[int, int] = {}  # by version
 
     def note(self, row: TrackedRow) -> None:
-        """Learn which step a version has: that before the first row that names it."""
+        """Learn the step of a version: the one before the first row that names it."""
         version = row.values.get("version")
         if isinstance(version, int):
             step = row.step if row.kind is Purpose.EVAL else row.step - 1
@@ -37,7 +37,7 @@ class Samples:
     async def of(self, rows: Sequence[TrackedRow]) -> tuple[int, Sequence[TrackedSample]]:
         """The index of the last row that is due for samples, and the newest trajectories.
 
-        A table is worth no delay: whatever cannot be had is left out. -1: nothing is due.
+        Samples are optional: if they cannot be read, there are none. -1: nothing is due.
         """
         if self._spec is None:
             return -1, ()
@@ -65,6 +65,6 @@ class Samples:
         ]
 
     def _staleness(self, version: int, step: int) -> int:
-        """In steps when it was trained, by the step that the job has come to; -1: not known."""
+        """Staleness in steps when trained, estimated from the job's step; -1: unknown."""
         known = self._steps.get(version)
         return -1 if known is None else max(step - 1 - known, 0)

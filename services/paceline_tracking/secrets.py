@@ -1,4 +1,4 @@
-"""Keeps what trackers read from the environment out of messages."""
+"""Redacts secrets in the environment of trackers from messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 _NAMED = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
 _LEAST_CHARS = 6
 _USER = re.compile(r"://[^/@\s]+@")
-# Also those of signed addresses: X-Amz-Security-Token, X-Amz-Signature, ...
+# Also query parameters of signed URLs: X-Amz-Security-Token, X-Amz-Signature, ...
 _QUERY = re.compile(r"(?i)([?&][\w.-]*(?:token|key|password|secret|signature|credential)=)[^&#\s]*")
 
 
 def without_secrets(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Without values of variables that are named like secrets, or credentials in addresses."""
+    """Remove values of variables with names of secrets, and credentials in URLs."""
     values = [
         value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""The tracking process: a feed for each tracker of each job that has some."""
+"""The tracking service: runs a feed for each tracker of each job."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from paceline_tracking.history import GrpcHistoryReader, HistoryReader
 from paceline_tracking.sync import Start, TrackerSync, status_of
 
 log = Log("tracking")
-# Of the grace, for what has to end after the feeds.
+# Part of the grace period that is reserved for shutdown after the feeds.
 END_S = 2.0
-# Between two looks at all jobs: one may begin and end between two looks at those that live.
+# Period of listing all jobs: a short one may start and end between two polls of live jobs.
 ALL_S = 60.0
-# Processes at a time for jobs that are over: there may be thousands when trackers are turned on.
+# Concurrent processes for finished jobs: there may be thousands when tracking is enabled.
 MOST_LATE = 4
 MISSED = "the job had been over for too long when trackers were looked for"
 
@@ -67,8 +67,8 @@ class TrackerSyncs:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look for jobs until cancelled: now and then, and after an error, also for old ones."""
-        all_s: float | None = None  # when all were looked at
+        """Poll for jobs until cancelled; every `ALL_S` and after errors, for finished ones too."""
+        all_s: float | None = None  # when all jobs were last listed
         while True:
             now_s = self._clock()
             live = all_s is not None and now_s - all_s < ALL_S
@@ -82,15 +82,15 @@ class TrackerSyncs:
             await asyncio.sleep(self._options.poll_s)
 
     async def look(self, *, live: bool) -> None:
-        """Begin to follow what is not followed yet."""
+        """Start feeds for new jobs."""
         for job in await self._ledger.jobs(live=live):
             if job.status.job_id not in self._seen:
-                if job.status.tracking:  # what is listed has no spec
+                if job.status.tracking:  # listed jobs have no spec
                     await self._follow(await self._ledger.job(job.status.job_id))
                 self._seen.add(job.status.job_id)
 
     async def drain(self, *, within_s: float) -> None:
-        """Hand over what is there; what is not taken in time comes after the next start."""
+        """Hand over available rows; the rest follows after the next start."""
         for feed in self._feeds.values():
             feed.stop()
         if self._tasks:
@@ -104,7 +104,7 @@ class TrackerSyncs:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def load(self) -> dict[str, float]:
-        """How many trackers are followed."""
+        """Number of active feeds."""
         return {"trackers": float(len(self._tasks))}
 
     async def _follow(self, job: Job) -> None:
@@ -126,9 +126,9 @@ class TrackerSyncs:
             self._begin(key)
 
     def _missed(self, job: Job) -> bool:
-        """Nothing was ever tracked of it, and it is too old to begin now."""
+        """Whether the job ended too long ago to start tracking it."""
         status = job.status
-        over_s = status.age_s - status.runtime_s  # at most: it may have waited before it ran
+        over_s = status.age_s - status.runtime_s  # upper bound: it may have been queued
         begun = any(told.state != TrackerState.WAITING for told in status.tracking)
         return status.state.terminal and not begun and over_s > self._options.give_up_s
 
@@ -161,7 +161,7 @@ class TrackerSyncs:
         self._tasks[key] = asyncio.create_task(self._feeds[key].run(), name="feed")
 
     def _tend(self) -> None:
-        """Forget feeds that have ended, begin those again that broke, and tell how far all are."""
+        """Remove finished feeds, restart failed ones, and export the lag of all."""
         for key, task in list(self._tasks.items()):
             if not task.done():
                 continue
@@ -182,7 +182,7 @@ class TrackerSyncs:
 
 
 class TrackingService(Service):
-    """Follows every job with trackers; a client of experience, which knows nothing of it."""
+    """Tracks all jobs with trackers; a client of the experience service, unknown to it."""
 
     def __init__(self, chassis: Chassis, options: TrackingOptions) -> None:
         settings = chassis.settings
@@ -208,7 +208,7 @@ class TrackingService(Service):
             tasks.create_task(self._feeds.run(), name="feeds")
 
     async def drain(self) -> None:
-        """Hand over what is there."""
+        """Hand over available rows."""
         await self._feeds.drain(within_s=max(self._chassis.settings.grace_s - END_S, 0.0))
         await self._membership.leave()
 
@@ -218,7 +218,7 @@ class TrackingService(Service):
         await self._channel.close()
 
     def report(self) -> Worker:
-        """This process as the roster should know it."""
+        """This process for the roster."""
         settings = self._chassis.settings
         return Worker(
             worker_id=settings.worker_id,

@@ -1,4 +1,4 @@
-"""One tracker of one job: its rows in order, each once, through failures of anything."""
+"""Feeds one tracker of one job: each row once, in order, despite failures."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Start = Callable[[], Awaitable[TrackerProcess]]
 
 
 class TrackerSync:
-    """Reads the history from where its tracker is and hands it over.
+    """Reads the history from the tracker's position on, and passes it to the tracker.
 
-    Nothing waits for a feed: it is a reader of the ledger like any client. What it knows is
-    `status`, which the ledger keeps.
+    Nothing waits for a feed: it reads the ledger like any client. Its only durable state is
+    `status`, which the ledger stores.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class TrackerSync:
         self._options = options
         self._metrics = metrics
         self._start = start
-        self._turn = turn or nullcontext()  # to have a process; the pauses between are free
+        self._turn = turn or nullcontext()  # held while there is a process, not during backoff
         self._clock = clock
         self._samples = Samples(ledger=ledger, job=job, spec=spec.samples)
         self._restarts = RestartBackoff(max_s=options.retry_most_s)
-        self._over_s: float | None = None  # when the job was first seen to be over
+        self._over_s: float | None = None  # when the job was first found to be over
         self._version = -1
         self._stopping = asyncio.Event()
         self.status = status_of(job.status, spec)
@@ -68,11 +68,11 @@ class TrackerSync:
 
     @property
     def ended(self) -> bool:
-        """Nothing will come any more."""
+        """Whether the tracker is done or has failed for good."""
         return self.status.state.terminal
 
     def stop(self) -> None:
-        """End as soon as all that is there has been handed over."""
+        """Stop once all available rows have been handed over."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class TrackerSync:
                 watch.cancel()
 
     async def _live(self, system: System) -> None:
-        """One life of the tracker's process, and the pause after it if it fails."""
+        """Run the tracker process once, and back off if it fails."""
         async with self._turn:
             if not self._stopping.is_set():
                 await self._process(system)
@@ -136,10 +136,10 @@ class TrackerSync:
                 await self._pause(self._options.poll_s)
 
     async def _next(self, system: System) -> tuple[list[TrackedPoint], JobStatus | None]:
-        """What is there to write, and the job's last status if nothing comes any more."""
+        """Rows to write, and the job's final status if there will be no more."""
         while True:
             try:
-                # In this order: the last row of a job comes before its end.
+                # In this order: the last row of a job is written before its end.
                 now = (await self._ledger.job(self._job_id)).status
                 rows = await self._ledger.rows(self._job_id, after=self.status.rows)
                 break
@@ -174,7 +174,7 @@ class TrackerSync:
             self.caught_up_s = self._clock()
 
     async def _works(self, **changes: Any) -> None:
-        """An outage is over, if there was one."""
+        """Record the end of an outage, if there was one."""
         if self.status.state == TrackerState.RETRYING:
             log.info("tracker works again", job=self._job_id, tracker=self.status.name)
         self._restarts = RestartBackoff(max_s=self._options.retry_most_s)
@@ -187,7 +187,7 @@ class TrackerSync:
         log.info("tracked", job=self._job_id, tracker=self.status.name, rows=self.status.rows)
 
     async def _failed(self, error: TrackerError) -> None:
-        """One warning for an outage, however often it is tried again meanwhile."""
+        """Log one warning per outage, however many retries it takes."""
         self._metrics.add("tracking_errors", tracker=self._spec.kind, reason=error.reason)
         self._restarts.failed(self._clock(), lived_s=0.0)
         if self.status.state != TrackerState.RETRYING:
@@ -203,7 +203,7 @@ class TrackerSync:
         await self._tell(state=state, detail=f"{error.reason}: {error.detail}")
 
     async def _hopeless(self) -> bool:
-        """The job has been over for so long that nobody waits for this any more."""
+        """Whether the job has been over for too long to keep trying."""
         try:
             over = (await self._ledger.job(self._job_id)).status.state.terminal
         except NotFoundError:
@@ -235,7 +235,7 @@ class TrackerSync:
 
 
 def status_of(job: JobStatus, spec: TrackingSpec) -> TrackerStatus:
-    """How far a tracker has come, as the ledger knows it."""
+    """The status of a tracker as stored in the ledger."""
     for told in job.tracking:
         if told.name == spec.label and told.state != TrackerState.WAITING:
             return told

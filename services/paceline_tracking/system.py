@@ -1,4 +1,4 @@
-"""What the workers of a job do, looked at now and then and kept until a tracker takes it."""
+"""Polls the load of a job's workers, and buffers it until a tracker takes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.telemetry.logs import Log
 from paceline_tracking.history import HistoryReader
 from paceline_tracking.points import Rates
 
-MOST = 512  # kept while a tracker is away; the oldest go first
+MOST = 512  # buffered while a tracker is away; the oldest are dropped
 log = Log("system")
 
 
@@ -36,7 +36,7 @@ class System:
         self._waiting: deque[TrackedPoint] = deque(maxlen=MOST)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
                 await self.look()
@@ -45,7 +45,7 @@ class System:
             await asyncio.sleep(self._period_s)
 
     async def look(self) -> None:
-        """One point; none of a job that is over."""
+        """Buffer one point; none if the job is over."""
         live = await self._ledger.live(self._job_id)
         if not live:
             return
@@ -54,7 +54,7 @@ class System:
         self._waiting.append(TrackedPoint("system", -1, live.step, live.version, values))
 
     def take(self) -> list[TrackedPoint]:
-        """Everything that waits, which is forgotten here."""
+        """Return all buffered points, and clear the buffer."""
         taken = list(self._waiting)
         self._waiting.clear()
         return taken

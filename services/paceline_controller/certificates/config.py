@@ -1,4 +1,4 @@
-"""What to issue: the issuer's file."""
+"""Schema of the issuer's configuration file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from paceline.plugins import StrictModel
 
 DOMAIN = "paceline.internal"
-"""In every certificate, so that clients need not know under which name they reach a peer."""
+"""A name in every certificate, so that clients can verify a peer whatever its address."""
 DAY_S = 86_400.0
 
 Days = Annotated[float, Field(ge=0.001, le=36_500)]
@@ -20,7 +20,7 @@ DnsName = Annotated[str, Field(max_length=253, pattern=rf"^(\*\.)?{_LABEL}(\.{_L
 
 
 class OwnerReference(StrictModel):
-    """The object with which the Secrets go; the cluster knows it by its uid."""
+    """The owner of the Secrets: they are garbage-collected with it."""
 
     api_version: str
     kind: str
@@ -33,7 +33,7 @@ class Leaf(StrictModel):
 
     secret: SecretName
     names: tuple[DnsName, ...] = ()
-    """DNS names of its Service, beside `paceline.internal` and `<service>.paceline.internal`."""
+    """DNS names of its Service, besides `paceline.internal` and `<service>.paceline.internal`."""
 
 
 class Issue(StrictModel):
@@ -43,19 +43,19 @@ class Issue(StrictModel):
     authority: SecretName
     """The Secret of the authority; the only one that holds its key."""
     days: Days = 90.0
-    """Life of a certificate; it is renewed at two thirds of it."""
+    """Lifetime of a certificate; it is renewed after two thirds of that."""
     authority_days: Days = 3650.0
     spread_s: float | None = Field(default=None, ge=0)
-    """A new authority signs only when every process has had so long to learn to trust it;
-    null: a day, or a sixth of a certificate's life if that is shorter."""
+    """How long every process has to pick up a new authority before it signs; null: a day, or a
+    sixth of a certificate's lifetime if that is shorter."""
     services: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], Leaf] = Field(min_length=1)
     labels: dict[str, str] = Field(default_factory=dict)
-    """Of the Secrets."""
+    """Labels of the Secrets."""
     owner: OwnerReference | None = None
     kubeconfig: str = ""
     """Path; empty: the ServiceAccount of the pod."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """For the whole run."""
+    """Deadline of the whole run."""
 
     @property
     def spread(self) -> timedelta:

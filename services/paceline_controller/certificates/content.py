@@ -1,4 +1,4 @@
-"""Certificates as the data of Secrets, and back. What cannot be read counts as missing."""
+"""Serializes certificates to Secret data and parses them; unreadable data counts as missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = dict[str, bytes]
 
 
 def leaf_data(issued: Issued) -> Data:
-    """The three files of a process."""
+    """The certificate, key and bundle files of a service."""
     return {
         CERTIFICATE: issued.pair.certificate_pem,
         KEY: issued.pair.key_pem,
@@ -29,7 +29,7 @@ def leaf_data(issued: Issued) -> Data:
 
 
 def parse_leaf(data: Mapping[str, bytes]) -> Issued | None:
-    """What `leaf_data` has written."""
+    """The inverse of `leaf_data`; None if the data is incomplete or invalid."""
     try:
         pair = Pair.parse(data[CERTIFICATE], data[KEY])
         return Issued(pair, tuple(x509.load_pem_x509_certificates(data[BUNDLE])))
@@ -38,7 +38,7 @@ def parse_leaf(data: Mapping[str, bytes]) -> Issued | None:
 
 
 def authority_data(authority: Authority) -> Data:
-    """The authority with its keys; only its own Secret has this."""
+    """The authority with its private keys, for its own Secret only."""
     since = authority.spread_since
     state = {
         "spread_since": since and since.isoformat(),
@@ -57,7 +57,7 @@ def authority_data(authority: Authority) -> Data:
 
 
 def parse_authority(data: Mapping[str, bytes]) -> Authority | None:
-    """What `authority_data` has written."""
+    """The inverse of `authority_data`; None if the data is incomplete or invalid."""
     try:
         active = Pair.parse(data[CERTIFICATE], data[KEY])
         upcoming = Pair.parse(data[NEXT_CERTIFICATE], data[NEXT_KEY]) if NEXT_KEY in data else None

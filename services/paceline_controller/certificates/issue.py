@@ -1,11 +1,11 @@
-"""What an installation's certificates should be at a moment: one function without side effects.
+"""Computes the certificates that an installation should have. No side effects.
 
-An authority is followed by another without a moment in which a peer is not trusted:
+Authorities are rotated so that every peer is trusted throughout:
 
-    next made -> in the bundle of every Secret -> `spread_s` later it signs -> the old one is
-    trusted until all that it has signed is over
+    next created -> in the bundle of every Secret -> `spread_s` later it signs -> the old one is
+    trusted until everything that it signed has expired
 
-A bundle is compared as a set, so that only the first and the last of these change the files of a
+Bundles are compared as sets, so that only the first and the last step change the files of a
 process whose own certificate is not due.
 """
 
@@ -32,7 +32,7 @@ from paceline_controller.certificates.pair import (
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """An authority that signs no more, and until when something signed by it may be in use."""
+    """A former authority, and until when certificates signed by it may be in use."""
 
     certificate: x509.Certificate
     until: datetime
@@ -40,17 +40,17 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who signs, who will, who did."""
+    """The active, the next and the retired authorities."""
 
     active: Pair
     next: Pair | None = None
     spread_since: datetime | None = None
-    """Since when every Secret's bundle has had `next`; None: not all have it."""
+    """Since when the bundles of all Secrets have contained `next`; None: not all do."""
     retired: tuple[Retired, ...] = ()
 
     @property
     def bundle(self) -> tuple[x509.Certificate, ...]:
-        """Everyone who is to be trusted."""
+        """All authorities to trust."""
         upcoming = () if self.next is None else (self.next.certificate,)
         old = (each.certificate for each in self.retired)
         return (self.active.certificate, *upcoming, *old)
@@ -58,7 +58,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A service's certificate and whom the service trusts."""
+    """A service's certificate and the authorities that the service trusts."""
 
     pair: Pair
     bundle: tuple[x509.Certificate, ...]
@@ -66,7 +66,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All certificates of an installation; what is missing or cannot be read is None."""
+    """All certificates of an installation; None for those missing or unreadable."""
 
     authority: Authority | None
     leaves: Mapping[str, Issued | None]
@@ -75,8 +75,8 @@ class State:
 def renew(state: State, issue: Issue, now: datetime) -> State:
     """The state that should follow; parts that remain valid are the same objects.
 
-    Call it again with the answer until it answers what it was given: a new authority's way into
-    service has several steps, and each must be stored before the next.
+    Store the result and call it again until nothing changes: rotating an authority takes several
+    steps, and each must be stored before the next.
     """
     authority = _advance(state, issue, now)
     leaves = {
@@ -89,7 +89,7 @@ def renew(state: State, issue: Issue, now: datetime) -> State:
 def why_due(
     certificate: x509.Certificate, *, names: Iterable[str], days: float, now: datetime
 ) -> str:
-    """The reason to make a service's certificate again; empty: it may stay."""
+    """Why a service's certificate must be reissued; empty: it need not be."""
     if now >= renewal(certificate):
         return "two thirds of its life are over"
     if now < certificate.not_valid_before_utc:
@@ -111,7 +111,7 @@ def _advance(state: State, issue: Issue, now: datetime) -> Authority:
 
 
 def _prepare(seen: Authority, names: set[str], issue: Issue, now: datetime) -> Authority:
-    """With a next authority if the active one is old or may not sign all names."""
+    """Add a next authority if the newest one is due for renewal or may not sign all names."""
     if seen.next is None:
         due = _outgrown(seen.active, names, now)
     else:
@@ -130,7 +130,7 @@ def _outgrown(pair: Pair, names: set[str], now: datetime) -> bool:
 def _note_spread(
     authority: Authority, leaves: Iterable[Issued | None], issue: Issue, now: datetime
 ) -> Authority:
-    """The next authority takes over once all have trusted it for long enough."""
+    """Promote the next authority once all services have trusted it for long enough."""
     upcoming = authority.next
     if upcoming is None:
         return authority

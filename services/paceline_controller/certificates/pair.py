@@ -1,4 +1,4 @@
-"""Certificates with their keys: ECDSA P-256, made by an authority that may sign few names only."""
+"""ECDSA P-256 certificates and their keys, from an authority with name constraints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from paceline_controller.certificates.config import DOMAIN
 
-# Clocks of nodes differ: a certificate counts from a little before it is made.
+# Clocks of nodes differ, so certificates are valid from a little before their creation.
 BACKDATED = timedelta(minutes=5)
 
 
@@ -28,10 +28,10 @@ class Pair:
 
     @classmethod
     def parse(cls, certificate: bytes, key: bytes) -> Pair:
-        """Of PEM.
+        """Parse PEM.
 
         Raises:
-            ValueError: not PEM, no such key, or the key of another certificate.
+            ValueError: not PEM, not an elliptic-curve key, or the key of another certificate.
         """
         found = x509.load_pem_x509_certificate(certificate)
         private = serialization.load_pem_private_key(key, password=None)
@@ -43,12 +43,12 @@ class Pair:
 
     @property
     def certificate_pem(self) -> bytes:
-        """The certificate as a file has it."""
+        """The certificate as PEM."""
         return pem(self.certificate)
 
     @property
     def key_pem(self) -> bytes:
-        """The key as a file has it."""
+        """The key as unencrypted PKCS #8 PEM."""
         return self.key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -57,12 +57,12 @@ class Pair:
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as a file has it."""
+    """A certificate as PEM."""
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def renewal(certificate: x509.Certificate) -> datetime:
-    """When two thirds of its life are over."""
+    """When to renew it: after two thirds of its lifetime."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return begin + (end - begin) * 2 / 3
 
@@ -82,7 +82,7 @@ def signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> boo
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Its DNS names, as they stand there."""
+    """Its DNS subject alternative names, in their order."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -102,7 +102,7 @@ def may_sign(authority: x509.Certificate, name: str) -> bool:
 
 
 def make_authority(names: Iterable[str], *, now: datetime, days: float) -> Pair:
-    """An authority that may sign these names and what is below them, and no addresses."""
+    """An authority that may sign these names and their subdomains, but no IP addresses."""
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     # Subjects differ, so that successive authorities can be distinguished.
@@ -130,7 +130,7 @@ def make_authority(names: Iterable[str], *, now: datetime, days: float) -> Pair:
 def make_leaf(
     authority: Pair, service: str, names: Sequence[str], *, now: datetime, days: float
 ) -> Pair:
-    """A certificate for both ends of a connection; it does not outlive its authority."""
+    """A certificate for clients and servers, which expires no later than its authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = authority.certificate
     end = min(now + timedelta(days=days), signer.not_valid_after_utc)

@@ -1,4 +1,4 @@
-"""One run of the issuer: passes over all Secrets until one finds nothing to do."""
+"""One run of the issuer: repeats passes over all Secrets until one changes nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paceline_controller.certificates.content import (
 from paceline_controller.certificates.issue import Authority, Issued, State, renew
 from paceline_controller.certificates.secrets import Secrets, StoredSecret
 
-# A new authority takes three; the rest is for other runs at the same time.
+# A new authority takes three; the rest is for conflicts with concurrent runs.
 MAX_PASSES = 20
 log = Log("certificates")
 
 
 def utc_now() -> datetime:
-    """The time that certificates go by."""
+    """The current time, with time zone UTC."""
     return datetime.now(UTC)
 
 
@@ -39,18 +39,18 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
     chance: Callable[[], float] = random.random,
 ) -> int:
-    """Bring all Secrets to where they should be; the number of Secrets written.
+    """Bring all Secrets up to date; returns the number of writes.
 
-    Several runs at once do no harm: a Secret is written only over the version that was read, and
-    a run ends only after a pass over all of them that had nothing to write.
+    Concurrent runs are safe: a Secret is replaced only if it has not changed since it was read,
+    and a run ends only after a pass that had nothing to write.
 
     Raises:
-        StateError: it does not settle, or a Secret belongs to someone else.
-        UnavailableError: the API server cannot be reached until the deadline.
-        DeadlineError: it can, and the deadline has passed all the same.
+        StateError: it does not converge, or a Secret was not created by the issuer.
+        UnavailableError: the API server was unreachable until the deadline.
+        DeadlineError: the deadline has passed, although the API server was reachable.
     """
     written = passes = failures = 0
-    away: UnavailableError | None = None  # since the last pass that came to its end
+    away: UnavailableError | None = None  # since the last complete pass
     while passes < MAX_PASSES:
         try:
             did = _pass(issue, secrets, now())
@@ -86,7 +86,7 @@ def _pass(issue: Issue, secrets: Secrets, now: datetime) -> int:
     wanted = renew(state, issue, now)
     contents = _contents(issue, wanted)
     written = 0
-    # The authority first: nothing may be signed by one that is not stored.
+    # The authority first: it must be stored before anything that it has signed.
     for name in _names(issue):
         seen = found[name]
         if seen is None or seen.data != contents[name] or not secrets.labelled(seen):

@@ -1,4 +1,4 @@
-"""Secrets through the Kubernetes API: read, and written only over the version that was read."""
+"""Reads Secrets through the Kubernetes API, and replaces them with optimistic locking."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StoredSecret:
 
 
 class Secrets:
-    """The Secrets of one namespace. Needs `create`, and `get` and `update` on the names."""
+    """The Secrets of one namespace. Needs RBAC `create`, and `get` and `update` on the names."""
 
     def __init__(
         self, api: Any, issue: Issue, *, clock: Callable[[], float] = time.monotonic
@@ -55,13 +55,13 @@ class Secrets:
 
     @classmethod
     def connect(cls, issue: Issue) -> Secrets:
-        """As the ServiceAccount of the pod, or as `kubeconfig` says.
+        """Connect with `kubeconfig`, or as the ServiceAccount of the pod.
 
         Raises:
-            ConfigError: neither is there.
+            ConfigError: the file, or the ServiceAccount, is missing or invalid.
         """
         settings: Any = client.Configuration()
-        # A run repeats itself as a whole.
+        # `run` retries whole passes.
         settings.retries = False
         try:
             if issue.kubeconfig:
@@ -80,10 +80,10 @@ class Secrets:
         return self._deadline - self._clock()
 
     def read(self, name: str) -> StoredSecret | None:
-        """A Secret; None: there is none.
+        """A Secret; None if it does not exist.
 
         Raises:
-            StateError: it is there, but someone else has made it.
+            StateError: it exists, but the issuer did not create it.
         """
         try:
             found = self._call("get", name, self._api.read_namespaced_secret, name)
@@ -103,7 +103,7 @@ class Secrets:
         """Create a Secret, or replace the one that was read.
 
         Raises:
-            ConflictError: someone else has written it since.
+            ConflictError: it has changed since.
         """
         body = self._body(name, data, seen)
         if seen is None:

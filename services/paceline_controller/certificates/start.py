@@ -1,4 +1,4 @@
-"""From the issuer's file to an exit code."""
+"""Command line of the issuer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = Log("certificates")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 all is as it should be, 1 refused, 2 a wrong file, 3 the API server is out of reach."""
+    """Exit code: 0 done, 1 failed or refused, 2 invalid configuration, 3 API server unreachable."""
     parser = argparse.ArgumentParser("python -m paceline_controller.certificates")
     parser.add_argument("file", type=Path, metavar="ISSUE.yaml", help="what to issue")
     parser.add_argument(
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         help="one field, above the file: --set namespace=training",
     )
     chosen = parser.parse_args(arguments)
-    # The first process of a container is not ended by it otherwise.
+    # As PID 1 of a container, the process would ignore SIGTERM without a handler.
     signal.signal(signal.SIGTERM, _end)
     logs.setup(LogSettings())
     try:

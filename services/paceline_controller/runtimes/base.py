@@ -1,4 +1,4 @@
-"""What the reconciler needs of a place where processes run."""
+"""The interface between the reconciler and a platform that runs workloads."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from paceline_controller.jobs.plan import Wanted
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A workload that was started, by this controller or by one before it."""
+    """A workload started by this controller or a previous one."""
 
     name: str
     job_id: str
     alive: bool
-    outdated: bool = False  # runs with settings that no longer hold: to be replaced
-    replicas: int = 1  # asked for
-    ready: int = 0  # of these, those that answer
-    pending: bool = False  # the platform gets it to run, however long that takes
+    outdated: bool = False  # runs with old settings: to be replaced
+    replicas: int = 1  # requested
+    ready: int = 0  # replicas that pass their health check
+    pending: bool = False  # the platform is still working on starting it
 
 
 class Runtime(Protocol):
     """Starts, finds, observes and ends workloads by name."""
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """What is started under a name of its own: whole workloads, or each replica of them."""
+        """The units that get a name of their own: whole workloads, or single replicas."""
         ...
 
     async def list(self) -> list[Observed]:
-        """Everything that was started and not stopped since, dead or alive."""
+        """All units that were started and not stopped since, dead or alive."""
         ...
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
@@ -38,25 +38,25 @@ class Runtime(Protocol):
         ...
 
     async def stop(self, name: str, *, grace_s: float) -> None:
-        """Let it drain, then kill it with all it has started; returns when it is gone."""
+        """Drain it, then kill it and its child processes; returns when it is gone."""
         ...
 
     async def scale(self, name: str, replicas: int) -> None:
-        """Change how many replicas a running unit has; those that go are drained."""
+        """Change the number of replicas of a running unit; removed ones are drained."""
         ...
 
     async def ready(self, name: str) -> bool:
-        """Whether it answers its health check."""
+        """Whether it passes its health check."""
         ...
 
     async def last_words(self, name: str) -> str:
-        """The end of its output, for people."""
+        """The end of its output, for error messages."""
         ...
 
     def waits_for(self, job_id: str) -> str:
-        """What keeps workloads of a job from running, for people; empty if nothing does."""
+        """Why workloads of a job are not running yet, for people; empty if nothing blocks them."""
         ...
 
     async def close(self) -> None:
-        """Let go, without stopping anything."""
+        """Release resources without stopping any workload."""
         ...

@@ -1,1 +1,1 @@
-"""Replicas that follow demand: signals in, sizes of workloads out."""
+"""Autoscaling: turns signals about demand into replica counts of workloads."""

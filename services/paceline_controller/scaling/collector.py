@@ -1,4 +1,4 @@
-"""Signals from what the experience service tells: the roster, and the demand of each job."""
+"""Collects signals from the experience service: the roster, and the demand of each job."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _WORK = ("step_s", "publish_s", "checkpoint_s")  # of a trainer
 
 @dataclass(slots=True)
 class Counters:
-    """How much counters have grown since the last look, by owner and name."""
+    """Increases of counters since the last collection, by owner and name."""
 
     _before: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     _now: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     def grown(self, owner: str, name: str, value: float) -> float:
-        """Nothing when it is first seen; one that fell began anew and counts from zero."""
+        """Increase of a counter: 0 when first seen; one that fell was reset and counts from 0."""
         before = self._swap(owner, name, value)
         return value - before if value >= before else value
 
     def advanced(self, owner: str, name: str, value: float) -> float:
-        """The same of one that may go back, such as the step of a trainer that begins again."""
+        """Increase of a value that may go back, such as the step of a restarted trainer."""
         return max(0.0, value - self._swap(owner, name, value))
 
     def turn(self) -> None:
-        """The look is over; what was not asked for is forgotten."""
+        """End a collection; counters that were not read in it are forgotten."""
         self._before, self._now = self._now, {}
 
     def _swap(self, owner: str, name: str, value: float) -> float:
@@ -48,7 +48,7 @@ class Counters:
 
 
 class Collector:
-    """Remembers counters, and since when workers are ready."""
+    """Computes signals; remembers counters, and since when workers have been ready."""
 
     def __init__(self, options: ControllerOptions) -> None:
         self._options = options
@@ -64,7 +64,7 @@ class Collector:
         demand: Mapping[str, JobDemand],
         now_s: float,
     ) -> Signals:
-        """Everything at this moment; counts are those since the last look."""
+        """All signals at this moment; counts are those since the last collection."""
         seconds = 0.0 if self._collected_s is None else now_s - self._collected_s
         self._collected_s = now_s
         self._note_ready(workers, now_s)
@@ -153,7 +153,7 @@ class Collector:
         )
 
     def _requests(self, workers: Sequence[Worker], busy_s: float) -> float:
-        """Requests at once in a worker while it works: how many there are now says little of it."""
+        """Mean concurrent requests per worker while busy; the current number would be too noisy."""
         request_s = self._sum(workers, "request_s")
         most = max((w.load.get("max_running", math.inf) for w in workers), default=0.0)
         return min(max(1.0, request_s / busy_s), most) if busy_s > 0 and request_s > 0 else 0.0
@@ -182,7 +182,7 @@ class Collector:
         asking = sum(worker.load.get("waiting_score", 0.0) for worker in callers)
         return RewardSignals(
             ready=len(found),
-            pending=max(inside, asking),  # who asks has to wait as long as there is no worker
+            pending=max(inside, asking),  # callers queue while there is no worker
             busy_s=self._sum(found, "busy_s"),
             scored=self._sum(found, "scored"),
         )
@@ -193,7 +193,7 @@ def _newest(trainers: Iterable[Worker]) -> int:
 
 
 def _behind(trainers: Iterable[Worker], rollouts: Iterable[Worker]) -> bool:
-    """Most rollout workers do not have the newest weights yet."""
+    """Whether most rollout workers do not have the newest weights yet."""
     newest = _newest(trainers)
     ready = [worker for worker in rollouts if worker.active_version >= 0]
     late = sum(worker.active_version < newest for worker in ready)

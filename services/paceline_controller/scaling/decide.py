@@ -1,4 +1,4 @@
-"""From signals to sizes. Pure: the same arguments give the same answer."""
+"""Decides replica counts from signals. A pure function of its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ScalingMemory:
-    """What is remembered between decisions."""
+    """State kept between decisions."""
 
     jobs: Mapping[str, JobMemory] = field(default_factory=dict[str, JobMemory])
     environment: PoolMemory = field(default_factory=PoolMemory)
@@ -33,20 +33,20 @@ class ScalingMemory:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What tenants may have, and the queued jobs that wait for room in pools, in their order."""
+    """Quotas of tenants, and claims of queued jobs that wait for pool capacity, in queue order."""
 
     tenants: Mapping[str, Tenant] = field(default_factory=dict[str, Tenant])
     claims: Sequence[PoolClaim] = ()
 
     def quota(self, tenant: str) -> Quota:
-        """Of a tenant; one that nobody knows has no limits."""
+        """Quota of a tenant; an unknown one has no limits."""
         found = self.tenants.get(tenant)
         return found.quota if found else Quota()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Replicas by workload, of what is scaled; what to remember; why, by workload."""
+    """Replicas and reasons by scaled workload, and the memory for the next decision."""
 
     sizes: Sizes
     memory: ScalingMemory
@@ -63,10 +63,10 @@ def decide(
     now_s: float,
     bounds: Bounds | None = None,
 ) -> Decision:
-    """The next sizes, given those that are asked for now.
+    """The next sizes, given those currently requested.
 
-    Jobs that are not in the signals get none: they are over or paused. Jobs without
-    `rollout.scaling` keep what they have, and take their room in the pools.
+    Jobs that are not in the signals get no workers: they are over or paused. Jobs without
+    `rollout.scaling` have a fixed size, which counts against the pools.
     """
     made: dict[str, int] = {}
     reasons: dict[str, str] = {}
@@ -109,7 +109,7 @@ def decide(
 
 
 def _held(job: JobSignals, sizes: Sizes, options: ControllerOptions) -> dict[str, int]:
-    """What a job has in each pool."""
+    """Workers of a job in each pool."""
     names = pools_of(job.spec, options)
     if job.spec.rollout.scaling is None:
         return {names[0]: job.spec.rollout.replicas}
@@ -122,7 +122,7 @@ def _free(
     held: Mapping[str, Mapping[str, int]],
     options: ControllerOptions,
 ) -> dict[str, int]:
-    """What the pools have for a job, the others keeping theirs and getting what they must have."""
+    """Capacity of pools for a job, if the others keep their workers and get their minimum."""
     free = {name: pool.max_replicas for name, pool in options.pools.items()}
     for other in signals.jobs:
         if other.job_id == job.job_id:
@@ -141,7 +141,7 @@ def _more(
     held: Mapping[str, Mapping[str, int]],
     bounds: Bounds,
 ) -> int:
-    """How many workers the quota of its tenant lets a job have beside those that it has."""
+    """Workers that a job may add within the quota of its tenant."""
     quota = bounds.quota(job.spec.tenant).rollout_workers
     if quota is None:
         return sys.maxsize
@@ -153,7 +153,7 @@ def _more(
 
 
 def _least(job: JobSignals) -> int:
-    """Workers that a job always has."""
+    """Minimum number of workers of a job."""
     bounds = job.spec.rollout.scaling
     return job.spec.rollout.replicas if bounds is None else bounds.min_replicas
 
@@ -165,7 +165,7 @@ def _shares(
     bounds: Bounds,
     options: ControllerOptions,
 ) -> dict[str, dict[str, int]]:
-    """The most that each job may hold, by pool: others want their share of it too."""
+    """Upper limits by pool and job, from a fair division of each pool."""
     wants = {job.job_id: _wants(job, held[job.job_id], memory) for job in signals.jobs}
     owners = {job.job_id: job.spec.tenant for job in signals.jobs}
     weights = {name: each.quota.weight for name, each in bounds.tenants.items()}
@@ -184,7 +184,7 @@ def _shares(
 def _wants(
     job: JobSignals, has: Mapping[str, int], memory: ScalingMemory
 ) -> dict[str, WorkerDemand]:
-    """By pool: what it must have stays where it is, what it lacks is wanted in the first one."""
+    """Demand by pool: minimum workers stay where they are; missing ones go to the first pool."""
     known = memory.jobs.get(job.job_id)
     wish = known.wish if known else job.spec.rollout.replicas
     must = _least(job)
@@ -206,7 +206,7 @@ def _shared(
     options: ControllerOptions,
     now_s: float,
 ) -> Decision:
-    """With the pools that serve all jobs."""
+    """Add the sizes of environment and reward workers."""
     made, reasons, memory = dict(decision.sizes), dict(decision.reasons), decision.memory
     scaling = options.scaling
     idle = now_s - memory.idle_since_s >= scaling.idle_s

@@ -1,4 +1,4 @@
-"""Workers and demand over gRPC."""
+"""Reads workers and demand over gRPC."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ TIMEOUT_S = 2.0
 
 
 class GrpcDemandSource:
-    """What the experience service knows."""
+    """A `DemandSource` that asks the experience service."""
 
     def __init__(self, *, roster: RosterAsyncStub, experience: ExperienceAsyncStub) -> None:
         self._roster = roster
         self._experience = experience
 
     async def workers(self) -> list[Worker]:
-        """Everybody in the roster, with their load."""
+        """All workers in the roster, with their load."""
         request = roster_pb2.ListWorkersRequest()
         reply = await call(self._roster.ListWorkers, request, timeout_s=TIMEOUT_S)
         return [wire.from_proto(worker, Worker) for worker in reply.workers]
 
     async def demand(self) -> dict[str, experience_pb2.JobDemand]:
-        """What each live job waits for."""
+        """Demand of each live job."""
         request = experience_pb2.DemandRequest()
         reply = await call(self._experience.Demand, request, timeout_s=TIMEOUT_S)
         return {job.job_id: job for job in reply.jobs}

@@ -1,4 +1,4 @@
-"""What a pool has for each job, when together they want more than there is. Pure."""
+"""Divides an oversubscribed pool fairly among jobs. No side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline_controller.jobs.queue import PoolClaim
 
 @dataclass(frozen=True, slots=True)
 class WorkerDemand:
-    """Workers that somebody must have, has, and would like to have."""
+    """Workers that a job or tenant must have, has, and wants."""
 
     floor: int = 0
     held: int = 0
@@ -26,7 +26,7 @@ class WorkerDemand:
 
 
 def fill(total: int, wants: Mapping[str, WorkerDemand]) -> dict[str, int]:
-    """`total` workers: floors first, then one by one to whoever has least for its weight.
+    """Share out `total` workers: floors first, then one by one to the least served by weight.
 
     Weighted max-min fairness in whole workers; floors are given even where they exceed `total`.
     """
@@ -52,8 +52,8 @@ def entitled(
 ) -> dict[str, int]:
     """The most that each job may hold in a pool of `total`, by the shares of their tenants.
 
-    Queued jobs count with what they wait for as far as it fits into the share of their tenant:
-    half of what a job needs is of no use to it. Those that are pressing count in any case.
+    A queued job counts only if all that it waits for fits into the share of its tenant: a part of
+    it would be useless. Pressing ones have it counted as a floor.
     """
     tenants = {name: WorkerDemand(weight=weights.get(name, 1.0)) for name in {*owners.values()}}
     for job_id, want in jobs.items():
@@ -82,7 +82,7 @@ def _suffices(
     owners: Mapping[str, str],
     reserved: Counter[str],
 ) -> bool:
-    """Every tenant's share holds what its jobs must have and what is reserved for its queue."""
+    """Whether all shares cover the floors of running jobs and the reservations of queued ones."""
     must = Counter(reserved)
     for job_id, want in jobs.items():
         must[owners[job_id]] += want.floor
@@ -92,7 +92,7 @@ def _suffices(
 
 
 def _within(limit: int, jobs: Mapping[str, WorkerDemand]) -> dict[str, int]:
-    """Of one tenant: jobs keep what they have if it fits, else the largest give way."""
+    """Limits for one tenant's jobs: they keep their workers if all fit; else the largest shrink."""
     held = sum(want.held for want in jobs.values())
     if held <= limit:
         return {job_id: want.held + limit - held for job_id, want in jobs.items()}

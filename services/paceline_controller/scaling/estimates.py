@@ -1,4 +1,4 @@
-"""What is believed of a job: smoothed figures, from noisy counts at irregular times."""
+"""Estimates about a job: moving averages of noisy counts taken at irregular times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.config.service import PoolOptions, ScalingOptions
 from paceline_controller.scaling.planner import Speed, fit_speed
 from paceline_controller.scaling.signals import JobSignals, PoolSignals
 
-_SIZES_PER_DOUBLING = 2  # how finely batch sizes are told apart
-_FORGET = 60.0  # a batch size not seen for so many time constants no longer counts
+_SIZES_PER_DOUBLING = 2  # resolution of batch sizes
+_FORGET = 60.0  # time constants until an unseen batch size fades
 _LEAST_WEIGHT = 0.02
 _PROOF = 2  # steps
-_NOISE = 0.2  # by which an event may be off, as long as too few tell how much they differ
-_QUICKER = 8.0  # by so much sooner a change is noticed than the average follows
-_SURE = 4.0  # standard errors: by chance once in some ten thousand events
+_NOISE = 0.2  # assumed relative deviation of an event, until it can be measured
+_QUICKER = 8.0  # how much faster changes are detected than the average follows
+_SURE = 4.0  # standard errors: a false alarm in some ten thousand events
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,26 @@ class Horizon:
     events: float
 
     def weight(self, events: float) -> float:
-        """Of so many new events in a moving average."""
+        """Weight of new events in a moving average."""
         return 1 - (1 - 1 / max(1.0, self.events)) ** events
 
 
 @dataclass(frozen=True, slots=True)
 class PerEvent:
-    """Mean amount for an event, and how sure it is; what came since the last one is kept apart."""
+    """Mean amount per event, and its uncertainty; amounts since the last event are pending."""
 
     value: float = 0.0
     events: float = 0.0
-    square: float = 0.0  # of how far a single event is off, on average
-    share: float = 1.0  # of `square` that is left in the mean: 1 / events of a plain mean
+    square: float = 0.0  # mean squared deviation of a single event
+    share: float = 1.0  # of `square` in the variance of the mean: 1 / events of a plain mean
     newest: float = 0.0  # mean of the last few
     pending: float = 0.0
     elapsed_s: float = 0.0
 
     def add(self, amount: float, events: float, seconds: float, memory: Horizon) -> PerEvent:
-        """With what came since; at first a plain mean, then a moving one.
+        """Add new events; a plain mean at first, then a moving one.
 
-        When the newest events show that it is another value now, the older ones are forgotten.
+        If the newest events show that the value has changed, older ones are forgotten.
         """
         pending, elapsed_s = self.pending + amount, self.elapsed_s + seconds
         if events <= 0:
@@ -56,7 +56,7 @@ class PerEvent:
             return PerEvent(each, seen, (_NOISE * each) ** 2, 1 / events, each)
         by_time = -math.expm1(-elapsed_s / memory.seconds)
         weight = max(min(by_time, memory.weight(events)), events / seen)
-        off, keep = each - self.newest, 1 - weight  # from the newest: a change is no noise
+        off, keep = each - self.newest, 1 - weight  # relative to the newest: a change is not noise
         quick = max(weight, Horizon(0.0, memory.events / _QUICKER).weight(events))
         found = PerEvent(
             value=self.value + weight * (each - self.value),
@@ -68,7 +68,7 @@ class PerEvent:
         return found.renewed(max(1.0, 2 * memory.events / _QUICKER - 1))
 
     def renewed(self, few: float) -> PerEvent:
-        """Only what is new, if that is surely different; it rests on so many events."""
+        """Reset to the mean of the newest `few` events, if that differs significantly."""
         sure = _SURE * math.sqrt(self.square / few)
         if self.events <= few or abs(self.newest - self.value) <= sure:
             return self
@@ -76,71 +76,71 @@ class PerEvent:
 
     @property
     def known(self) -> bool:
-        """There was an event, and something was seen of it."""
+        """Whether there was an event, with a positive mean."""
         return self.events > 0 and self.value > 0
 
     @property
     def error(self) -> float:
-        """Standard error of the mean, relative to it; all of it as long as there is none."""
+        """Relative standard error of the mean; 1 while there is none."""
         return math.sqrt(self.square * self.share) / self.value if self.value > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a worker of speed 1 does with about so many requests at once."""
+    """Measured speed of a worker of speed 1 at some number of concurrent requests."""
 
     requests: float
-    token_s: float  # for a token of each
+    token_s: float  # duration of a decode step
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Of one job."""
+    """Estimates about one job."""
 
     step_s: PerEvent = PerEvent()  # of a trainer step, without waiting
-    wait_s: PerEvent = PerEvent()  # for the batch of a step, with as many workers as now
+    wait_s: PerEvent = PerEvent()  # for the batch of a step, with the current workers
     tokens: PerEvent = PerEvent()  # sampled for a group that can be trained
     points: Mapping[int, Point] = field(default_factory=dict[int, Point])
     spread_s: PerEvent = PerEvent()  # of a version, until most rollout workers have it
     sampled: float = 0.0  # tokens so far, by warm workers
-    generating: float = 1.0  # share of open episodes that are in a rollout worker
-    idle: float = 0.0  # share of time that warm workers had nothing to do
+    generating: float = 1.0  # share of open episodes with a request in a rollout worker
+    idle: float = 0.0  # share of time that warm workers were idle
 
     @property
     def known(self) -> bool:
-        """Enough to plan with."""
+        """Whether there is enough to plan with."""
         return self.step_s.known and self.tokens.known and bool(self.points)
 
     def tokens_at_least(self, open_groups: float) -> float:
-        """Sampled for a group: what groups have taken so far, those under way too.
+        """Lower bound on tokens per group, which includes groups in progress.
 
-        The first that are made are the short ones, and all of a batch may be under way for long:
-        what has been sampled is shared out evenly.
+        Short groups finish first, and a whole batch may be in progress for long, so all sampled
+        tokens are divided by all groups.
         """
         groups = max(1.0, open_groups + self.tokens.events)
         return max(self.tokens.value, self.sampled / groups)
 
     @property
     def wait_share(self) -> float:
-        """Of the trainer's time; a long wait counts before it is over."""
+        """Share of the trainer's time spent waiting, including an unfinished wait."""
         waits_s = max(self.wait_s.value, self.wait_s.pending)
         whole_s = waits_s + max(self.step_s.value, 1e-9)
         return waits_s / whole_s
 
     def waits_often(self, allowed: float) -> bool:
-        """The trainer surely waits too long; the fewer steps show it, the clearer it has to be."""
+        """Whether the trainer waits too long, by more than the standard error."""
         waits = self.wait_share
         error = waits * (1 - waits) * math.hypot(self.wait_s.error, self.step_s.error)
         return waits - error > allowed
 
     def waits_seldom(self, allowed: float) -> bool:
-        """Steps have shown that so many workers are enough."""
+        """Whether enough steps have shown that the current workers suffice."""
         return self.wait_s.events >= _PROOF and self.wait_share <= allowed
 
     @property
     def speed(self) -> Speed | None:
-        """The law of a worker of speed 1."""
+        """The speed model of a worker of speed 1; None without measurements."""
         return fit_speed((p.requests, p.token_s, p.weight) for p in self.points.values())
 
 
@@ -152,7 +152,7 @@ def learn(
     pools: Mapping[str, PoolOptions],
     options: ScalingOptions,
 ) -> Estimates:
-    """What is believed after a look that covers so many seconds."""
+    """Update estimates with signals that cover `seconds`."""
     share = -math.expm1(-seconds / options.smooth_s)
     steps = Horizon(options.smooth_s, options.smooth_steps)
     batches = Horizon(options.smooth_s, options.smooth_steps * job.spec.experience.batch_groups)
@@ -194,7 +194,7 @@ def _learn_points(
     pools: Mapping[str, PoolOptions],
     options: ScalingOptions,
 ) -> dict[int, Point]:
-    """One point for each batch size that was seen; what is not seen any more fades."""
+    """One point per observed batch size; those not seen again fade."""
     fade = math.exp(-seconds / (_FORGET * options.smooth_s))
     found = {
         size: replace(point, weight=point.weight * fade)
@@ -213,7 +213,7 @@ def _learn_points(
 def _mixed(point: Point | None, requests: float, token_s: float, share: float) -> Point:
     if point is None:
         return Point(requests, token_s, share)
-    # The share that makes the first few samples a plain mean.
+    # A plain mean of the first few samples, then a moving one.
     part = share / (share + point.weight * (1 - share))
     return Point(
         point.requests + part * (requests - point.requests),

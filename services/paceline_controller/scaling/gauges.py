@@ -1,4 +1,4 @@
-"""What scaling sees and decides, as metrics; other autoscalers can follow them."""
+"""Signals and decisions of scaling as metrics, which external autoscalers can use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_controller.scaling.signals import JobSignals, Signals
 
 
 def values_of(signals: Signals, decision: Decision) -> dict[Series, float]:
-    """Everything of one look; what tells of jobs that are over is not there any more."""
+    """All metrics of one decision; series of jobs that are over are omitted."""
     values = _shared(signals, decision)
     for job in signals.jobs:
         values |= _job(job, decision)

@@ -1,8 +1,8 @@
-"""How much capacity a job needs. Pure arithmetic on measured figures.
+"""Computes the capacity that a job needs from measurements. No side effects.
 
 Sources: ECHO-2 (arXiv 2602.02192) for the provisioning rule and for choosing the cheapest workers,
-RollArt (arXiv 2512.22560) for scorers that follow their queue. The overlap that this ledger's
-admission gives and the law of an engine's speed are derived below.
+RollArt (arXiv 2512.22560) for sizing scorers by their queue. The overlap that follows from the
+ledger's admission and the model of an engine's speed are derived below.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-_KNEE = 4.0  # at this multiple of the knee, four fifths of what any number of workers can do
-_SPREAD = 1.5  # by which batch sizes must differ to tell a fixed part from noise
+_KNEE = 4.0  # this multiple of the knee reaches four fifths of the throughput limit
+_SPREAD = 1.5  # ratio of batch sizes needed to separate the fixed part from noise
 
 
 def provisioned_rate(*, per_step: float, step_s: float, steps: int, spread_s: float) -> float:
     """ECHO-2's provisioning rule: units per second so that a trainer never waits.
 
-    Its condition is `spread_s + steps * per_step / rate <= steps * step_s`: what so many trainer
-    steps use up is made while they last, less the time in which new weights spread. Infinite if
-    none is left.
+    Its condition is `spread_s + steps * per_step / rate <= steps * step_s`: the data for `steps`
+    trainer steps is produced while they run, less the time in which new weights spread. Infinite
+    if no time is left.
     """
     left_s = steps * step_s - spread_s
     return steps * per_step / left_s if left_s > 0 else math.inf
 
 
 def overlap_steps(*, max_staleness: int, publish_every: int) -> int:
-    """Trainer steps that pass while the batch that is admitted now is made.
+    """Trainer steps that pass while a newly admitted batch is sampled.
 
     The ledger admits `(S + s + 1) * B` groups, s being the step of the weights in use. After a
-    publication the first batch that this lets in is taken `S - publish_every + 1` steps later.
+    publication the first batch thus admitted is taken `S - publish_every + 1` steps later.
     """
     return max(0, max_staleness - publish_every + 1)
 
@@ -38,11 +38,11 @@ def overlap_steps(*, max_staleness: int, publish_every: int) -> int:
 def needed_rate(
     *, per_step: float, step_s: float, overlap: int, spread_s: float, wait_share: float
 ) -> float:
-    """Units per second for a job.
+    """Units per second that a job needs.
 
-    By the provisioning rule over the steps that overlap with sampling, but no more than what keeps
-    the trainer from waiting longer than `wait_share` of its time if nothing overlapped (a
-    synchronous job, or one whose weights spread for as long as it may lag).
+    The provisioning rule over the steps that overlap with sampling, capped at the rate that limits
+    the trainer's wait to `wait_share` of its time without any overlap (a synchronous job, or one
+    whose weights take as long to spread as it may lag).
     """
     allowed_s = step_s * wait_share / (1 - wait_share)
     serial = per_step / max(allowed_s - spread_s, allowed_s / 2)
@@ -54,10 +54,10 @@ def needed_rate(
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A worker's law: with c requests at once, a token for each takes `fixed_s + c * request_s`.
+    """Speed model: a decode step with c concurrent requests takes `fixed_s + c * request_s`.
 
-    `fixed_s` is what a decode step costs whatever the batch (reading the weights), `request_s` what
-    each request adds.
+    `fixed_s` is the cost whatever the batch (reading the weights), `request_s` that of each
+    request.
     """
 
     fixed_s: float
@@ -65,16 +65,16 @@ class Speed:
     seen: float = 0.0  # smallest number of requests at which this was measured
 
     def rate(self, requests: float) -> float:
-        """Tokens per second of one worker with so many requests at once."""
+        """Tokens per second of one worker with `requests` concurrent requests."""
         return requests / (self.fixed_s + requests * self.request_s) if requests > 0 else 0.0
 
     def workers(self, rate: float, *, requests: float, max_requests: float) -> float:
-        """Workers that make `rate` tokens per second out of `requests` at once; not rounded.
+        """Workers for `rate` tokens per second with `requests` concurrent in total; not rounded.
 
         `n` workers with an even share make `requests * n / (fixed_s * n + request_s * requests)`.
-        That has a limit; where four fifths of it are not enough, the number that reaches four
-        fifths. A worker runs at most `max_requests` requests at once, and is not taken to be slower
-        with fewer than were `seen`: noise at large batches would be magnified.
+        This has a limit; if `rate` exceeds four fifths of it, the result is the number that reaches
+        four fifths. A worker runs at most `max_requests` requests. Below `seen` requests its rate
+        is not extrapolated: noise at large batches would be magnified.
         """
         full = rate / self.rate(max_requests)
         if self.fixed_s <= 0:
@@ -88,10 +88,10 @@ class Speed:
 
 
 def fit_speed(points: Iterable[tuple[float, float, float]]) -> Speed | None:
-    """The law that points (requests at once, seconds for a token of each, weight) follow.
+    """Fit the speed model to points (concurrent requests, seconds per decode step, weight).
 
-    Least squares of relative errors; the fixed part is 0 as long as batch sizes differ too little
-    to tell it from noise. None without points.
+    Least squares of relative errors; the fixed part is 0 while batch sizes differ too little to
+    separate it from noise. None without points.
     """
     found = [(c, t, w / t**2) for c, t, w in points if c > 0 and t > 0 and w > 0]
     if not found:
@@ -106,7 +106,7 @@ def fit_speed(points: Iterable[tuple[float, float, float]]) -> Speed | None:
         fixed = mean_t - slope * mean_c
         if fixed > 0 and slope > 0:
             return Speed(fixed, slope, min(sizes))
-        if slope <= 0:  # requests seem to cost nothing: believe a tenth of it
+        if slope <= 0:  # requests seem to be free: assume that they cost a tenth
             return Speed(0.9 * mean_t, 0.1 * mean_t / mean_c, min(sizes))
     square = sum(w * c * c for c, _, w in found)
     return Speed(0.0, sum(w * c * t for c, t, w in found) / square)
@@ -119,7 +119,7 @@ def scorers(*, pending: float, service_s: float, queue_s: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Workers of one kind: what each makes and costs, and how many there have to and can be."""
+    """Workers of one kind: the speed and cost of each, and bounds on their number."""
 
     name: str
     speed: float
@@ -129,10 +129,10 @@ class Offer:
 
 
 def cheapest(need: float, offers: Sequence[Offer]) -> dict[str, int]:
-    """How many of each kind, so that their speeds add up to `need`, or to all there is.
+    """Workers of each kind whose combined speed reaches `need`, or all that are available.
 
     ECHO-2's activation: kinds in the order given (the cheapest per unit of speed first) until the
-    need is met; then workers that turn out to be superfluous go, the dearest ones first.
+    need is met; then superfluous workers are removed, the most expensive ones first.
     """
     chosen = {offer.name: offer.min_count for offer in offers}
     made = speed_of(chosen, offers)
@@ -150,10 +150,10 @@ def cheapest(need: float, offers: Sequence[Offer]) -> dict[str, int]:
 
 
 def speed_of(chosen: Mapping[str, int], offers: Iterable[Offer]) -> float:
-    """What the chosen workers make together."""
+    """Combined speed of the chosen workers."""
     return sum(chosen.get(offer.name, 0) * offer.speed for offer in offers)
 
 
 def _round(value: float) -> float:
-    """Sums of decimal fractions are not exact; a worker more for 1e-16 would be wrong."""
+    """Round away floating-point error, which must not cost an extra worker."""
     return round(value, 9)

@@ -1,4 +1,4 @@
-"""On which pools a job's rollout workers go: the cheapest first, within everybody's bounds."""
+"""Places the rollout workers of a job in pools: the cheapest first, within all limits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How a pool does what is asked of it."""
+    """Whether a pool delivers the workers requested from it."""
 
     ready: int = 0
-    late_since_s: float = math.inf  # less is ready than asked, and nothing came since
+    late_since_s: float = math.inf  # fewer ready than requested, without progress
     closed_until_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where a job's workers may be: `pools` in order of price, `free` what they have for it."""
+    """Limits on placing a job's workers: `pools` by price, `free` their capacity for it."""
 
     pools: Sequence[str]
     options: Mapping[str, PoolOptions]
@@ -34,17 +34,17 @@ class Room:
     closed: frozenset[str] = frozenset()
 
     def speed(self, counts: Counts) -> float:
-        """What so many workers make, in workers of speed 1."""
+        """Combined speed, in workers of speed 1."""
         return sum(counts.get(name, 0) * self.options[name].speed for name in self.pools)
 
     def cost(self, counts: Counts) -> float:
-        """Of so many workers for an hour."""
+        """Combined cost per hour."""
         return sum(counts.get(name, 0) * self.options[name].cost for name in self.pools)
 
     def place(self, goal: float, *, at_least: Counts, at_most: Counts | None = None) -> Counts:
-        """Workers that make `goal` together.
+        """Workers with a combined speed of `goal`.
 
-        Closed pools keep what is ready there; they get more only if nobody else can take it.
+        Closed pools keep their ready workers, and get more only if the others are full.
         """
         upper = self._within(self.free if at_most is None else at_most)
         lower = {name: min(at_least.get(name, 0), upper[name]) for name in self.pools}
@@ -62,7 +62,7 @@ class Room:
         return {n: max(0, min(counts.get(n, 0), self.free.get(n, 0))) for n in self.pools}
 
     def _offers(self, lower: Counts, upper: Counts) -> list[Offer]:
-        """Those kept whatever they cost: the least of each pool, the job's limit permitting."""
+        """Offers by pool; its minimum is kept whatever it costs, within the job's limit."""
         left, offers = self.max_workers, list[Offer]()
         for name in self.pools:
             pool = self.options[name]
@@ -72,7 +72,7 @@ class Room:
         return offers
 
     def _bounded(self, chosen: dict[str, int], *, lower: Counts, upper: Counts) -> dict[str, int]:
-        """No more workers than the job may have, and no fewer while there is room."""
+        """Enforce the job's maximum, and its minimum as far as pools have capacity."""
         over = sum(chosen.values()) - self.max_workers
         for keep in (True, False):
             for name in reversed(self.pools):
@@ -89,7 +89,7 @@ class Room:
 def watch(
     old: Delivery, *, asked: int, ready: int, options: ScalingOptions, now_s: float
 ) -> Delivery:
-    """What is known of a pool's delivery after a look."""
+    """Update a pool's delivery with a new observation; closes it after `pool_timeout_s`."""
     if now_s < old.closed_until_s:
         return replace(old, ready=ready)
     if ready >= asked:
@@ -101,7 +101,7 @@ def watch(
 
 
 def shrink(room: Room, goal: float, current: Counts) -> Counts:
-    """Fewer workers: the dearest go, but what is ready stays enough for the goal."""
+    """Remove the most expensive workers, while the ready ones suffice for the goal."""
     chosen = dict(room.place(goal, at_least={}, at_most=current))
     ready = {name: room.ready.get(name, 0) for name in room.pools}
     for name in reversed(room.pools):

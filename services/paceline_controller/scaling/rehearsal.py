@@ -1,4 +1,4 @@
-"""The decision in a closed loop with a simulated job: to try options before machines are paid."""
+"""Runs the scaling decision against a simulated job, to try options without machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOUNDS = {"min_replicas": 1, "max_replicas": 64}
 
 
 def spec_of(model: WorkloadModel, **rollout: Any) -> JobSpec:
-    """A job that is scaled, as the model of a world wants it."""
+    """Spec of an autoscaled job that matches a model."""
     return parse_job(
         {
             "name": "a",
@@ -37,7 +37,7 @@ def spec_of(model: WorkloadModel, **rollout: Any) -> JobSpec:
 
 
 def planned(model: WorkloadModel, options: ControllerOptions) -> float:
-    """Workers of speed 1 that the planner wants, knowing the model."""
+    """Workers of speed 1 that the planner wants if it knows the model exactly."""
     overlap = overlap_steps(max_staleness=model.max_staleness, publish_every=1)
     rate = needed_rate(
         per_step=model.episode_tokens * model.group_size * model.batch_groups / model.usable,
@@ -52,7 +52,7 @@ def planned(model: WorkloadModel, options: ControllerOptions) -> float:
 
 
 class Rehearsal:
-    """Sizes a simulated world by the real collector and the real decision."""
+    """Sizes a simulated world with the real collector and decision."""
 
     def __init__(self, model: WorkloadModel, options: ControllerOptions, **rollout: Any) -> None:
         self.options = options
@@ -63,7 +63,7 @@ class Rehearsal:
         self._sizes: Mapping[str, int] = {}
 
     def begin_again(self) -> None:
-        """As a new controller does: it finds the workers, and has seen nothing."""
+        """Simulate a restart of the controller: workers remain, its memory is lost."""
         self.collector, self.memory = Collector(self.options), ScalingMemory()
 
     def size(self, world: World) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""How many rollout workers a job gets, and where."""
+"""Sizes the rollout workers of a job, and places them in pools."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from paceline_controller.scaling.pools import Counts, Delivery, Room, shrink, wa
 from paceline_controller.scaling.signals import JobSignals, PoolSignals
 from paceline_controller.scaling.size_history import SizeHistory, follow
 
-_IDLE = 0.5  # share of idle time from which sampling is not what the trainer waits for
+_IDLE = 0.5  # share of idle time above which sampling is not the bottleneck
 _NOTHING = PoolSignals()
 
 
 @dataclass(frozen=True, slots=True)
 class JobMemory:
-    """What is remembered of a job between looks."""
+    """State of a job between decisions."""
 
     estimates: Estimates = field(default_factory=Estimates)
     pace: SizeHistory = field(default_factory=SizeHistory)
     deliveries: Mapping[str, Delivery] = field(default_factory=dict[str, Delivery])
-    moving: float = 0.0  # so many workers of speed 1 are on their way to cheaper pools
-    wish: int = 0  # workers that it would have if there were room for all
+    moving: float = 0.0  # workers of speed 1 that are moving to cheaper pools
+    wish: int = 0  # workers that it would have with unlimited capacity
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Where workers go next; `moving` as in the memory."""
+    """The next placement; `moving` as in `JobMemory`."""
 
     counts: Counts
     pace: SizeHistory
@@ -40,7 +40,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a job should have, in workers of speed 1, and what speaks for a change."""
+    """What a job should have, in workers of speed 1, and the evidence for a change."""
 
     workers: float
     starves: bool
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class JobDecision:
-    """Workers by pool, what to remember, and why they are so many."""
+    """Workers by pool, the memory for the next decision, and the target behind it."""
 
     counts: Counts
     memory: JobMemory
@@ -62,11 +62,11 @@ class JobDecision:
 def target_of(
     job: JobSignals, believed: Estimates, *, size: float, options: ScalingOptions
 ) -> Target:
-    """What the planner says, with its margin; as long as too little is known, a guess."""
+    """The planner's result plus a margin; a guess while too little is known."""
     speed = believed.speed
     if not believed.known or speed is None:
         if job.step:
-            # Whoever has seen its steps has chosen this size; this controller is new.
+            # An earlier controller saw its steps and chose this size; keep it.
             return Target(size, starves=False, plenty=False, why="has not seen a step yet")
         return _guess(job, believed, size=size, options=options)
     spec = job.spec.experience
@@ -173,7 +173,7 @@ def size_job(
 ) -> JobDecision:
     """The next counts by pool of a job that is scaled.
 
-    `free` is what pools have for it, `max_workers` what it may have in all of them.
+    `free` is the capacity of pools for it, `max_workers` its limit over all pools.
     """
     scaling = options.scaling
     believed = learn(memory.estimates, job, seconds=seconds, pools=options.pools, options=scaling)
@@ -283,13 +283,13 @@ def _next(
 
 
 def _running(job: JobSignals) -> float:
-    """Workers that the requests of this moment need, so that none has to wait for a place."""
+    """Workers that the current requests need to run without queueing."""
     requests = sum(pool.open_requests for pool in job.pools.values())
     return math.ceil(requests / job.spec.rollout.max_concurrent)
 
 
 def _move(room: Room, current: Counts, pace: SizeHistory, options: ScalingOptions) -> PoolPlan:
-    """Ask cheaper pools for the same; the dear workers go as the others become ready."""
+    """Move to cheaper pools; expensive workers stop as their replacements become ready."""
     size = room.speed(current)
     best = room.place(size, at_least={})
     both = {name: max(best[name], current.get(name, 0)) for name in room.pools}

@@ -1,4 +1,4 @@
-"""Looks every now and then, decides, and tells the reconciler and the metrics."""
+"""Runs the scaling decision periodically, for the reconciler and the metrics."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = Log("scaling")
 
 
 class DemandSource(Protocol):
-    """Who knows the workers and the demand."""
+    """Where workers and demand are read from: the experience service."""
 
     async def workers(self) -> Sequence[Worker]:
-        """Everybody in the roster."""
+        """All workers in the roster."""
         ...
 
     async def demand(self) -> Mapping[str, JobDemand]:
-        """What each live job waits for."""
+        """Demand of each live job."""
         ...
 
 
 class Scaler:
-    """Sizes of what is scaled, for the plan; from `decide`, or as another autoscaler set them."""
+    """Sizes of scaled workloads, from `decide` or as set by an external autoscaler."""
 
     def __init__(
         self,
@@ -73,18 +73,18 @@ class Scaler:
             await self._decide(served, bounds, now_s)
         self._seen = set(scaled)
         if self._options.scaling.executor == "external":
-            # A workload of a job that is wanted no more would be taken down.
+            # At least 1 for those of jobs: a workload of size 0 would be deleted.
             jobs_own = {name for name in scaled if name.startswith("rollout-")}
             return {n: max(running[n], n in jobs_own) for n in scaled if n in running}
-        # Without signals a job begins with what it must have: there may not be room for more.
+        # Without signals a job starts with one worker: there may be no capacity for more.
         return {name: 1 for name in new if name.startswith("rollout-")} | self._sizes
 
     def close(self) -> None:
-        """Somebody else decides from here on: the metrics of this one disappear."""
+        """Clear the metrics: another controller decides from here on."""
         self._gauges.clear()
 
     def _known(self, jobs: Iterable[LiveJob], running: Mapping[str, int]) -> dict[str, int]:
-        """Sizes as they were decided; after a start of this process, as they are found."""
+        """Sizes as decided; after a restart of this process, as observed."""
         found: dict[str, int] = {}
         for group in self._scaled(jobs):
             before = self._sizes if any(name in self._sizes for name in group) else running

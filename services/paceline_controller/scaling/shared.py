@@ -1,4 +1,4 @@
-"""How many environment and reward workers there are for all jobs together."""
+"""Sizes the environment and reward workers, which all jobs share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from paceline_controller.scaling.size_history import SizeHistory, follow
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """What is remembered of a shared pool between looks."""
+    """State of a shared pool between decisions."""
 
     pace: SizeHistory = field(default_factory=SizeHistory)
     cpu: float = 0.0  # cores used, smoothed
-    service_s: float = 0.0  # of a worker's time for an answer, smoothed
-    load: float = 0.0  # workers' time that answers take, per second, smoothed
+    service_s: float = 0.0  # worker time per answer, smoothed
+    load: float = 0.0  # busy workers on average, smoothed
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """Replicas, what to remember, and why they are so many."""
+    """Replicas, the memory for the next decision, and the reason."""
 
     replicas: int
     memory: PoolMemory
@@ -34,7 +34,7 @@ class PoolDecision:
 class _Bounds:
     min_replicas: int
     max_replicas: int
-    may_be_none: bool  # nobody needs it, for long enough
+    may_be_none: bool  # unused for long enough
 
 
 def size_environment(
@@ -47,7 +47,7 @@ def size_environment(
     idle: bool,
     now_s: float,
 ) -> PoolDecision:
-    """By the episodes that want to run, and by the processor time of those that do."""
+    """Size by the episodes that are open or could be, and by the CPU time of running ones."""
     now = signals.environment
     episodes = sum(job.wanted_episodes for job in signals.jobs)
     cpu = _smooth(memory.cpu, now.cpu_share, signals, options)
@@ -69,7 +69,7 @@ def size_reward(
     idle: bool,
     now_s: float,
 ) -> PoolDecision:
-    """By how long it would take to score what waits, and by how much of their time is used."""
+    """Size by the time to score the queue, and by the utilization of the workers."""
     now = signals.reward
     service_s = _service_s(now, memory, signals, options)
     spent = now.busy_s / signals.seconds if signals.seconds > 0 else memory.load
@@ -104,7 +104,7 @@ def _size(
     options: ControllerOptions,
     now_s: float,
 ) -> tuple[int, SizeHistory]:
-    """Zero when nobody needs it, at least the lower bound otherwise; at once in both cases."""
+    """Zero when unused, at least the lower bound otherwise; both take effect at once."""
     if bounds.may_be_none:
         return 0, pace if current == 0 else pace.changed(now_s)
     upper = max(bounds.min_replicas, bounds.max_replicas)

@@ -1,4 +1,4 @@
-"""What scaling looks at. Counts are those since the last look."""
+"""Inputs of scaling. Counts are those since the last collection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paceline.config.job import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class PoolSignals:
-    """A job's rollout workers in one pool; what they did is of warm ones only."""
+    """A job's rollout workers in one pool; activity is that of warm ones only."""
 
-    ready: int = 0  # answer, with weights
-    open_requests: float = 0.0  # running or waiting in all of them
+    ready: int = 0  # healthy, with weights
+    open_requests: float = 0.0  # running or waiting in ready workers
     warm: int = 0
-    requests: float = 0.0  # at once in a warm one while it works
+    requests: float = 0.0  # concurrent, per warm worker while busy
     tokens: float = 0.0
     busy_s: float = 0.0
     idle_s: float = 0.0
@@ -27,22 +27,22 @@ class JobSignals:
 
     job_id: str
     spec: JobSpec
-    step: int = 0  # that it has come to
+    step: int = 0  # the ledger's
     steps: float = 0.0  # trained
-    step_s: float = 0.0  # that the trainer worked
-    wait_s: float = 0.0  # that it waited for batches
-    groups: float = 0.0  # made that can be trained
-    tokens: float = 0.0  # sampled for them, for dropped ones and for evaluations
+    step_s: float = 0.0  # trainer time, working
+    wait_s: float = 0.0  # trainer time, waiting for batches
+    groups: float = 0.0  # accepted for training
+    tokens: float = 0.0  # sampled, also for dropped groups and evaluations
     open_episodes: int = 0  # queued or leased
-    headroom_groups: int = 0  # that admission would let in at this moment
+    headroom_groups: int = 0  # that admission would admit at this moment
     published: float = 0.0  # versions
-    spreading_s: float = 0.0  # that most rollout workers were without the newest one
+    spreading_s: float = 0.0  # time that most rollout workers lacked the newest version
     measuring: bool = False  # an evaluation is open
     pools: Mapping[str, PoolSignals] = field(default_factory=dict[str, PoolSignals])
 
     @property
     def wanted_episodes(self) -> int:
-        """Open, and those that would be if somebody asked for them."""
+        """Open episodes, and those that would be admitted on request."""
         return self.open_episodes + self.headroom_groups * self.spec.experience.group_size
 
 
@@ -60,16 +60,16 @@ class RewardSignals:
     """All reward workers."""
 
     ready: int = 0
-    pending: float = 0.0  # answers in them, or that wait for one of them to appear
+    pending: float = 0.0  # answers queued in workers, or in callers that wait for one
     busy_s: float = 0.0
     scored: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Everything, at one look; `jobs` are those that have or want processes."""
+    """All signals of one collection; `jobs` are those that have or want processes."""
 
-    seconds: float  # since the last look; 0: the first
+    seconds: float  # since the last collection; 0: the first
     jobs: tuple[JobSignals, ...] = ()
     environment: EnvironmentSignals = EnvironmentSignals()
     reward: RewardSignals = RewardSignals()

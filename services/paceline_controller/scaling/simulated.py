@@ -1,4 +1,4 @@
-"""A job in simulated time, as the roster and the ledger would tell of it.
+"""Simulates a job as the roster and the ledger would report it.
 
 A trainer, rollout workers that take a while to start, admission by staleness, and noise on
 everything. Groups share the workers' speed evenly.
@@ -21,7 +21,7 @@ from paceline_controller.scaling.planner import Speed
 
 @dataclass(frozen=True, slots=True)
 class WorkloadModel:
-    """What the job and its machines are like; times in seconds."""
+    """Parameters of the job and its machines; times in seconds."""
 
     batch_groups: int = 32
     group_size: int = 8
@@ -32,13 +32,13 @@ class WorkloadModel:
     usable: float = 0.9  # share of groups that pass the filters
     speed: Speed = field(default_factory=lambda: Speed(0.0, 1 / 180))
     max_concurrent: int = 256
-    start_s: float = 60.0  # from asking for a worker until it has weights
+    start_s: float = 60.0  # from requesting a worker until it has weights
     noise: float = 0.0  # relative standard deviation of all times and lengths
 
 
 @dataclass(slots=True)
 class Pod:
-    """A rollout worker, asked for or there."""
+    """A rollout worker, starting or ready."""
 
     name: str
     pool: str
@@ -51,10 +51,10 @@ class Pod:
 
 @dataclass(slots=True)
 class SimulatedTraining:
-    """The trainer, and what it has done."""
+    """State and counters of the trainer."""
 
     step: int = 0
-    until_s: float = -1.0  # it works; -1: it waits
+    until_s: float = -1.0  # end of the current step; -1: waiting for a batch
     work_s: float = 0.0
     wait_s: float = 0.0
 
@@ -76,8 +76,8 @@ class World:
         self._pid = pid
         self._pods: list[Pod] = []
         self._born = 0
-        self._clock = 0.0  # tokens that an episode in work has got since the start
-        self._working: list[tuple[float, int]] = []  # when groups are made, by that clock
+        self._clock = 0.0  # tokens that an episode in progress would have got since the start
+        self._working: list[tuple[float, int]] = []  # when groups finish, by that clock
         self._ready = 0
         self._accepted = 0
         self._tokens = 0.0
@@ -94,16 +94,16 @@ class World:
 
     @property
     def all_up(self) -> bool:
-        """Everything that was asked for is there."""
+        """Whether all requested workers are ready."""
         return self.ready == {pool: count for pool, count in self.asked.items() if count}
 
     def preempt(self, pool: str, count: int) -> None:
-        """Machines are taken away; their workers have to start elsewhere."""
+        """Remove `count` ready workers of a pool; they have to start elsewhere."""
         for pod in [pod for pod in self._serving_pods() if pod.pool == pool][:count]:
             self._pods.remove(pod)
 
     def tick(self) -> None:
-        """One second."""
+        """Advance by one second."""
         self.now_s += 1.0
         self._start_and_stop()
         if not self.over:
@@ -112,7 +112,7 @@ class World:
             self._train()
 
     def demand(self) -> dict[str, JobDemand]:
-        """As the experience service tells it."""
+        """Demand as the experience service reports it."""
         if self.over:
             return {}
         size = self.model.group_size
@@ -128,7 +128,7 @@ class World:
         return {self._job_id: demand}
 
     def workers(self) -> list[Worker]:
-        """As the roster tells it."""
+        """Workers as the roster reports them."""
         trainer = Worker(
             worker_id=f"trainer-{self._job_id}",
             kind=WorkerKind.TRAINER,
@@ -181,7 +181,7 @@ class World:
         return len(self._working) * self.model.group_size
 
     def _each(self) -> float:
-        """Requests at once in a worker."""
+        """Concurrent requests per worker."""
         return min(self._episodes() / self._up(), float(self.model.max_concurrent))
 
     def _headroom(self) -> int:
@@ -228,23 +228,23 @@ class World:
             self._published.append((self.now_s + self._about(model.spread_s), it.step))
 
     def _about(self, value: float) -> float:
-        """With noise; never below a tenth."""
+        """The value with noise; never below a tenth of it."""
         if not self.model.noise:
             return value
         return value * max(0.1, self._random.gauss(1.0, self.model.noise))
 
 
 class Autoscaler(Protocol):
-    """What sets a world's workers."""
+    """Sets the number of a world's workers."""
 
     def size(self, world: World) -> Mapping[str, int]:
-        """Rollout workers by pool, for what the world shows at this moment."""
+        """Rollout workers by pool, from the present state of the world."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SizeChange:
-    """Sizes that were asked for at a time, and how far training was."""
+    """Sizes requested at a time, and the training step then."""
 
     at_s: float
     sizes: dict[str, int]
@@ -259,7 +259,7 @@ class SizeChange:
 def simulate(
     world: World, autoscaler: Autoscaler, *, seconds: float, period_s: float
 ) -> list[SizeChange]:
-    """Let time pass; what changed."""
+    """Run the simulation; returns the changes of sizes."""
     changes: list[SizeChange] = []
     for tick in range(round(seconds)):
         world.tick()

@@ -1,4 +1,4 @@
-"""When a size follows its target: a dead band, quick increases, slow decreases, bounded steps."""
+"""Damps changes of a size: a dead band, quick increases, slow decreases, bounded steps."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass, replace
 
 from paceline.config.service import ScalingOptions
 
-_CLEAR = 2.0  # standard errors: in one of twenty cases later figures take a change back
+_CLEAR = 2.0  # standard errors: one change in twenty is reverted by later data
 
 
 @dataclass(frozen=True, slots=True)
 class SizeHistory:
-    """What one size did, and since when less would have been enough."""
+    """When a size last changed, and since when less would have been enough."""
 
     changed_s: float = -math.inf
     low_since_s: float = math.inf
-    low_max: float = 0.0  # that was wanted since then
+    low_max: float = 0.0  # largest target since then
 
     def changed(self, now_s: float) -> SizeHistory:
-        """The size is another one from now on."""
+        """The history after a change of the size at `now_s`."""
         return SizeHistory(changed_s=now_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeDecision:
-    """Where to, and how things stand afterwards."""
+    """The next size, and the history after it."""
 
     goal: float
     pace: SizeHistory
@@ -44,11 +44,11 @@ def follow(
 ) -> SizeDecision:
     """The next size on the way to a target; the same size if it is close, or too early.
 
-    `doubt` is the standard error of the target, relative to it: a smaller change waits until
-    figures are clearer.
+    `doubt` is the relative standard error of the target; changes smaller than twice that are
+    deferred.
 
-    It shrinks to the largest target of the last `scale_down_stabilization_s`, all of which
-    were that much lower.
+    It shrinks only after all targets of `scale_down_stabilization_s` were low enough, and to the
+    largest of them.
     """
     if target > size * (1 + max(options.scale_up_tolerance, _CLEAR * doubt)):
         pace = replace(pace, low_since_s=math.inf, low_max=0.0)

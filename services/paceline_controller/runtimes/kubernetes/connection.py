@@ -1,4 +1,4 @@
-"""Requests to the Kubernetes API, as plain objects, with deadlines, retries and our errors."""
+"""Kubernetes API client: plain objects, deadlines, retries and `PacelineError`s."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from paceline_controller.runtimes.kubernetes.names import MANAGER
 from paceline_controller.runtimes.kubernetes.resources import Kind, Object, kind_of, name_of
 
 TIMEOUT_S = 10.0
-# Less than a lease outlasts its leader: what is sent late would be another term's.
+# Less than `lease_s - renew_within_s`, or a slow connection could carry a write into another term.
 CONNECT_S = 3.0
 WATCH_S = 60
 PAGE = 500
@@ -46,14 +46,14 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 class HistoryGoneError(StateError):
-    """The server no longer has the changes since a resource version: list again."""
+    """The server has discarded the changes since a resource version: list again."""
 
 
 async def configuration(kubeconfig: Path | None = None) -> Configuration:
-    """How the API is reached: by a kubeconfig file, or as pods reach it.
+    """Client configuration from a kubeconfig file, or from the ServiceAccount of the pod.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: the file, or the ServiceAccount, is missing or invalid.
     """
     found = Configuration()
     try:
@@ -88,10 +88,10 @@ class _Request:
 
 
 class KubernetesClient:
-    """One namespace of a cluster.
+    """Client for one namespace of a cluster.
 
-    Whatever would change something is refused while `may_write` says no, up to the moment at
-    which it would be sent: a process that was frozen does not go on where it stopped.
+    Writes are refused while `may_write()` is false. It is checked just before a request is sent,
+    so that a process that was frozen cannot continue with a stale write.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class KubernetesClient:
 
     @property
     def namespace(self) -> str:
-        """Everything happens in it."""
+        """Namespace of all requests."""
         return self._namespace
 
     async def close(self) -> None:
-        """End all requests."""
+        """Close the session and abort its requests."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -123,7 +123,7 @@ class KubernetesClient:
         """One object.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: it does not exist.
         """
         return await self._json(_Request("GET", kind, name))
 
@@ -136,7 +136,7 @@ class KubernetesClient:
         while True:
             page = await self._json(_Request("GET", kind, query=query))
             for item in page["items"]:
-                # The server leaves these out in lists.
+                # The server omits these in lists.
                 items.append({"apiVersion": kind.api_version, "kind": kind.kind, **item})
             more = page["metadata"].get("continue")
             if not more:
@@ -144,11 +144,11 @@ class KubernetesClient:
             query["continue"] = more
 
     async def create(self, kind: Kind, body: Object) -> Object:
-        """Make an object that must not be there yet; sent only once."""
+        """Create an object that must not exist yet; never retried."""
         return await self._json(_Request("POST", kind, body=body), once=True)
 
     async def apply(self, body: Object) -> Object:
-        """Make an object, or change what we own of it."""
+        """Server-side apply: create an object, or update the fields we own."""
         query = {"fieldManager": MANAGER, "force": "true"}
         return await self._json(
             _Request("PATCH", kind_of(body), name_of(body), query=query, body=body, content=_APPLY)
@@ -164,15 +164,15 @@ class KubernetesClient:
         )
 
     async def replace(self, kind: Kind, body: Object) -> Object:
-        """Write a whole object, if nobody has written it since it was read; sent only once.
+        """Replace an object unless it has changed since it was read; never retried.
 
         Raises:
-            ConflictError: somebody has.
+            ConflictError: it has changed.
         """
         return await self._json(_Request("PUT", kind, name_of(body), body=body), once=True)
 
     async def delete(self, kind: Kind, name: str, *, uid: str = "") -> None:
-        """Let an object go, after all it owns; one that is gone or is another one is fine."""
+        """Delete an object after its dependents; no error if it is gone or has another `uid`."""
         body: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -186,7 +186,7 @@ class KubernetesClient:
             return
 
     async def log(self, kind: Kind, name: str, *, container: str, lines: int) -> str:
-        """The last lines that a container has written."""
+        """The last lines of a container's log."""
         query = {"container": container, "tailLines": str(lines)}
         data = await self._send(_Request("GET", kind, name, "log", query=query), once=False)
         return data.decode(errors="replace")
@@ -202,11 +202,11 @@ class KubernetesClient:
     ) -> AsyncIterator[tuple[str, Object]]:
         """Changes since `version` as (ADDED | MODIFIED | DELETED | BOOKMARK, object).
 
-        The first is a BOOKMARK of `version` itself, as soon as the server has answered. Ends
-        after `watch_s` seconds, or when the server says so.
+        The first is a BOOKMARK of `version` itself, as soon as the server has answered. The watch
+        ends after `watch_s` seconds, or when the server closes it.
 
         Raises:
-            HistoryGoneError: list again.
+            HistoryGoneError: `version` is too old; list again.
             UnavailableError: the connection was lost.
         """
         query = {
@@ -239,7 +239,7 @@ class KubernetesClient:
         return json.loads(await self._send(request, once=once))
 
     async def _send(self, request: _Request, *, once: bool) -> bytes:
-        """Send until it is answered or the time is over; what may act twice goes out only once."""
+        """Send, retrying until the deadline; `once` is for requests that are not idempotent."""
         deadline = time.monotonic() + self._timeout_s
         attempt = 0
         problem: PacelineError | None = None
@@ -253,7 +253,9 @@ class KubernetesClient:
             except UnavailableError as error:
                 problem = error
             except TimeoutError as error:
-                problem = problem or _lost(error)  # a last try cut short says less than an answer
+                problem = problem or _lost(
+                    error
+                )  # an earlier error says more than a retry's timeout
             except (aiohttp.ClientError, OSError) as error:
                 problem = _lost(error)
             pause = backoff_s(attempt)
@@ -263,7 +265,7 @@ class KubernetesClient:
             attempt += 1
 
     async def _open(self, request: _Request, timeout: aiohttp.ClientTimeout) -> Any:
-        """The answer as it comes in; to be used in `async with`."""
+        """The streaming response, to be used in `async with`."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=_ssl(self._settings))
@@ -344,10 +346,10 @@ def _error(code: int, status: Object, what: str) -> PacelineError:
 
 
 def _misfit(message: str) -> bool:
-    """The body of an apply does not fit the schema of its kind, which trying again won't change.
+    """Whether an applied body does not match the schema of its kind, so that retrying is useless.
 
-    The server has no status for it (apimachinery, `structuredmerge.go`); a store behind it that
-    does not answer comes as a 500 without a reason too.
+    The server has no status for this (apimachinery, `structuredmerge.go`): it answers 500 without
+    a reason, as it does when its own store is unavailable. Only the message differs.
     """
     return message.startswith(_MISFITS)
 

@@ -16,40 +16,40 @@ from paceline_controller.runtimes.kubernetes.resources import EVENTS, Kind, Obje
 
 MAX_NOTE_BYTES = 1024
 MAX_WAITING = 1000
-# As the cluster's own components do it: the same event within this time is a series.
+# As in Kubernetes' own components: repeats within this time form a series.
 SERIES_S = 360.0
 _MAX_SERIES = 1000
 log = Log("events")
 
 
 class Sink(Protocol):
-    """Where events are written."""
+    """The part of `KubernetesClient` that writes events."""
 
     @property
     def namespace(self) -> str:
-        """Of the events."""
+        """Namespace of the events."""
         ...
 
     async def create(self, kind: Kind, body: Object) -> Object:
-        """A new one."""
+        """Create an event."""
         ...
 
     async def patch(
         self, kind: Kind, name: str, changes: Object, *, subresource: str = ""
     ) -> Object:
-        """Another occurrence of one."""
+        """Count another occurrence of an event."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """Something worth telling about a job; about the installation if `job_id` is empty."""
+    """An event to report about a job, or about the installation if `job_id` is empty."""
 
     job_id: str
     reason: str  # one word in CamelCase
     note: str
     warning: bool = False
-    about: Object | None = None  # a reference to the object itself, where that is known
+    about: Object | None = None  # reference to the object, if known
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Series:
 
 
 class Events:
-    """Writes events one after another, beside the work; what cannot be written is logged."""
+    """Writes events in the background, one at a time; failures are only logged."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Events:
         warning: bool = False,
         about: Object | None = None,
     ) -> None:
-        """Have it written soon; dropped when too many wait."""
+        """Queue an event; it is dropped if the queue is full."""
         try:
             self._queue.put_nowait(ClusterEvent(job_id, reason, note, warning, about))
         except asyncio.QueueFull:
@@ -104,10 +104,10 @@ class Events:
                 log.warning("event not written", reason=happening.reason, error=error)
 
     async def write(self, happening: ClusterEvent) -> None:
-        """As a new event, or as one more of a series.
+        """Write a new event, or count another occurrence in its series.
 
         Raises:
-            PacelineError: the server did not take it.
+            PacelineError: the server did not accept it.
         """
         about = happening.about or self._regarding(happening.job_id)
         if about is None:
@@ -167,7 +167,7 @@ def _micro(moment: datetime) -> str:
 
 
 def _cut(note: str) -> str:
-    """The server refuses longer ones; the end says more than the beginning."""
+    """A note within the size limit of the server; keeps the end, which says more."""
     data = note.encode()
     if len(data) <= MAX_NOTE_BYTES:
         return note

@@ -1,4 +1,4 @@
-"""What is wanted and a pod template in, Kubernetes objects out. Pure."""
+"""Builds the Kubernetes objects of a workload from a pod template. No side effects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """What is the same for everything that one controller makes."""
+    """Settings shared by all objects of one controller."""
 
     release: str
     owner: Object | None = None  # an entry of `ownerReferences`
@@ -41,7 +41,7 @@ class ManifestContext:
 def build(
     wanted: Wanted, template: Object, *, incarnation: int, context: ManifestContext
 ) -> list[Object]:
-    """The objects of a workload, in the order in which they are to be applied.
+    """The objects of a workload, in the order in which to apply them.
 
     Raises:
         ConfigError: the template has no container named `paceline`.
@@ -56,7 +56,7 @@ def build(
 
 
 def owner_reference(body: Object, kind: Kind) -> Object:
-    """The entry of `ownerReferences` that makes something go with `body`."""
+    """An entry of `ownerReferences`: its holder is garbage-collected with `body`."""
     return {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
@@ -66,13 +66,13 @@ def owner_reference(body: Object, kind: Kind) -> Object:
 
 
 def digest(template: Object) -> str:
-    """Of a pod template; changes with any field."""
+    """A hash of all fields of a pod template."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def nodes_of(world_size: int, ranks_per_pod: int) -> tuple[int, int]:
-    """The fewest pods that share the ranks of a trainer evenly, and ranks in each."""
+    """The fewest pods that split the ranks of a trainer evenly, and the ranks per pod."""
     nodes = -(-world_size // ranks_per_pod)
     while world_size % nodes:
         nodes += 1
@@ -136,7 +136,7 @@ def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestCo
 
 
 def _jobset(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
-    """The set makes the headless Service itself, with its own name."""
+    """A JobSet; it creates the headless Service itself, under its own name."""
     name = f"{names.object_name(wanted.name)}-{incarnation}"
     master = f"{name}-{GROUP}-0-0.{name}"
     spec = _job_spec(wanted, template, incarnation, context, master)
@@ -172,7 +172,7 @@ def _job_spec(
         "completionMode": "Indexed",
         "completions": nodes,
         "parallelism": nodes,
-        # One rank down is all down: the controller starts the next incarnation.
+        # If one rank fails, all must restart: the controller starts the next incarnation.
         "backoffLimit": 0,
         "template": pods,
     }
@@ -193,7 +193,7 @@ def _pods(
     container = _container(pods)
     replaced = {each["name"] for each in added}
     kept = [each for each in container.get("env") or [] if each["name"] not in replaced]
-    # First, because a variable can refer only to those before it.
+    # Ours come first: a variable can refer only to earlier ones.
     container["env"] = [*added, *kept]
     return pods
 

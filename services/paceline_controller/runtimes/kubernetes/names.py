@@ -1,4 +1,4 @@
-"""Labels, annotations and object names of what the controller makes."""
+"""Labels, annotations and names of the objects that the controller creates."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORKLOAD = "paceline.dev/workload"
 INCARNATION = "paceline.dev/incarnation"
 TEMPLATE = "paceline.dev/template"
 
-# Leaves room in the 63 characters of a host name for an incarnation and two indices.
+# Host names have at most 63 characters; the rest is for an incarnation and two indices.
 MAX_NAME_CHARS = 44
 _DIGEST_CHARS = 8
 
 
 def object_name(workload: str) -> str:
-    """The name of a workload, or its beginning and a digest of all of it where it is too long."""
+    """The name of a workload; if it is too long, its prefix and a digest of the whole."""
     if len(workload) <= MAX_NAME_CHARS:
         return workload
     digest = hashlib.sha256(workload.encode()).hexdigest()[:_DIGEST_CHARS]
@@ -46,21 +46,21 @@ def labels(wanted: Wanted, *, release: str) -> dict[str, str]:
 
 
 def selector(*, release: str, workload: str = "") -> str:
-    """Of everything that the controller of a release has made, or of one workload of it."""
+    """Label selector for all objects of a release's controller, or for one of its workloads."""
     whole = f"{INSTANCE}={release},{MANAGED_BY}={MANAGER}"
     return f"{whole},{WORKLOAD}={object_name(workload)}" if workload else whole
 
 
 def workload_of(body: Object) -> str:
-    """The workload that an object or a pod belongs to; empty if it is none of ours."""
-    # A label has at most 63 characters, so the annotation has the whole name.
+    """The workload that an object belongs to; empty if the controller did not create it."""
+    # The annotation holds the full name: a label has at most 63 characters.
     if labels_of(body).get(MANAGED_BY) != MANAGER:
         return ""
     return annotations_of(body).get(WORKLOAD) or labels_of(body).get(WORKLOAD, "")
 
 
 def wanted_of(body: Object) -> Wanted:
-    """What was wanted when a Deployment was made, as far as it shows; replicas as they are now."""
+    """The `Wanted` of a Deployment, as far as its labels record it; current replicas."""
     carried = labels_of(body)
     return Wanted(
         name=workload_of(body),
