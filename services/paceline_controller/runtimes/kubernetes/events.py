@@ -151,7 +151,7 @@ class Events:
 
 
 def reference(body: Object) -> Object:
-    """The object reference of an event (`involvedObject`)."""
+    """The object reference of an event (`regarding`)."""
     metadata = body["metadata"]
     return {
         "apiVersion": body["apiVersion"],
