@@ -97,6 +97,7 @@ def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
     return pb.TrainSample(
         group_id=f"g{index // 8}",
         index=index % 8,
+        row=index,
         tokens=chance.integers(0, VOCAB, length).tolist(),
         spans=[
             types_pb2.TokenSpan(start=0, end=PROMPT, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
@@ -152,10 +153,10 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     """Run the trainer's loop in this process."""
     import torch
 
+    from paceline.objective.load import load_objective
     from paceline.weights import WeightServer
     from paceline_trainer.checkpoints.checkpoint import Checkpoints
     from paceline_trainer.client import TrainerLedger
-    from paceline_trainer.objective import load_objective
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo
     from paceline_trainer.step.learner import Learner

@@ -1,4 +1,4 @@
-"""Decoupled PPO that records its input: an independent record of each batch of the trainer.
+"""A correction that records its input: an independent record of each batch of the trainer.
 
 A sequence is identified by the log-probs that the engine reported for it; these pass through the
 system unchanged and are also in exported trajectories.
@@ -14,25 +14,26 @@ from pathlib import Path
 from types import FrameType
 
 import numpy as np
+import torch
 import yaml
 from chaos.journal import Journal
+from torch import Tensor
 
-from paceline.methods.decoupled_ppo.objective import decoupled_ppo
-from paceline.methods.decoupled_ppo.options import DecoupledOptions
-from paceline.methods.parts.batch import Loss, TokenBatch
+from paceline.methods.parts.batch import TokenBatch
+from paceline.plugins import StrictModel
 
 
-class RecordedOptions(DecoupledOptions):
+class RecordedOptions(StrictModel):
     """Options of `recorded`."""
 
     notes: str
     """Folder of the journal."""
 
 
-def recorded(batch: TokenBatch, options: RecordedOptions) -> Loss:
-    """`decoupled_ppo` of a batch, after recording the batch."""
-    _record(options.notes).take(batch, _step_of_caller())
-    return decoupled_ppo(batch, options)
+def recorded(tokens: TokenBatch, options: RecordedOptions) -> Tensor:
+    """A weight of 1 for all tokens, after recording them."""
+    _record(options.notes).take(tokens, _step_of_caller())
+    return torch.ones_like(tokens.behaviour)
 
 
 def fingerprint(logprobs: np.ndarray) -> str:
@@ -69,7 +70,7 @@ def _record(notes: str) -> Record:
 
 
 def _step_of_caller() -> int:
-    """Find the step in the calling learner, since objectives do not receive it."""
+    """Find the step in the calling learner, since slots do not receive it."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "_update" and "step" in frame.f_locals:

@@ -370,7 +370,7 @@ class Runner:
             },
             "rollout": {"engine": {"kind": "torch"}, "replicas": WORKERS},
             "trainer": {
-                "objective": {"kind": "chaos", **notes},
+                "objective": {"corrections": ["behaviour_weight", {"kind": "chaos", **notes}]},
                 "optimizer": {"lr": 1e-4},
                 "checkpoint": {"every": every, "keep": 3},
             },

@@ -41,7 +41,7 @@ ENTRY_POINTS = """\
 chaos = chaos.world:ENVIRONMENT
 [paceline.rewards]
 chaos = chaos.world:reward
-[paceline.objectives]
+[paceline.corrections]
 chaos = chaos.objective:recorded
 """
 

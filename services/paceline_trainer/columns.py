@@ -13,6 +13,7 @@ from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 
+TOKEN_BITS = 24  # of a key; the rest is the row
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -33,6 +34,12 @@ class Columns:
     versions: Ints
     temperatures: Floats  # per sequence, as is `weights`
     weights: Floats
+    rows: Ints  # per sequence: its position in the batch, over all ranks
+
+    @property
+    def keys(self) -> Ints:
+        """Per policy token: unique over all ranks, in order of row and token."""
+        return (np.repeat(self.rows, self.policy_counts) << TOKEN_BITS) + self.positions
 
     def check_vocabulary(self, size: int) -> None:
         """Raise `InvalidError` if a token id is outside the model's vocabulary of `size`."""
@@ -98,6 +105,7 @@ class _ColumnBuilder:
         self.versions: list[int] = []
         self.temperatures: list[float] = []
         self.weights: list[float] = []
+        self.rows: list[int] = []
 
     def add(self, sample: pb.TrainSample) -> None:
         positions: list[int] = []
@@ -129,6 +137,7 @@ class _ColumnBuilder:
         self.temperatures.append(sample.temperature or 1.0)
         # Proto3 cannot tell an unset weight from 0; to exclude a sample, it is `masked`.
         self.weights.append(sample.weight or 1.0)
+        self.rows.append(sample.row)
 
     def build(self) -> Columns:
         return Columns(
@@ -141,4 +150,5 @@ class _ColumnBuilder:
             versions=np.array(self.versions, np.int64),
             temperatures=np.array(self.temperatures, np.float32),
             weights=np.array(self.weights, np.float32),
+            rows=np.array(self.rows, np.int64),
         )

@@ -17,6 +17,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
 from paceline.enums import WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
+from paceline.objective.load import load_objective
 from paceline.server.chassis import Chassis, Service
 from paceline.server.failures import describe
 from paceline.server.membership import Membership
@@ -34,13 +35,12 @@ from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import mismatch_of
-from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.model import load_policy, load_reference, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
@@ -188,6 +188,9 @@ class TrainerService(Service):
         self._stop_broadcast = StopBroadcast(self._rank_info)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
+        reference = None
+        if "reference" in objective.needs:
+            reference = load_reference(spec.model.path, group, dtype=trainer.dtype)
         mismatch = mismatch_of(spec, policy, group)
         learner = Learner(
             policy=policy,
@@ -197,6 +200,7 @@ class TrainerService(Service):
             budget=trainer.tokens_per_micro_batch,
             mini_batches=trainer.mini_batches,
             mismatch=mismatch,
+            reference=reference,
         )
         base = self._settings.storage or self._settings.run_dir
         checkpoints = Checkpoints(

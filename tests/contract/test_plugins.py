@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from paceline.testing import (
     advantages,
     environments,
     filters,
-    objectives,
     rewards,
     samplers,
+    slots,
     topologies,
 )
 from paceline.types import Task
@@ -74,9 +75,19 @@ def test_advantages(name: str) -> None:
     advantages.fulfils_the_contract(name)
 
 
-@pytest.mark.parametrize("name", built_in("objectives"))
-def test_objectives(name: str) -> None:
-    objectives.fulfils_the_contract(name)
+SLOT_OPTIONS: dict[str, dict[str, Any]] = {
+    "entropy": {"coef": 0.01},
+    "kl": {"coef": 0.01},
+    "seq_mean_token_sum_norm": {"norm": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in registry.SLOTS if kind != "proximals" for name in built_in(kind)],
+)
+def test_slots(kind: str, name: str) -> None:
+    slots.fulfils_the_contract(kind, name, SLOT_OPTIONS.get(name))
 
 
 def too_large(rewards: Any, groups: Any, lengths: Any) -> Any:
@@ -106,20 +117,34 @@ class Forgetful:
         del state
 
 
-def per_micro_batch(batch: Any, options: Any) -> Any:
-    from paceline.methods.parts.batch import Loss
+def per_micro_batch(losses: Any, tokens: Any, options: Any) -> Any:
+    del tokens, options
+    return losses.sum() / max(len(losses), 1)
 
+
+def of_this_rank(tokens: Any, options: Any) -> Any:
     del options
-    return Loss((batch.logprobs * batch.advantages).mean())
+    return tokens.logprobs * 0 + (len(tokens.logprobs) if len(tokens.logprobs) < 10 else 1.0)
 
 
-per_micro_batch.__annotations__["options"] = registry.options_of("objectives", "ppo_clip")
+for each in (per_micro_batch, of_this_rank):
+    each.__annotations__["options"] = registry.options_of("aggregations", "token_mean")
 
 
 async def hasty(session: Any, **options: Any) -> Any:
     del options
     await session.reset()
     return (session.transcript(),)
+
+
+@dataclass(frozen=True)
+class SlotSuite:
+    """The suite of one kind of slot."""
+
+    kind: str
+
+    def fulfils_the_contract(self, plugin: Any, **more: Any) -> None:
+        slots.fulfils_the_contract(self.kind, plugin, **more)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +171,8 @@ async def hasty(session: Any, **options: Any) -> Any:
             "rewound to its first state, it yields another order|continues with other tasks",
         ),
         (advantages, too_large, {}, "finite float32 numbers"),
-        (objectives, per_micro_batch, {}, "in two micro-batches: divide by batch.scale"),
+        (SlotSuite("aggregations"), per_micro_batch, {}, "micro-batches: divide by tokens.scale"),
+        (SlotSuite("corrections"), of_this_rank, {}, "does not add up|differs between|divide by"),
     ],
 )
 def test_contract_violations_are_reported(

@@ -137,7 +137,7 @@ GOOD: dict[str, Object] = {
     },
     "options of plug-ins": {
         "rollout": {"engine": {"kind": "sglang", "arguments": {"tp": 2}}},
-        "trainer": {"objective": {"kind": "decoupled_ppo", "clip": 0.2}},
+        "trainer": {"objective": {"surrogate": {"kind": "ppo_clip", "low": 0.1}}},
     },
     "scaling": {"rollout": {"replicas": 2, "scaling": {"min_replicas": 1, "max_replicas": 8}}},
 }

@@ -96,8 +96,8 @@ def test_a_job_uses_a_plug_in_of_each_kind(
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["state"], summary["steps"]) == ("succeeded", 3)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    # Of the objective; a batch in which nothing is better than the rest trains nothing.
-    assert any("importance" in row for row in rows)
+    # Of the surrogate; a batch in which nothing is better than the rest trains nothing.
+    assert any("capped_importance" in row for row in rows)
     (values,) = run.glob("jobs/*/tracking/csv/values.csv")
     tracked = {line.split(";")[0] for line in values.read_text().splitlines()}
     assert {str(row) for row in range(len(rows))} <= tracked

@@ -13,7 +13,10 @@ PROBE = r"""
 import importlib, pkgutil, re, sys
 package = importlib.import_module(sys.argv[1])
 # What of a method runs in the trainer alone.
-TRAINER = r"paceline\.methods\.(\w+\.objective|parts\.(batch|surrogates|aggregation))"
+TRAINER = (
+    r"paceline\.(objective\..*|methods\.(\w+\.(correction|regulariser|surrogate)|"
+    r"parts\.(aggregation|batch|proximal|slots|surrogates|whole_batch)))"
+)
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if re.fullmatch(TRAINER, found.name):
         continue

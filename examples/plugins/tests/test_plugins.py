@@ -13,9 +13,9 @@ from paceline.testing import (
     engine_contract,
     environments,
     filters,
-    objectives,
     rewards,
     samplers,
+    slots,
     topologies,
     trackers,
 )
@@ -52,8 +52,8 @@ def test_advantage() -> None:
     advantages.fulfils_the_contract("batch_mean", {"limit": 2.0})
 
 
-def test_objective() -> None:
-    objectives.fulfils_the_contract("reinforce", {"cap": 1.5})
+def test_surrogate() -> None:
+    slots.fulfils_the_contract("surrogates", "capped", {"cap": 1.5})
 
 
 async def engine() -> None:

@@ -159,7 +159,11 @@ class Batches:
         samples: list[tuple[bytes, int, int]] = []
         for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):
             trace = span.sent
-            samples.extend(shares.train_samples(blob, value, mask_truncated=mask, trace=trace))
+            samples.extend(
+                shares.train_samples(
+                    blob, value, mask_truncated=mask, trace=trace, first_row=len(samples)
+                )
+            )
             if number % _YIELD_EVERY == _YIELD_EVERY - 1:
                 await asyncio.sleep(0)
         for span in spans:

@@ -118,13 +118,18 @@ def advantages(
 
 
 def train_samples(
-    payload: bytes, advantage: float, *, mask_truncated: bool, trace: str = ""
+    payload: bytes,
+    advantage: float,
+    *,
+    mask_truncated: bool,
+    trace: str = "",
+    first_row: int = 0,
 ) -> list[tuple[bytes, int, int]]:
     """Encoded sample, number of tokens and of trainable tokens for each transcript."""
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
     masked = mask_truncated and trajectory.truncated
     found: list[tuple[bytes, int, int]] = []
-    for transcript in trajectory.transcripts:
+    for row, transcript in enumerate(trajectory.transcripts, first_row):
         sample = experience_pb2.TrainSample(
             group_id=trajectory.group_id,
             index=trajectory.index,
@@ -138,6 +143,7 @@ def train_samples(
             masked=masked,
             weight=1.0,
             trace=trace,
+            row=row,
         )
         data = sample.SerializeToString() + _ADVANTAGE.pack(_TAG, 4, advantage)
         trainable = 0 if masked else len(transcript.logprobs)

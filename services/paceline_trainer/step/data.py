@@ -31,22 +31,30 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """Policy tokens of some sequences, flat [P]."""
+
+    targets: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    sequences: Tensor  # in [0, num_sequences)
+    num_sequences: int
+    temperature: Tensor | float  # a number if it is the same for all
+    weights: Tensor | None  # None: all one
+    keys: Tensor  # see `Columns.keys`
+    select: Ints  # indices of the policy tokens in the columns
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Inputs of one forward pass. Policy tokens are flat, [P]."""
+    """Inputs of one forward pass."""
 
     input_ids: Tensor  # [rows, length]
     position_ids: Tensor | None  # packed only
     hidden_indices: (
         Tensor  # [P] row-major index of the hidden state that predicts each policy token
     )
-    targets: Tensor  # [P]
-    behaviour: Tensor
-    advantages: Tensor
-    sequences: Tensor  # [P] in [0, num_sequences)
-    num_sequences: int
-    temperature: Tensor | float  # a number if it is the same for all
-    weights: Tensor | None  # [P]; None: all one
-    select: Ints  # [P] indices of the policy tokens in the columns
+    tokens: PolicyTokens
 
 
 def plan(
@@ -97,10 +105,8 @@ def _price(used: Ints, cost: Cost, layout: Layout) -> float:
 def assemble(columns: Columns, chunk: Ints, layout: Layout, device: torch.device) -> MicroBatch:
     """The tensors of one micro-batch."""
     used = _used(columns)[chunk]
-    counts = columns.policy_counts[chunk]
-    select = _ranges(columns.policy_starts[chunk], counts)
+    tokens = policy_tokens(columns, chunk, device)
     starts = columns.token_starts[chunk]
-    sequences = np.repeat(np.arange(len(chunk)), counts)
     if layout == "padded":
         inputs = _padded(columns.tokens, starts, used)
         position_ids = None
@@ -109,18 +115,30 @@ def assemble(columns: Columns, chunk: Ints, layout: Layout, device: torch.device
         inputs = columns.tokens[_ranges(starts, used)][None]
         position_ids = _ranges(np.zeros_like(used), used)[None]
         offsets = np.cumsum(used) - used
-    inside = columns.positions[select]
+    sequences = np.repeat(np.arange(len(chunk)), columns.policy_counts[chunk])
     return MicroBatch(
         input_ids=_tensor(inputs, device),
         position_ids=None if position_ids is None else _tensor(position_ids, device),
-        hidden_indices=_tensor(offsets[sequences] + inside - 1, device),
-        targets=_tensor(columns.tokens[starts[sequences] + inside], device),
+        hidden_indices=_tensor(offsets[sequences] + columns.positions[tokens.select] - 1, device),
+        tokens=tokens,
+    )
+
+
+def policy_tokens(columns: Columns, rows: Ints, device: torch.device) -> PolicyTokens:
+    """The policy tokens of some sequences, in this order."""
+    counts = columns.policy_counts[rows]
+    select = _ranges(columns.policy_starts[rows], counts)
+    sequences = np.repeat(np.arange(len(rows)), counts)
+    inside = columns.token_starts[rows][sequences] + columns.positions[select]
+    return PolicyTokens(
+        targets=_tensor(columns.tokens[inside], device),
         behaviour=_tensor(columns.behaviour[select], device),
         advantages=_tensor(columns.advantages[select], device),
         sequences=_tensor(sequences, device),
-        num_sequences=len(chunk),
-        temperature=_uniform(columns.temperatures[chunk], sequences, device),
-        weights=_weights(columns.weights[chunk], sequences, device),
+        num_sequences=len(rows),
+        temperature=_uniform(columns.temperatures[rows], sequences, device),
+        weights=_weights(columns.weights[rows], sequences, device),
+        keys=_tensor(columns.keys[select], device),
         select=select,
     )
 
@@ -133,14 +151,17 @@ def idle(device: torch.device) -> MicroBatch:
         input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device),
         position_ids=None,
         hidden_indices=indices,
-        targets=indices,
-        behaviour=empty,
-        advantages=empty,
-        sequences=indices,
-        num_sequences=0,
-        temperature=1.0,
-        weights=None,
-        select=np.zeros(0, np.int64),
+        tokens=PolicyTokens(
+            targets=indices,
+            behaviour=empty,
+            advantages=empty,
+            sequences=indices,
+            num_sequences=0,
+            temperature=1.0,
+            weights=None,
+            keys=indices,
+            select=np.zeros(0, np.int64),
+        ),
     )
 
 
@@ -161,7 +182,7 @@ def _tensor(values: Ints | np.ndarray, device: torch.device) -> Tensor:
 
 
 def _uniform(temperatures: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | float:
-    first = float(temperatures[0])
+    first = float(temperatures[0]) if len(temperatures) else 1.0
     if (temperatures == temperatures[0]).all():
         return first
     return _tensor(temperatures[sequences], device)

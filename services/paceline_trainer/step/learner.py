@@ -10,14 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.methods.parts.batch import Objective, Scale, TokenBatch
+from paceline.methods.parts.batch import Scale
+from paceline.methods.parts.whole_batch import WholeBatch
+from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Ints, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan
+from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan, policy_tokens
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import PolicyModel, reshard
+from paceline_trainer.step.model import PolicyModel, TokenScores, reshard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.tokens import StepKnowledge, StepTokens
 from paceline_trainer.traces import Stage, no_stage
 
 log = Log("learner")
@@ -67,12 +70,15 @@ class Learner:
         budget: int,
         mini_batches: int = 1,
         mismatch: Mismatch | None = None,
+        reference: PolicyModel | None = None,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
         self._objective = objective
         self._group = group
         self._mismatch = mismatch
+        self._reference = reference
+        self._entropy = "entropy" in objective.needs
         self._budget = budget
         self._mini_batches = mini_batches
 
@@ -85,11 +91,12 @@ class Learner:
             self._check(share, parts)
         with stage("mismatch"):
             mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
-            proximal = self._logprobs(data, parts) if len(parts) > 1 else None
+        with stage("score"):
+            known = self._known(data, parts)
         tally = Tally()
         for part in parts:
             with stage("update"):
-                self._update(data, part, proximal, tally, step=share.step, stage=stage)
+                self._update(data, part, known, tally, step=share.step, stage=stage)
         with stage("metrics"):
             return self._metrics(tally, parts, share.step) | mismatch
 
@@ -129,36 +136,67 @@ class Learner:
                 header_sequences=share.total_sequences,
             )
 
+    def _known(self, data: Columns, parts: Sequence[UpdateShard]) -> StepTokens:
+        """What stays the same during the updates of a step."""
+        behaviour = torch.from_numpy(data.behaviour).to(self._group.device)
+        known = StepKnowledge(
+            behaviour, len(parts), lambda: self._score(self._policy, data, parts).logprobs
+        )
+        reference = self._reference
+        return StepTokens(
+            proximal=self._objective.proximal(known),
+            reference=None if reference is None else self._score(reference, data, parts).logprobs,
+        )
+
     @torch.no_grad()
-    def _logprobs(self, data: Columns, parts: Sequence[UpdateShard]) -> Tensor:
-        """Log-probs of all policy tokens before the first of several updates."""
+    def _score(
+        self,
+        policy: PolicyModel,
+        data: Columns,
+        parts: Sequence[UpdateShard],
+        *,
+        entropy: bool = False,
+    ) -> TokenScores:
+        """Scores [num_tokens] of this rank's tokens under the weights of a policy."""
         logprobs = torch.zeros(data.num_tokens, device=self._group.device)
+        entropies = torch.zeros_like(logprobs) if entropy else None
         for part in parts:
             for index in range(part.num_micro_batches):
                 micro = self._assemble(data, part, index)
-                logprobs[torch.from_numpy(micro.select)] = self._forward(micro)
-        reshard(self._policy)
-        return logprobs
+                scores = _forward(policy, micro, entropy=entropy)
+                select = torch.from_numpy(micro.tokens.select)
+                logprobs[select] = scores.logprobs
+                if entropies is not None and scores.entropy is not None:
+                    entropies[select] = scores.entropy
+        reshard(policy)
+        return TokenScores(logprobs, entropies)
+
+    def _plan(self, data: Columns, part: UpdateShard, known: StepTokens) -> UpdatePlan | None:
+        """What slots find in the whole update before its first gradient."""
+        if not self._objective.plans:
+            return None
+        if known.proximal is None or self._objective.plans_on_scores:
+            found = self._score(self._policy, data, [part], entropy=self._entropy)
+        else:
+            found = TokenScores(known.proximal, None)
+        rows = np.sort(np.concatenate(part.chunks)) if part.chunks else np.zeros(0, np.int64)
+        own = policy_tokens(data, rows, self._group.device)
+        select = torch.from_numpy(own.select)
+        entropy = None if found.entropy is None else found.entropy[select]
+        scores = TokenScores(found.logprobs[select], entropy)
+        whole = known.batch(own, scores, part.scale)
+        return self._objective.plan(WholeBatch(whole, self._group.gather))
 
     def _assemble(self, data: Columns, part: UpdateShard, index: int) -> MicroBatch:
         if index >= len(part.chunks):
             return idle(self._group.device)
         return assemble(data, part.chunks[index], part.layout, self._group.device)
 
-    def _forward(self, micro: MicroBatch) -> Tensor:
-        return self._policy(
-            micro.input_ids,
-            micro.position_ids,
-            micro.hidden_indices,
-            micro.targets,
-            micro.temperature,
-        )
-
     def _update(
         self,
         data: Columns,
         part: UpdateShard,
-        proximal: Tensor | None,
+        known: StepTokens,
         tally: Tally,
         *,
         step: int,
@@ -168,17 +206,20 @@ class Learner:
             # Momentum alone must not move the weights.
             tally.skipped += 1
             return
+        with stage("plan"):
+            update = self._plan(data, part, known)
         self._optimizer.zero()
         for index in range(part.num_micro_batches):
             with stage("forward"):
                 micro = self._assemble(data, part, index)
-                logprobs = self._forward(micro)
-                loss = self._objective(_token_batch(micro, logprobs, proximal, part.scale))
+                scores = _forward(self._policy, micro, entropy=self._entropy)
+                tokens = known.batch(micro.tokens, scores, part.scale)
+                loss = self._objective.loss(tokens, update)
             with stage("backward"):
                 loss.value.backward()
             tally.loss = tally.loss + loss.value.detach() / part.scale.world
             tally.fed += micro.input_ids.numel()
-            tally.add(loss.sums | {"surprise": -logprobs.detach().sum()}, loss.maxima)
+            tally.add(loss.sums | {"surprise": -scores.logprobs.detach().sum()}, loss.maxima)
         with stage("optimizer"):
             norm = self._optimizer.update(step)
         tally.norms.append(norm)
@@ -207,19 +248,14 @@ class Learner:
         }
 
 
-def _token_batch(
-    micro: MicroBatch, logprobs: Tensor, proximal: Tensor | None, scale: Scale
-) -> TokenBatch:
-    return TokenBatch(
-        logprobs=logprobs,
-        behaviour=micro.behaviour,
-        advantages=micro.advantages,
-        sequences=micro.sequences,
-        num_sequences=micro.num_sequences,
-        scale=scale,
-        proximal=None if proximal is None else proximal[torch.from_numpy(micro.select)],
-        weights=micro.weights,
-        temperature=micro.temperature,
+def _forward(policy: PolicyModel, micro: MicroBatch, *, entropy: bool) -> TokenScores:
+    return policy(
+        micro.input_ids,
+        micro.position_ids,
+        micro.hidden_indices,
+        micro.tokens.targets,
+        micro.tokens.temperature,
+        entropy=entropy,
     )
 
 

@@ -150,13 +150,13 @@ class Mismatch:
                 batch.input_ids,
                 batch.position_ids,
                 batch.hidden_indices,
-                batch.targets,
-                batch.temperature,
-            )
+                batch.tokens.targets,
+                batch.tokens.temperature,
+            ).logprobs
         counts = data.policy_counts[rows]
         inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         whole = inside < np.repeat(runs, counts)
-        return (batch.behaviour - logprobs).double().cpu().numpy()[whole]
+        return (batch.tokens.behaviour - logprobs).double().cpu().numpy()[whole]
 
 
 def mismatch_of(spec: JobSpec, policy: PolicyModel, group: RankGroup) -> Mismatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,13 @@ DTYPES = {
 }
 
 
+class TokenScores(NamedTuple):
+    """What the head says of target tokens."""
+
+    logprobs: Tensor  # [P]
+    entropy: Tensor | None  # [P] of the full distribution, in nats, if it was asked for
+
+
 class PolicyModel(nn.Module):
     """Computes the log-probs of target tokens, and logits only at their positions."""
 
@@ -48,43 +55,49 @@ class PolicyModel(nn.Module):
         hidden_indices: Tensor,
         targets: Tensor,
         temperature: Tensor | float,
-    ) -> Tensor:
-        """Log-probs [P] of `targets`, from the hidden states at flat `hidden_indices`."""
+        *,
+        entropy: bool = False,
+    ) -> TokenScores:
+        """Scores of `targets`, from the hidden states at flat `hidden_indices`.
+
+        Logits of all tokens never exist at once: beyond `max_logits` elements, the head runs in
+        chunks, and again in the backward pass.
+        """
         inner = cast(Any, self.inner)
         out = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         hidden: Tensor = out.last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[hidden_indices]
-        vocab = self.vocab_size
-        size = max(self._max_logits // vocab, 1)
+        size = max(self._max_logits // self.vocab_size, 1)
         if len(chosen) <= size:
-            return self._logprobs(chosen, targets, temperature)
-        chunks: list[Tensor] = []
+            return self._head(chosen, targets, temperature, entropy)
+        chunks: list[TokenScores] = []
         for start in range(0, len(chosen), size):
-            chunk = slice(start, start + size)
-            chunk_temperature = (
-                temperature[chunk] if isinstance(temperature, Tensor) else temperature
+            at = slice(start, start + size)
+            heat = temperature[at] if isinstance(temperature, Tensor) else temperature
+            found: Any = checkpoint(
+                self._head, chosen[at], targets[at], heat, entropy, use_reentrant=False
             )
-            chunks.append(
-                cast(
-                    Tensor,
-                    checkpoint(
-                        self._logprobs,
-                        chosen[chunk],
-                        targets[chunk],
-                        chunk_temperature,
-                        use_reentrant=False,
-                    ),
-                )
-            )
-        return torch.cat(chunks)
+            chunks.append(found)
+        entropies = [each.entropy for each in chunks if each.entropy is not None]
+        return TokenScores(
+            torch.cat([each.logprobs for each in chunks]),
+            torch.cat(entropies) if entropies else None,
+        )
 
-    def _logprobs(self, hidden: Tensor, targets: Tensor, temperature: Tensor | float) -> Tensor:
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: Tensor | float, entropy: bool
+    ) -> TokenScores:
         logits = self._scaled(cast(Any, self.inner).get_output_embeddings()(hidden)).float()
         if isinstance(temperature, Tensor):
             logits = logits / temperature[:, None]
         elif temperature != 1.0:
             logits = logits / temperature
-        return logits.gather(-1, targets[:, None]).squeeze(-1) - logits.logsumexp(-1)
+        normaliser = logits.logsumexp(-1)
+        logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+        if not entropy:
+            return TokenScores(logprobs, None)
+        expected = (logits.softmax(-1) * logits).sum(-1)
+        return TokenScores(logprobs, normaliser - expected)
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Scale or cap the logits of the head, as some model families do."""
@@ -127,6 +140,20 @@ def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyMod
     if gradient_checkpointing:
         inner.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train()
+    return policy
+
+
+def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
+    """The job's initial model, sharded and frozen.
+
+    Raises:
+        ConfigError: the folder has no model that can be loaded.
+        InvalidError: the trainer's log-probs differ from those of the model itself.
+    """
+    policy = load_policy(path)
+    policy.requires_grad_(False)
+    policy.eval()
+    shard(policy, group, dtype=dtype)
     return policy
 
 
@@ -199,13 +226,13 @@ def _probe(policy: PolicyModel) -> None:
     expected = (
         torch.log_softmax(logits, -1).view(8, -1)[hidden_indices].gather(-1, targets[:, None])[:, 0]
     )
-    recomputed = policy(ids, None, hidden_indices, targets, 1.0)
+    recomputed = policy(ids, None, hidden_indices, targets, 1.0).logprobs
     if not torch.allclose(expected, recomputed, atol=PROBE_TOLERANCE):
         raise InvalidError(
             f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
             "last hidden states; this trainer cannot train it"
         )
     positions = torch.arange(4).repeat(2)[None]
-    packed = policy(ids.view(1, 8), positions, hidden_indices, targets, 1.0)
+    packed = policy(ids.view(1, 8), positions, hidden_indices, targets, 1.0).logprobs
     if torch.allclose(expected, packed, atol=PROBE_TOLERANCE):
         policy.layouts = ("padded", "packed")

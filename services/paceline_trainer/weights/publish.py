@@ -148,7 +148,7 @@ class Snapshotter:
 
     def _forward(self) -> tuple[float, ...]:
         ids, targets, hidden_indices = self._inputs(self._group.device)
-        return tuple(self._policy(ids, None, hidden_indices, targets, 1.0).tolist())
+        return tuple(self._policy(ids, None, hidden_indices, targets, 1.0).logprobs.tolist())
 
     def _forward_with(self, tensors: dict[str, Tensor]) -> tuple[float, ...]:
         """Log-probs of the canary, from a model with exactly the published tensors."""

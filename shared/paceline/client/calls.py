@@ -1,4 +1,4 @@
-"""Calls of the REST API, independent of who sends them."""
+"""REST API calls, independent of the client that sends them."""
 
 from __future__ import annotations
 

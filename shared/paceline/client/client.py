@@ -50,7 +50,7 @@ def error_of(status: int, body: str) -> PacelineError:
 
 
 def unreachable(error: httpx.TransportError, url: str) -> PacelineError:
-    """The `PacelineError` for a call without a response."""
+    """The `PacelineError` for a call that got no response."""
     if isinstance(error, httpx.ReadTimeout):
         return DeadlineError(f"{url} did not answer in time")
     text = str(error) or type(error).__name__

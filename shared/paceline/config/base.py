@@ -25,13 +25,15 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         ValueError: they exceed a bound or are not JSON.
     """
     if (depth := _depth(options)) > MAX_OPTIONS_DEPTH:
-        raise ValueError(f"options are {depth} levels deep; at most {MAX_OPTIONS_DEPTH} may be")
+        raise ValueError(
+            f"options are {depth} levels deep; at most {MAX_OPTIONS_DEPTH} are allowed"
+        )
     try:
         num_bytes = len(json.dumps(options, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
         raise ValueError(f"options: {error}") from None
     if num_bytes > MAX_OPTIONS_BYTES:
-        raise ValueError(f"options have {num_bytes} bytes; at most {MAX_OPTIONS_BYTES} may be")
+        raise ValueError(f"options have {num_bytes} bytes; at most {MAX_OPTIONS_BYTES} are allowed")
     return options
 
 
@@ -56,7 +58,8 @@ Options = Annotated[dict[str, Any], Field(max_length=256), AfterValidator(check_
 class PluginSpec(JsonModel):
     """A plug-in by name (`kind`) and its own options.
 
-    The name is that of an entry point; rewards and objectives may also be `module:attribute`.
+    The name is that of an entry point; rewards and slots of the objective may
+    also be `module:attribute`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)

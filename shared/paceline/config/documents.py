@@ -54,7 +54,7 @@ def read_yaml(text: str | bytes, *, what: str) -> Any:
 
     Raises:
         MalformedError: it is not YAML.
-        InvalidError: as `read_json`, or it has aliases, tags or directives. Never quotes it.
+        InvalidError: as `read_json`, or it has aliases, tags or directives; never quotes the text.
     """
     text = _decoded(text, what)
     if _DIRECTIVE.search(text):

@@ -161,7 +161,7 @@ def _model_of(annotation: Any) -> Any:
 
 
 def _source(layers: Sequence[Layer], loc: Sequence[int | str]) -> str:
-    """Name of the last layer that sets a field; of all files if none does."""
+    """A message prefix naming the last layer that sets a field, or all files if none does."""
     for name, content in reversed(layers):
         value: Any = content
         for part in loc:

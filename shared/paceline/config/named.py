@@ -10,6 +10,7 @@ from typing import Any
 from paceline.config.base import PluginSpec
 from paceline.config.job import JobSpec
 from paceline.config.needs import refusal
+from paceline.config.objective import ObjectiveSpec
 from paceline.config.options import marked, options_source, wrong_options
 from paceline.errors import InvalidError
 from paceline.plugins import RegularExpression, declared, registry
@@ -42,9 +43,21 @@ def named(spec: JobSpec) -> Iterator[NamedPlugin]:
         yield _named("filters", f"experience.filters.{index}", each)
     yield _named("advantages", "experience.advantage", experience.advantage)
     yield _named("engines", "rollout.engine", spec.rollout.engine)
-    yield _named("objectives", "trainer.objective", spec.trainer.objective)
+    yield from _slots(spec.trainer.objective)
     for index, each in enumerate(spec.tracking):
         yield _named("trackers", f"tracking.{index}", each)
+
+
+def _slots(objective: ObjectiveSpec) -> Iterator[NamedPlugin]:
+    field = "trainer.objective"
+    yield _named("proximals", f"{field}.proximal", objective.proximal)
+    yield _named("surrogates", f"{field}.surrogate", objective.surrogate)
+    yield _named("aggregations", f"{field}.aggregation", objective.aggregation)
+    for kind, name in (("shapings", "shaping"), ("corrections", "corrections")):
+        for index, each in enumerate(getattr(objective, name)):
+            yield _named(kind, f"{field}.{name}.{index}", each)
+    for index, each in enumerate(objective.regularisers):
+        yield _named("regularisers", f"{field}.regularisers.{index}", each)
 
 
 def problems(

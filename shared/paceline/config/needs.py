@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from paceline.config.job import JobSpec
 
 GROUP = "group>=2"
-REFERENCE = "reference"
+BY_TRAINER = frozenset({"entropy", "reference", "whole_batch"})
+"""What every trainer computes for the slots that need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +30,15 @@ NEEDS = {
         ),
         field="experience.group_size",
     ),
-    REFERENCE: Need(
-        met=lambda _: False,
-        reason=lambda _, plugin: (
-            f"{plugin} with these options needs a reference policy, which no trainer has"
-        ),
-    ),
 }
 
 
 def refusal(need: str, spec: JobSpec, *, field: str, plugin: str) -> str:
     """Why a job does not meet a need of the plug-in at a field; empty if it does."""
+    if need in BY_TRAINER:
+        return ""
     known = NEEDS.get(need)
     if known is None:
-        names = ", ".join(sorted(NEEDS))
+        names = ", ".join(sorted(NEEDS.keys() | BY_TRAINER))
         return f"{field}: {plugin} needs {need!r}, which is unknown; known: {names}"
     return "" if known.met(spec) else f"{known.field or field}: {known.reason(spec, plugin)}"

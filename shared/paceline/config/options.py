@@ -2,7 +2,7 @@
 
 The options are described by the entry point of the same name in `paceline.options.<kind>`, or by
 the descriptor of an environment: a pydantic model, or a function or class whose keyword
-parameters are the options. It must be light to import. A plug-in without one is checked against
+parameters are the options. It must be cheap to import. A plug-in without one is checked against
 its own parameters, in the process that runs it.
 """
 

@@ -31,7 +31,7 @@ class PortSlots:
             return slots[slot]
 
     def known(self, slot: str) -> int | None:
-        """The port chosen before, whether it is free or not."""
+        """The port chosen earlier, free or not; None if there is none."""
         slots: dict[str, int] = read_json(self._path) or {}
         return slots.get(slot)
 

@@ -19,14 +19,21 @@ KINDS = (
     "samplers",
     "replays",
     "advantages",
-    "objectives",
+    "proximals",
+    "shapings",
+    "corrections",
+    "surrogates",
+    "regularisers",
+    "aggregations",
     "engines",
     "trackers",
 )
+SLOTS = ("proximals", "shapings", "corrections", "surrogates", "regularisers", "aggregations")
+"""Kinds that the objective of a trainer is made of."""
 # Kinds that a job file may name as `module:attribute`: rewards run in child processes of reward
-# workers, objectives in the job's own trainer. The others run in processes that jobs share, or
-# belong to the installation.
-FROM_MODULES = frozenset({"rewards", "objectives"})
+# workers, slots of the objective in the job's own trainer. The others run in processes that jobs
+# share, or belong to the installation.
+FROM_MODULES = frozenset({"rewards", *SLOTS})
 
 
 @cache
@@ -78,5 +85,5 @@ def check(kind: str, name: str) -> None:
     if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
         return
     known = ", ".join(sorted(installed(kind))) or "none"
-    hint = f"; only {' and '.join(sorted(FROM_MODULES))} may be module:attribute" if colon else ""
+    hint = "; only rewards and slots of the objective may be module:attribute" if colon else ""
     raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}{hint}")

@@ -6,5 +6,5 @@ and raises `AssertionError` for a violation. No test framework is needed:
     from paceline.testing import rewards
     rewards.fulfils_the_contract("mine", {"option": 1}, items=[rewards.item("42", answer="42")])
 
-`engines.fulfils_the_contract` is a coroutine function, and `objectives` needs torch.
+`engines.fulfils_the_contract` is a coroutine function, and `slots` needs torch.
 """

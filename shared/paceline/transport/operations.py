@@ -48,7 +48,7 @@ class Operation:
     served_by: WorkerKind
     callers: frozenset[WorkerKind]
     summary: str
-    role: Role | None  # that a user needs; None: not for users
+    role: Role | None  # required of a user; None: not for users
     routes: tuple[HttpRoute, ...]
     request: type[Message]
     reply: type[Message]
@@ -144,5 +144,5 @@ def _routes(rule: Any) -> Iterator[HttpRoute]:
 
 
 def _extension(options: Any, handle: Any) -> Any:
-    """Google's stubs do not say what their extension extends."""
+    """An extension whose type Google's stubs do not declare."""
     return options.Extensions[handle]

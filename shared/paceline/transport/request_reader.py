@@ -1,4 +1,4 @@
-"""Reads the messages of a call as bytes and parses them, so that a bad one is INVALID_ARGUMENT."""
+"""Reads the messages of a call as bytes and parses them; a malformed one is INVALID_ARGUMENT."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unary_reader(parse: Callable[[bytes], Any]) -> Read:
 
 
 def first_message_reader(parse: Callable[[bytes], Any]) -> Read:
-    """For a unary request that is received only now, as the first of a stream."""
+    """For a unary request not received yet, read as the first message of a stream."""
 
     async def read(requests: AsyncIterable[bytes], slot: ReadSlot) -> Any:
         async with slot:

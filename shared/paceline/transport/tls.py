@@ -70,12 +70,12 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Context of HTTP calls that verifies `server_hostname`. Raises `ConfigError`."""
+    """Context of an HTTP client that verifies `server_hostname`; raises `ConfigError`."""
     return _context(tls, ssl.PROTOCOL_TLS_CLIENT)
 
 
 def peer_kinds(transport: asyncio.BaseTransport, domain: str) -> Set[WorkerKind]:
-    """The kinds of service that the peer's certificate speaks for."""
+    """The kinds of service that the peer's certificate names."""
     certificate = transport.get_extra_info("peercert") or {}
     names = (name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
     return certified_kinds(names, domain)
@@ -89,8 +89,8 @@ async def wait_for_renewal(
 ) -> None:
     """Return once the files have changed and a random part of `reload_within_s` has passed.
 
-    Contents are compared, not modification times: Kubernetes replaces a link above the files. A
-    file that is missing meanwhile does not count as changed.
+    Contents are compared, not modification times: Kubernetes swaps a symlink above the files. A
+    file that is temporarily missing does not count as changed.
     """
     before = _read(tls).digest()
     while True:

@@ -45,7 +45,7 @@ _MODULES = {
 }
 
 
-# Light services use only the data types; what moves the bytes is not installed there.
+# Lazy: light services use only the data types and lack the dependencies of transfers.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from paceline.errors import InvalidError
 
 MIN_CHUNK_BYTES = 256 << 10
 MAX_CHUNK_BYTES = 8 << 20
-_GRAIN = 64 << 10  # chunk sizes are multiples of it, so that no item of any dtype is split
+_GRAIN = 64 << 10  # chunk sizes are multiples of this, so that no item of any dtype is split
 
 
 class Hop(NamedTuple):

@@ -88,5 +88,5 @@ class TransferReport:
     latency_s: float = 0.0  # from the request to the first byte; 0: not measured
     num_ready: int = 0  # chunks the receiver has now, from all senders
     num_chunks: int = 0
-    base_version: int = -1  # the bytes were deltas against it
+    base_version: int = -1  # base of the deltas received; -1: none
     detail: str = ""

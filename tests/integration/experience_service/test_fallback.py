@@ -15,12 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.config import JobSpec
 from paceline.errors import InvalidError
+from paceline.objective.load import load_objective
 from paceline.telemetry.metrics import Metrics
 from paceline.v1 import types_pb2
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import ModelShape, TrainerGauges
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import mismatch_of

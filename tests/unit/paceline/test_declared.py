@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.config.named import patterns, problems
-from paceline.plugins import RewardInput
+from paceline.plugins import RewardInput, declared, declares
 from paceline.types import Task
 from paceline_reward.parts import read_parts
 from paceline_reward.pool import ChildPool
@@ -41,14 +41,22 @@ def test_an_unknown_need_is_refused() -> None:
     (line,) = problems(spec_of(experience={"advantage": "unheard_of"}))
     assert line == (
         "experience.advantage: advantage 'unheard_of' needs 'telepathy', "
-        "which is unknown; known: group>=2, reference"
+        "which is unknown; known: entropy, group>=2, reference, whole_batch"
     )
 
 
 def test_a_need_may_depend_on_options() -> None:
-    assert not list(problems(spec_of(trainer={"objective": {"kind": "grpo", "kl": 0.0}})))
-    (line,) = problems(spec_of(trainer={"objective": {"kind": "grpo", "kl": 0.1}}))
-    assert line.startswith("trainer.objective: objective 'grpo' with these options needs a refer")
+    class Options:
+        pass
+
+    found = declares(needs=lambda options: ("reference",) if options.get("kl") else ())(Options)
+    assert declared(found).needs_with({"kl": 0.0}) == ()
+    assert declared(found).needs_with({"kl": 0.1}) == ("reference",)
+
+
+def test_what_the_trainer_computes_is_refused_to_nobody() -> None:
+    slots = {"corrections": ["high_entropy"], "regularisers": [{"kind": "kl", "coef": 0.1}]}
+    assert not list(problems(spec_of(trainer={"objective": slots})))
 
 
 def test_only_installed_rewards_run_inline() -> None:

@@ -73,7 +73,7 @@ async def test_user_plugins_are_not_imported(gateway: Gateway, job: Doc) -> None
             {"kind": "my.rewards:score"},
             {"kind": "python", "function": "my.rewards:other"},
         ],
-        "trainer": {"objective": "my.objectives:mine"},
+        "trainer": {"objective": {"surrogate": "my.objectives:mine"}},
     }
     assert (await gateway.post(job | own)).status_code == 201
 

@@ -64,9 +64,9 @@ Change = dict[str, Any]
             "tasks.environment: 'chess' is not installed; installed: arithmetic",
         ),
         (
-            {"trainer": {"objective": "sgd"}},
+            {"trainer": {"objective": {"surrogate": "sgd"}}},
             "ConfigError",
-            "trainer.objective.kind: 'sgd' is not installed; installed: ",
+            "trainer.objective.surrogate.kind: 'sgd' is not installed; installed: ",
         ),
         (
             {"rollout": {"engine": "vllm"}},
@@ -103,12 +103,14 @@ async def test_the_same_over_grpc(gateway: Gateway) -> None:
 
 
 async def test_all_problems_at_once(gateway: Gateway, job: dict[str, Any]) -> None:
-    response = await gateway.post(job | {"reward": ["a", "b"], "trainer": {"objective": "c"}})
+    response = await gateway.post(
+        job | {"reward": ["a", "b"], "trainer": {"objective": {"surrogate": "c"}}}
+    )
     message = response.json()["error"]["message"]
     assert [part.split(":")[0] for part in message.split("; ") if "'" in part] == [
         "reward.0.kind",
         "reward.1.kind",
-        "trainer.objective.kind",
+        "trainer.objective.surrogate.kind",
     ]
 
 

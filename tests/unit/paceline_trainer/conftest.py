@@ -77,6 +77,7 @@ def samples(
             pb.TrainSample(
                 group_id=f"g{index // 4}",
                 index=index % 4,
+                row=index,
                 tokens=chance.integers(0, VOCAB, ends[-1]).tolist(),
                 spans=[
                     types_pb2.TokenSpan(

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
+from paceline.config.objective import ObjectiveSpec
+from paceline.objective.load import load_objective
 from paceline.transport.rpc import connect
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -26,7 +27,6 @@ from paceline.weights.transfer.server import WeightServer
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import find_rank
 from paceline_trainer.step.learner import Learner
@@ -45,7 +45,9 @@ def main(what: str, folder: Path) -> None:
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
     optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2), total_steps=10)
-    plugin = PluginSpec.model_validate({"kind": "decoupled_ppo", "upper": None} | job["options"])
+    plugin = ObjectiveSpec.model_validate(
+        {"corrections": [{"kind": "behaviour_weight", "upper": None}]} | job["options"]
+    )
     history = WeightHistory(policy, dtype="float32", max_versions=1, max_bytes=1 << 30)
     mismatch = Mismatch(group=group, history=history, num_sequences=100, budget=10_000)
     history.keep(0)

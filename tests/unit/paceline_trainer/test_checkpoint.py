@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
+from paceline.config.objective import ObjectiveSpec
 from paceline.errors import FencedError, NotFoundError
+from paceline.objective.load import load_objective
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.columns import Share, columns
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.model import PolicyModel, load_policy, shard
@@ -37,7 +37,7 @@ class Parts:
         self.learner = Learner(
             policy=self.policy,
             optimizer=self.optimizer,
-            objective=load_objective(PluginSpec(kind="decoupled_ppo")),
+            objective=load_objective(ObjectiveSpec()),
             group=group,
             budget=200,
         )

@@ -29,8 +29,9 @@ def flat_logprobs(policy: PolicyModel, data: Columns, layout: Layout, *, budget:
     found = torch.full((data.num_tokens,), torch.nan)
     for chunk in chunks:
         m = assemble(data, chunk, layout, CPU)
-        logprobs = policy(m.input_ids, m.position_ids, m.hidden_indices, m.targets, m.temperature)
-        found[torch.from_numpy(m.select)] = logprobs.detach()
+        t = m.tokens
+        out = policy(m.input_ids, m.position_ids, m.hidden_indices, t.targets, t.temperature)
+        found[torch.from_numpy(m.tokens.select)] = out.logprobs.detach()
     return found
 
 
@@ -75,12 +76,13 @@ def test_head_in_pieces_is_the_same(llama: Path, make_samples: Any) -> None:
     data = columns(make_samples(8))
     m = assemble(data, np.arange(8), "padded", CPU)
     pieces = PolicyModel(policy.inner, max_logits=32 * 5)
-    inputs = (m.input_ids, m.position_ids, m.hidden_indices, m.targets, m.temperature)
-    whole, cut = policy(*inputs), pieces(*inputs)
+    inputs = (m.input_ids, m.position_ids, m.hidden_indices, m.tokens.targets, m.tokens.temperature)
+    whole, cut = policy(*inputs, entropy=True), pieces(*inputs, entropy=True)
     parameters = list(policy.parameters())
-    one = torch.autograd.grad(whole.sum(), parameters)
-    two = torch.autograd.grad(cut.sum(), parameters)
-    assert torch.allclose(whole, cut, atol=1e-6)
+    one = torch.autograd.grad(whole.logprobs.sum() + whole.entropy.sum(), parameters)
+    two = torch.autograd.grad(cut.logprobs.sum() + cut.entropy.sum(), parameters)
+    assert torch.allclose(whole.logprobs, cut.logprobs, atol=1e-6)
+    assert torch.allclose(whole.entropy, cut.entropy, atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
 
 

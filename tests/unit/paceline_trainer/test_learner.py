@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,21 +10,27 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
+from paceline.config.objective import ObjectiveSpec
+from paceline.objective.load import load_objective
 from paceline_trainer.columns import Share, columns
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.model import PolicyModel, load_policy, load_reference, shard
 from paceline_trainer.step.optimizer import Optimizer
 
 WORKER = Path(__file__).with_name("ranks.py")
-AGGREGATIONS: list[dict[str, Any]] = [
+UNBOUNDED = {"corrections": [{"kind": "behaviour_weight", "upper": None}]}
+OBJECTIVES: list[dict[str, Any]] = [
     {"aggregation": "token_mean"},
     {"aggregation": "seq_mean_token_sum"},
-    {"aggregation": "seq_mean_token_mean"},
-    {"aggregation": "seq_mean_token_sum_norm", "norm": 9},
+    {"aggregation": "seq_mean_token_mean", "corrections": ["m2po"], "surrogate": "bapo"},
+    {"aggregation": {"kind": "seq_mean_token_sum_norm", "norm": 9}},
+    {"corrections": ["high_entropy", "tis"], "regularisers": [{"kind": "entropy", "coef": 0.1}]},
+    {
+        "corrections": ["mis"],
+        "aggregation": {"kind": "seq_mean_token_mean", "denominator": "after_masks"},
+    },
 ]
 
 
@@ -37,13 +44,17 @@ def make(
 ) -> tuple[PolicyModel, Learner]:
     budget = options.pop("budget", 100_000)
     mini_batches = options.pop("mini_batches", 1)
-    plugin = PluginSpec.model_validate({"kind": "decoupled_ppo", "upper": None} | options)
+    plugin = ObjectiveSpec.model_validate(UNBOUNDED | options)
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
+    objective = load_objective(plugin)
+    needed = "reference" in objective.needs
+    reference = load_reference(str(path), group, dtype=dtype) if needed else None
     learner = Learner(
         policy=policy,
         optimizer=Optimizer(policy, OptimizerSpec(lr=lr), total_steps=10),
-        objective=load_objective(plugin),
+        objective=objective,
+        reference=reference,
         group=group,
         budget=budget,
         mini_batches=mini_batches,
@@ -56,7 +67,7 @@ def weights_of(policy: PolicyModel) -> torch.Tensor:
     return torch.cat([p.detach().reshape(-1) for p in full])
 
 
-@pytest.mark.parametrize("options", AGGREGATIONS)
+@pytest.mark.parametrize("options", OBJECTIVES)
 def test_micro_batches_are_one_batch(
     llama: Path, group: RankGroup, make_samples: Any, options: dict[str, Any]
 ) -> None:
@@ -69,7 +80,7 @@ def test_micro_batches_are_one_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", AGGREGATIONS[::2])
+@pytest.mark.parametrize("options", OBJECTIVES[::2])
 def test_two_ranks_are_one_rank(
     llama: Path,
     group: RankGroup,
@@ -143,3 +154,37 @@ def test_loss_falls_on_one_batch(llama: Path, group: RankGroup, make_samples: An
         sample.advantages[:] = [1.0]
     surprise = [learner.step(share_of(samples, step=step))["entropy_estimate"] for step in range(6)]
     assert surprise[-1] < surprise[0]
+
+
+def test_kl_to_the_initial_model_starts_at_zero_and_grows(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    kl = {"kind": "kl", "estimator": "k3", "coef": 1.0}
+    _, learner = make(llama, group, regularisers=[kl])
+    found = [learner.step(share_of(make_samples(8)))["kl"] for _ in range(2)]
+    assert found[0] == pytest.approx(0.0, abs=1e-6)
+    assert found[1] > 1e-4
+
+
+def test_a_strong_kl_holds_the_policy_near_the_initial_model(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    def divergence(coef: float) -> float:
+        _, learner = make(llama, group, regularisers=[{"kind": "kl", "coef": coef}])
+        rows = [learner.step(share_of(make_samples(8))) for _ in range(5)]
+        return rows[-1]["kl"] / coef
+
+    assert divergence(10.0) < 0.5 * divergence(1e-6)
+
+
+def test_the_share_of_masked_tokens_is_logged(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    forks = {"kind": "high_entropy", "share": 0.25}
+    _, learner = make(llama, group, corrections=[{"kind": "mis", "upper": 1.5}, forks])
+    row = learner.step(share_of(make_samples(8)))
+    assert 0.0 < row["mis_zeroed"] < 1.0
+    assert row["mis_weight"] == pytest.approx(1.0 - row["mis_zeroed"])
+    kept = (1.0 - row["high_entropy_zeroed"]) * row["tokens"]
+    assert kept == pytest.approx(math.ceil(0.25 * row["tokens"]))
+    assert row["out_of_bounds"] >= max(row["mis_zeroed"], row["high_entropy_zeroed"])

@@ -156,6 +156,7 @@ def table(runs: list[list[int]]) -> Columns:
         versions=versions,
         temperatures=np.ones(len(runs), np.float32),
         weights=np.ones(len(runs), np.float32),
+        rows=np.arange(len(runs)),
     )
 
 

@@ -201,7 +201,11 @@ async def test_a_replaced_incarnation_ends_quietly(one_job: Any, tmp_path: Path)
     ("section", "value", "message"),
     [
         ("model", {"path": "/nowhere"}, "model.path: /nowhere is not a folder"),
-        ("trainer", {"objective": {"kind": "tis", "cup": 1}}, "cup: unknown field; allowed here"),
+        (
+            "trainer",
+            {"objective": {"corrections": [{"kind": "tis", "cup": 1}]}},
+            "cup: unknown field; allowed here",
+        ),
     ],
 )
 async def test_a_job_it_cannot_train(

@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
 from paceline.errors import FencedError, StateError
+from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
 from paceline.transport.rpc import connect
 from paceline.v1.experience_pb2_grpc import ExperienceStub
@@ -25,7 +26,6 @@ from paceline.weights.cost import MIN_CHUNK_BYTES
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.liveness import TrainerLiveness
-from paceline_trainer.objective import load_objective
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import mismatch_of

@@ -1,4 +1,4 @@
-"""Options of `reinforce`, in a module that the gateway can import without torch."""
+"""Options of `capped`, in a module that the gateway can import without torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pydantic import Field
 from paceline.plugins import StrictModel
 
 
-class ReinforceOptions(StrictModel):
-    """Options of `reinforce`."""
+class CappedOptions(StrictModel):
+    """Options of `capped`."""
 
     cap: float = Field(default=2.0, gt=0.0)
     """Largest importance weight."""

@@ -1,4 +1,7 @@
-"""Aggregates token losses, independent of the split into micro-batches and ranks."""
+"""Aggregates token losses, independent of the split into micro-batches and ranks.
+
+The four modes are those of `agg_loss` in verl; denominators are of the whole update.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.parts.batch import TokenBatch
-from paceline.methods.parts.options import ClipOptions
+from paceline.methods.parts.options import AggregationOptions, SumNormOptions
 
 
 def per_sequence(values: Tensor, batch: TokenBatch) -> Tensor:
@@ -15,19 +18,28 @@ def per_sequence(values: Tensor, batch: TokenBatch) -> Tensor:
 
 
 def lengths(batch: TokenBatch) -> Tensor:
-    """Trainable tokens of each sequence, [num_sequences], at least one."""
-    return torch.bincount(batch.sequences, minlength=batch.num_sequences).clamp(min=1)
+    """Tokens of each sequence that count, [num_sequences], at least one."""
+    sequences = batch.sequences if batch.counted is None else batch.sequences[batch.counted]
+    return torch.bincount(sequences, minlength=batch.num_sequences).clamp(min=1)
 
 
-def aggregate(tokens: Tensor, batch: TokenBatch, options: ClipOptions) -> Tensor:
-    """One number from token losses; its sum over micro-batches and ranks is exact."""
-    scale = batch.scale
-    if batch.weights is not None:
-        tokens = tokens * batch.weights
-    if options.aggregation == "token_mean":
-        return tokens.sum() * (scale.world / max(scale.tokens, 1))
-    if options.aggregation == "seq_mean_token_mean":
-        tokens = tokens / lengths(batch)[batch.sequences]
-    elif options.norm is not None:
-        tokens = tokens / options.norm
-    return tokens.sum() * (scale.world / max(scale.sequences, 1))
+def token_mean(losses: Tensor, tokens: TokenBatch, options: AggregationOptions) -> Tensor:
+    """Every token has the same weight (DAPO, arXiv 2503.14476, section 3.3)."""
+    return losses.sum() * (tokens.scale.world / max(tokens.scale.tokens, 1))
+
+
+def seq_mean_token_sum(losses: Tensor, tokens: TokenBatch, options: AggregationOptions) -> Tensor:
+    """The mean over sequences of their summed losses."""
+    return losses.sum() * (tokens.scale.world / max(tokens.scale.sequences, 1))
+
+
+def seq_mean_token_mean(losses: Tensor, tokens: TokenBatch, options: AggregationOptions) -> Tensor:
+    """Every sequence has the same weight (GRPO, arXiv 2402.03300, section 4.1)."""
+    return (losses / lengths(tokens)[tokens.sequences]).sum() * (
+        tokens.scale.world / max(tokens.scale.sequences, 1)
+    )
+
+
+def seq_mean_token_sum_norm(losses: Tensor, tokens: TokenBatch, options: SumNormOptions) -> Tensor:
+    """As `seq_mean_token_sum`, divided by a constant (Dr. GRPO, arXiv 2503.20783, section 3)."""
+    return seq_mean_token_sum(losses, tokens, options) / options.norm

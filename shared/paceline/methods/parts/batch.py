@@ -1,12 +1,11 @@
-"""The input and output of an objective.
+"""What the slots of an objective are given and return.
 
-Tokens are flat: one entry per trainable policy token of a micro-batch. A sequence is never split
-over micro-batches. Denominators count the whole batch, over all ranks.
+Tokens are flat: one entry per trainable policy token. A sequence is never split over micro-batches.
+Denominators count the whole update, over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,41 +13,56 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Exact denominators of the whole update, over all ranks and micro-batches."""
+    """Exact denominators: of the whole update, over all ranks and micro-batches."""
 
     tokens: int
     sequences: int
-    world: int = 1  # number of ranks; multiplies each local loss, since gradients are averaged
+    world: int = 1  # gradients are averaged over ranks, so each local loss is multiplied by it
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Trainable tokens of one micro-batch. All tensors are float32 [N] unless said otherwise."""
+    """Trainable tokens of a micro-batch, or of a rank's part of an update.
 
-    logprobs: Tensor  # with gradient, at the sampling temperature
-    behaviour: Tensor  # log-probs as reported by the engine
+    All tensors are float32 [N] unless said otherwise. Only `logprobs` and `entropy` carry a
+    gradient, and neither does where a plan is made or a correction is computed.
+    """
+
+    logprobs: Tensor  # of the current policy, at the sampling temperature
+    behaviour: Tensor  # as reported by the engine
     advantages: Tensor
     sequences: Tensor  # int64 [N], in [0, num_sequences)
     num_sequences: int
     scale: Scale
-    proximal: Tensor | None = None  # None: one update per batch, so it equals `logprobs`
-    weights: Tensor | None = None  # weights of the samples; None: all 1
-    reference: Tensor | None = None
+    proximal: Tensor | None = None  # None: equals `logprobs`, as there is one update per batch
+    weights: Tensor | None = None  # of the samples; None: all one
+    keys: Tensor | None = None  # int64 [N], unique over all ranks, in order of row and token
+    ages: Tensor | None = None  # int64 [N], trainer steps between sampling and this step
+    reference: Tensor | None = None  # if a slot needs `reference`
+    entropy: Tensor | None = None  # of the full distribution, if a slot needs `entropy`
+    counted: Tensor | None = None  # bool [N], tokens that the denominators count; None: all
+    correction: Tensor | None = None  # product of the corrections, for regularisers
     temperature: Tensor | float = 1.0
 
     @property
     def old(self) -> Tensor:
-        """Log-probs under the weights at the start of this batch, without gradient."""
+        """Log-probs of the proximal policy, the centre of clipping; without gradient."""
         return self.logprobs.detach() if self.proximal is None else self.proximal
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """What a surrogate returns."""
+
+    loss: Tensor  # [N]
+    clipped: Tensor | None = None  # bool [N]: tokens without a gradient of the surrogate
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # for the log, over tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
-    """Loss of one micro-batch. `sums` are over tokens; the trainer divides them by all tokens."""
+    """Loss of one micro-batch. `sums` are sums over tokens, the trainer divides by all tokens."""
 
     value: Tensor
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-
-
-Objective = Callable[[TokenBatch], Loss]

@@ -1,10 +1,12 @@
-"""Policy-gradient surrogates: ratios, clipping, and the statistics they report."""
+"""Ratios of probabilities, and their clipping."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from paceline.methods.parts.aggregation import per_sequence
+from paceline.methods.parts.batch import TokenBatch, TokenLoss
 from paceline.methods.parts.options import ClipOptions
 
 LOG_RATIO_LIMIT = 20.0
@@ -17,25 +19,32 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
     return finite.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def clipped(ratio: Tensor, advantages: Tensor, options: ClipOptions) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of each token, and a mask of the tokens that were clipped."""
-    high = options.clip if options.clip_high is None else options.clip_high
+def sequence_log_ratio(log_ratios: Tensor, tokens: TokenBatch, *, mean: bool) -> Tensor:
+    """The sum or the mean of log-ratios over the sequence of each token, [N]."""
+    total = per_sequence(log_ratios, tokens)
+    if mean:
+        ones = torch.bincount(tokens.sequences, minlength=tokens.num_sequences).clamp(min=1)
+        total = total / ones
+    return total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[tokens.sequences]
+
+
+def clipped(ratio: Tensor, advantages: Tensor, options: ClipOptions) -> TokenLoss:
+    """`max(-A r, -A clip(r, 1 - low, 1 + high))` of each token."""
+    return clipped_between(ratio, advantages, 1.0 - options.low, 1.0 + options.high)
+
+
+def clipped_between(ratio: Tensor, advantages: Tensor, low: float, high: float) -> TokenLoss:
+    """`max(-A r, -A clip(r, low, high))` of each token."""
     unclipped = -advantages * ratio
-    clipped_loss = -advantages * ratio.clamp(1.0 - options.clip, 1.0 + high)
-    loss = torch.maximum(unclipped, clipped_loss)
-    if options.dual_clip is not None:
-        bounded = torch.minimum(loss, -advantages * options.dual_clip)
-        loss = torch.where(advantages < 0, bounded, loss)
-    return loss, clipped_loss > unclipped
+    bounded = -advantages * ratio.clamp(low, high)
+    return TokenLoss(torch.maximum(unclipped, bounded), bounded > unclipped)
 
 
-def ratio_sums(ratio: Tensor, clip_mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Statistics that every clipped objective reports: sums over tokens, and maxima."""
-    detached = ratio.detach()
-    sums = {"ratio": detached.sum(), "clip_fraction": clip_mask.sum()}
-    return sums, {"ratio_max": largest(detached)}
-
-
-def largest(values: Tensor) -> Tensor:
-    """The maximum of non-negative values; 0 if empty."""
-    return values.max() if values.numel() else values.new_zeros(())
+def bounded_below(loss: TokenLoss, advantages: Tensor, bound: float | None) -> TokenLoss:
+    """Dual clip (arXiv 1912.09729): `min(loss, -A bound)` where the advantage is negative."""
+    if bound is None:
+        return loss
+    limit = -advantages * bound
+    over = (advantages < 0) & (loss.loss > limit)
+    cut = over if loss.clipped is None else loss.clipped | over
+    return TokenLoss(torch.where(over, limit, loss.loss), cut)

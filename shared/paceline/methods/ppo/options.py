@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.methods.parts.options import RatioOptions
+from pydantic import Field
+
+from paceline.methods.parts.options import ClipOptions
 
 
-class PpoClipOptions(RatioOptions):
+class PpoClipOptions(ClipOptions):
     """Options of `ppo_clip`."""
+
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    """Bound of the loss where the advantage is negative, in multiples of it; null: none."""

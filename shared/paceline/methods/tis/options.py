@@ -6,12 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.methods.parts.options import ClipOptions
+from paceline.plugins import StrictModel
 
 
-class TisOptions(ClipOptions):
+class TisOptions(StrictModel):
     """Options of `tis`."""
 
     cap: float = Field(default=2.0, gt=0.0)
     level: Literal["token", "sequence"] = "token"
     """`sequence`: the product over a sequence is the weight of all its tokens."""
+    normalise: bool = False
+    """Divide by the mean weight of the update, so that the step does not shrink or grow."""

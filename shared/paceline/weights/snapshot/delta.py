@@ -121,7 +121,7 @@ def item_sizes(header: SnapshotHeader) -> tuple[int, ...]:
 
 def _head(payload: Buffer) -> tuple[int, int, int]:
     if len(payload) < HEAD.size:
-        raise IntegrityError(f"weights: a delta of {len(payload)} bytes has no head")
+        raise IntegrityError(f"weights: a delta of {len(payload)} bytes is too short")
     form, item_bytes, count = HEAD.unpack_from(payload)
     if form not in (SPARSE, DENSE) or item_bytes not in (1, 2, 4, 8):
         raise IntegrityError(f"weights: a delta of form {form} with items of {item_bytes} bytes")
@@ -133,12 +133,12 @@ def _unpack(packed: memoryview, size: int) -> Bytes:
     try:
         declared = zstandard.get_frame_parameters(packed).content_size
         if declared != size:
-            raise IntegrityError(f"weights: a delta of {declared} bytes where {size} are due")
+            raise IntegrityError(f"weights: a delta of {declared} bytes where {size} were expected")
         body = zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise IntegrityError(f"weights: a delta cannot be unpacked: {error}") from error
     if len(body) != size:
-        raise IntegrityError(f"weights: a delta of {len(body)} bytes where {size} are due")
+        raise IntegrityError(f"weights: a delta of {len(body)} bytes where {size} were expected")
     return np.frombuffer(body, np.uint8)
 
 

@@ -147,7 +147,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
     )
     if header.num_chunks != message.num_chunks:
         raise IntegrityError(
-            f"weights: header says {message.num_chunks} chunks, its sizes {header.num_chunks}"
+            f"weights: header says {message.num_chunks} chunks; its sizes give {header.num_chunks}"
         )
     return header
 

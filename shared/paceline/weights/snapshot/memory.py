@@ -56,7 +56,7 @@ class SharedMemoryPool:
                 return mapping, fd
 
     def _return(self, mapping: mmap.mmap, fd: int) -> None:
-        # May run anywhere, also in the middle of `take`, so it must not take a lock.
+        # May run at any point, even inside `take`, so it must not take a lock.
         self._num_in_use -= 1
         if self._num_in_use + len(self._free) < self._limit:
             self._free.append((mapping, fd))

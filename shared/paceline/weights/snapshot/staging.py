@@ -69,7 +69,7 @@ class Staging:
     def fd(self) -> int:
         """File descriptor of the bytes, for another process to map; -1: none.
 
-        Keep a reference to this object while it is mapped: the memory is reused without one.
+        Keep a reference to this object while it is mapped; without one the memory is reused.
         """
         return self._memory.fd
 
@@ -105,7 +105,7 @@ class Staging:
         self._skip_to(offset)
         end = offset + view.nbytes
         if end > self.header.num_bytes:
-            raise StateError(f"weights: bytes up to {end} of {self.header.num_bytes}")
+            raise StateError(f"weights: byte {end} is beyond the end at {self.header.num_bytes}")
         self._view[offset:end] = view.cast("B")
         self._advance(end)
 
@@ -127,7 +127,7 @@ class Staging:
     def accept(self, index: int, digest: bytes) -> None:
         """Receiver: mark a verified chunk as ready; the last one completes the snapshot."""
         if self.is_ready(index):
-            raise StateError(f"weights: chunk {index} is ready already")
+            raise StateError(f"weights: chunk {index} is already ready")
         self._add(index, digest)
         if self.num_ready == self.header.num_chunks:
             self._complete()
@@ -172,7 +172,7 @@ class Staging:
         return True
 
     def keep_delta(self, index: int, base_version: int, payload: bytes | None) -> None:
-        """Keep the delta of a ready chunk against a base, to relay; None: it is not smaller."""
+        """Keep the delta of a ready chunk against a base, to relay; None if it is not smaller."""
         self._deltas[base_version, index] = payload
 
     def has_delta(self, index: int, base_version: int) -> bool:

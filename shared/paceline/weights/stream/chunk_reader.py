@@ -46,7 +46,7 @@ class ReadCounts:
 
     @property
     def wire_bytes(self) -> int:
-        """All payload on the wire."""
+        """All payload bytes on the wire."""
         return self.full_bytes + self.delta_bytes
 
 
@@ -69,8 +69,8 @@ class ChunkReader:
         self._num_keepalives = 0
         self._seen_bytes = 0
         self._silent_s = 0.0
-        self._paused = False  # this side does not read
-        self._in_chunk = False  # receiving one
+        self._paused = False  # this side is not reading
+        self._in_chunk = False  # between the first and last byte of one
         self._in_chunk_s = 0.0
         self._starved_s = 0.0  # without a complete chunk
         self._limit_s = _MIN_SILENCE_S

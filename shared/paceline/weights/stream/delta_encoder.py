@@ -1,4 +1,4 @@
-"""Encodes the chunks of a snapshot as deltas against another, once for all readers."""
+"""Encodes the chunks of a snapshot as deltas against another snapshot, once for all readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_INCOMPRESSIBLE = 8  # consecutive chunks without a smaller delta, before en
 
 
 class Encoder:
-    """Encodes deltas a few chunks ahead of the reader; `observe` gets the seconds of each."""
+    """Encodes deltas a few chunks ahead of the reader; passes the seconds of each to `observe`."""
 
     def __init__(
         self, staging: Staging, base: Staging, *, observe: Callable[[float], None]

@@ -14,7 +14,7 @@ from paceline.weights.stream.frames import ChunkRequest, request_body
 from paceline.weights.stream.http import peer_tls, post
 from paceline.weights.stream.rate_limit import RateLimit
 
-_NO_CHUNKS = b"\0"  # a bitmap without a chunk
+_NO_CHUNKS = b"\0"  # a bitmap that selects no chunk
 _RETRY_S = 0.1
 
 
@@ -30,7 +30,7 @@ async def fetch_header(
     """Ask one server, and retry until it has the version.
 
     Raises:
-        IntegrityError: the header is not authenticated with the key, or of another version.
+        IntegrityError: the header is not authenticated with the key, or belongs to another version.
         UnavailableError: no header arrived within `timeout_s`.
     """
     path = f"/weights/{quote(job_id, safe='')}/{version}"

@@ -126,7 +126,7 @@ def parse(body: bytes) -> Frame:
         case "trailer":
             return _trailer(message.trailer)
         case _:
-            raise IntegrityError("weights: a frame of no known kind")
+            raise IntegrityError("weights: a frame of unknown kind")
 
 
 def parse_length(data: bytes, *, first: bool) -> int:
@@ -134,7 +134,7 @@ def parse_length(data: bytes, *, first: bool) -> int:
     (num_bytes,) = LENGTH.unpack(data)
     allowed = MAX_HEADER_BYTES if first else MAX_FRAME_BYTES
     if num_bytes > allowed:
-        raise IntegrityError(f"weights: a frame of {num_bytes} bytes, allowed are {allowed}")
+        raise IntegrityError(f"weights: a frame of {num_bytes} bytes; the limit is {allowed}")
     return num_bytes
 
 
@@ -153,11 +153,11 @@ def check_chunk(frame: ChunkFrame, header: SnapshotHeader, *, base_version: int 
         if frame.base_version != base_version:
             raise IntegrityError(
                 f"weights: chunk {frame.index} is a delta against version"
-                f" {frame.base_version}, requested was {base_version}"
+                f" {frame.base_version}, but {base_version} was requested"
             )
     if not fits:
         raise IntegrityError(
-            f"weights: chunk {frame.index} of {end - start} bytes is sent in {frame.num_bytes}"
+            f"weights: chunk {frame.index} of {end - start} bytes is sent as {frame.num_bytes}"
         )
 
 

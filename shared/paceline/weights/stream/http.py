@@ -67,7 +67,7 @@ class Response(asyncio.BufferedProtocol):
     def batch(self, num_bytes: int) -> None:
         """Let the kernel collect up to `num_bytes` before it wakes the event loop.
 
-        Packets of a slow link arrive one by one, and an iteration of the loop costs more than one.
+        Packets on a slow link arrive one at a time, and a loop iteration costs more than a packet.
         """
         self._batch_bytes = num_bytes
         self._set_threshold(len(self._target) - self._filled if self._reader else 1)
@@ -108,7 +108,7 @@ class Response(asyncio.BufferedProtocol):
         self._end_read()
 
     async def read_into(self, target: memoryview) -> None:
-        """Fill `target`; raises `UnavailableError` when the stream ends before."""
+        """Fill `target`; raises `UnavailableError` if the stream ends early."""
         self._target, self._filled = target, 0
         self._take()
         if self._filled == len(target):
@@ -205,7 +205,7 @@ class PeerTls:
         """Raise `UnavailableError` unless the peer is a trainer or rollout worker."""
         if WEIGHT_PEERS.isdisjoint(peer_kinds(transport, self.name)):
             raise UnavailableError(
-                f"weights: {endpoint}: its certificate is not that of a trainer or rollout"
+                f"weights: {endpoint}: its certificate is not that of a trainer or rollout worker"
             )
 
 
@@ -217,7 +217,7 @@ def peer_tls(tls: TlsSettings | None) -> PeerTls | None:
 async def post(
     endpoint: str, path: str, body: bytes, *, token: str = "", peer: PeerTls | None = None
 ) -> Response:
-    """POST by HTTP/1.0, so that the body is not chunked and ends with the connection.
+    """POST over HTTP/1.0, so that the body is not chunked and ends with the connection.
 
     Returns the response once its headers are read. Raises `NotFoundError` on 404,
     `VersionGoneError` on 410, `PermissionDeniedError` on 403, `UnavailableError` otherwise.
@@ -255,8 +255,8 @@ def _check(status: int, endpoint: str, path: str) -> None:
     if status == 404:
         raise NotFoundError(f"weights: {endpoint} does not hold {path}")
     if status == 410:
-        raise VersionGoneError(f"weights: {endpoint} does not hold {path} any more")
+        raise VersionGoneError(f"weights: {endpoint} no longer holds {path}")
     if status == 403:
-        raise PermissionDeniedError(f"weights: {endpoint} does not give {path} to this process")
+        raise PermissionDeniedError(f"weights: {endpoint} refuses {path} to this process")
     if status != 200:
         raise UnavailableError(f"weights: {endpoint} answered {status}")

@@ -147,7 +147,7 @@ class WeightServer:
         self._drop(job_id, {held.header.version for held in self._of(job_id)} - {version})
 
     def held(self, job_id: str, version: int) -> Staging | None:
-        """A version held, complete or partial; None if it is not."""
+        """The staging of a version, complete or partial; None if not held."""
         return self._held.get((job_id, version))
 
     def versions(self) -> list[int]:
@@ -202,7 +202,7 @@ class WeightServer:
                     p for p in self._encoders if staging in (p[0], self._encoders[p].base)
                 ]:
                     del self._encoders[pair]
-                # A slow peer would keep its memory in use.
+                # Otherwise a slow peer would keep the memory in use.
                 for transport in self._streams.pop(staging, ()):
                     transport.abort()
 

@@ -1,4 +1,4 @@
-"""Keeps one worker at the newest version of a job's weights, by the routes it is given.
+"""Keeps one worker at the newest version of a job's weights, following assigned routes.
 
 Each version is one `Transfer`; `stream/chunk_reader.py` receives and verifies its chunks.
 """
@@ -34,7 +34,7 @@ class Receiver:
     after `refetch`); `report` with what each peer sent. Neither may block. At most two snapshots
     are held: the newest complete one, the base of deltas, and the one in progress. A newer version
     supersedes one that is less than half received, but never two in a row. `bytes_per_s` caps
-    what is read from the network; 0: no cap. Raises `ConfigError` when a file of `tls` is wrong.
+    what is read from the network; 0: no cap. Raises `ConfigError` if a file of `tls` is invalid.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Receiver:
         self._route = route
         held = self._server.held(self._job_id, route.version.version)
         if held is not None and held.complete and not _is_publication(held, route.version):
-            log.error("held another publication", job=self._job_id, version=held.header.version)
+            log.error("another publication is held", job=self._job_id, version=held.header.version)
             self.refetch(route.version.version)
             return False
         if self._transfer is not None and self._transfer.version == route.version.version:
@@ -88,7 +88,7 @@ class Receiver:
         return -1 if self._route is None else self._route.version.version
 
     def refetch(self, version: int) -> None:
-        """Fetch a complete version again because it did not work, unless it is outdated."""
+        """Fetch a complete version again because it proved unusable, unless it is outdated."""
         if version == self._latest:
             self._server.drop(self._job_id, version)
             self._latest = version - 1

@@ -1,6 +1,6 @@
 """Transfers one version from several peers in parallel, with fallbacks for those that fail.
 
-Decides whom to ask for which chunks; `stream/chunk_reader.py` receives and verifies them.
+Decides which peer to ask for which chunks; `stream/chunk_reader.py` receives and verifies them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Transfer:
     Each source sends its share of the chunks; when it fails, another peer sends those that are
     missing. `stage` is called once, with the header. `base` returns a complete version to
     request deltas against, or None. `report` is called with what each peer sent and must not
-    block. Peers drop a version when a newer one is out, which `is_superseded` tells: a peer that
-    ends a stream is then not reported as failed (without `is_superseded` it always is). The
+    block. Peers drop a version once a newer one is published, so a peer that ends a stream is
+    reported as failed only if `is_superseded` is false a moment later, or is not given. The
     transfer fails after `stall_timeout_s` without progress while all peers fail. Only time in
     which this process ran counts against a peer.
     """
@@ -105,7 +105,7 @@ class Transfer:
         self._changed = asyncio.Event()
         self._started_s = time.monotonic()
         self._reported_s = self._started_s
-        self._ran_s = 0.0  # by ticks: without the time for which this process was frozen
+        self._ran_s = 0.0  # in ticks, so that a suspension of this process does not count
         self._spent_s = {"decode": 0.0, "digest": 0.0}
 
     @property

@@ -1,4 +1,4 @@
-"""What the simulation gives, as rows of a table."""
+"""Simulates broadcast scenarios and reports each as a row of a table."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Row = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A fabric, a snapshot, and what happens while it spreads."""
+    """A fabric, a snapshot, and events while the snapshot is broadcast."""
 
     name: str
     fabric: Callable[[], Fabric]
     num_bytes: int
-    link_mbit: float  # the slowest that everybody's bytes cross
+    link_mbit: float  # the slowest link that every worker's bytes cross
     happens: Callable[[Simulation], None] | None = None
-    lasts_s: float = 0.0  # at least
+    lasts_s: float = 0.0  # minimum duration
 
 
 def rows(*, quick: bool = False) -> list[Row]:
-    """All scenarios, one after the other; `quick`: a tenth of the workers."""
+    """Measure all scenarios in turn; `quick`: a tenth of the workers, smaller snapshots."""
     return [measure(scenario) for scenario in scenarios(quick=quick)]
 
 
 def scenarios(*, quick: bool = False) -> Sequence[Scenario]:
-    """Eight hosts as on the network test-bed, then twenty sites: still, unequal and with churn."""
+    """Eight hosts as on the network test bed, then twenty sites: equal, unequal, and with churn."""
     per_site, num_bytes = (5, 2 * 10**9) if quick else (50, 16 * 10**9)
     stars = [
         Scenario(f"sim-star8-{mbit}", lambda m=mbit: star(7, mbit=m), 256 << 20, mbit)
@@ -56,7 +56,7 @@ def scenarios(*, quick: bool = False) -> Sequence[Scenario]:
 
 
 def measure(scenario: Scenario) -> Row:
-    """Version 1 shows the links to the tracker; the row is of version 2."""
+    """Broadcast version 1, from which the tracker learns the links, then measure version 2."""
     fabric = scenario.fabric()
     num_workers = len(fabric.hosts) - 1
     bound, fanout = fabric.bound_s(scenario.num_bytes), fabric.fanout_s(scenario.num_bytes)
@@ -92,12 +92,12 @@ def measure(scenario: Scenario) -> Row:
 
 
 def even(num_sites: int, per_site: int) -> Fabric:
-    """10 Gbit/s inside, 1 Gbit/s and 50 ms between any two sites."""
+    """Sites with 10 Gbit/s inside, and 1 Gbit/s and 50 ms between any two of them."""
     return sites(num_sites, per_site, mbit=10_000, between_mbit=1_000)
 
 
 def uneven(num_sites: int, per_site: int, *, seed: int = 0) -> Fabric:
-    """Hosts of 2.5 to 10 Gbit/s, uplinks of sites of 1 to 4 Gbit/s, 5 to 120 ms between them."""
+    """Hosts with 2.5 to 10 Gbit/s, sites with uplinks of 1 to 4 Gbit/s and 5 to 120 ms between."""
     rng = random.Random(seed)
     fabric = even(num_sites, per_site)
     gbit = 1e9 / 8
@@ -114,7 +114,7 @@ def uneven(num_sites: int, per_site: int, *, seed: int = 0) -> Fabric:
 
 
 def churn(simulation: Simulation, *, per_minute: float, lasts_s: float, seed: int = 0) -> None:
-    """That share of the workers dies in a minute, at random times; as many new ones join."""
+    """Kill this share of the workers per minute, at random times; a new one joins for each."""
     rng = random.Random(seed)
     sites_now = sorted({host.site for host in simulation.fabric.hosts.values()})
     like = next(h for h in simulation.fabric.hosts.values() if h.name != TRAINER)
@@ -134,7 +134,7 @@ def churn(simulation: Simulation, *, per_minute: float, lasts_s: float, seed: in
 
 
 def most_crossings(simulation: Simulation, version: int) -> float:
-    """Snapshots that went into the site into which most went from others."""
+    """Copies of the snapshot received from other sites, by the site that received the most."""
     num_chunks = len(simulation.flows.flows[TRAINER, version].times)
     into: dict[str, int] = {}
     for (sender, receiver, v), chunks in simulation.flows.crossed.items():

@@ -27,7 +27,7 @@ def changed(dotted: str, value: Any) -> dict[str, Any]:
 def test_a_minimal_job_gets_the_defaults() -> None:
     spec = parse_job(MINIMAL)
     assert spec.experience.max_staleness == 4
-    assert spec.trainer.objective.kind == "decoupled_ppo"
+    assert spec.trainer.objective.surrogate.kind == "ppo_clip"
     assert spec.reward[0].part == "exact"
 
 
@@ -60,9 +60,16 @@ def test_a_missing_section_is_named() -> None:
 
 
 def test_a_plugin_may_be_a_bare_name_and_keeps_its_options() -> None:
-    spec = parse_job(changed("trainer.objective", {"kind": "tis", "cap": 3.0}))
-    assert spec.trainer.objective.options == {"cap": 3.0}
-    assert parse_job(changed("trainer.objective", "grpo")).trainer.objective.kind == "grpo"
+    spec = parse_job(changed("trainer.objective", {"corrections": [{"kind": "tis", "cap": 3.0}]}))
+    assert spec.trainer.objective.corrections[0].options == {"cap": 3.0}
+    spec = parse_job(changed("trainer.objective", {"surrogate": "gspo"}))
+    assert spec.trainer.objective.surrogate.kind == "gspo"
+
+
+def test_an_objective_of_one_kind_is_refused_with_the_slots() -> None:
+    for old in ("grpo", {"kind": "decoupled_ppo", "clip": 0.2}):
+        with pytest.raises(ConfigError, match=r"trainer\.objective: .*made of slots.*surrogate"):
+            parse_job(changed("trainer.objective", old))
 
 
 def test_the_spec_survives_json() -> None:

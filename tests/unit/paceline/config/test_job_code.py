@@ -52,15 +52,17 @@ def test_a_shared_process_imports_no_module_of_a_job(
     (line,) = problems(spec_of(**changes))
     assert line.startswith(f"{field}: '")
     assert f"is not installed; installed: {known}" in line
-    assert "only objectives and rewards may be module:attribute" in line
+    assert "only rewards and slots of the objective may be module:attribute" in line
 
 
-def test_rewards_and_objectives_may_be_modules() -> None:
-    spec = spec_of(reward=[{"kind": "mine:score"}], trainer={"objective": "mine:loss"})
+def test_rewards_and_slots_of_the_objective_may_be_modules() -> None:
+    spec = spec_of(
+        reward=[{"kind": "mine:score"}], trainer={"objective": {"surrogate": "mine:loss"}}
+    )
     assert list(problems(spec)) == []
 
 
-@pytest.mark.parametrize("kind", sorted(set(registry.KINDS) - {"objectives", "rewards"}))
+@pytest.mark.parametrize("kind", sorted(set(registry.KINDS) - registry.FROM_MODULES))
 def test_nothing_is_imported_by_path(kind: str, tmp_path: Any, monkeypatch: Any) -> None:
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)

@@ -134,5 +134,5 @@ def test_a_digest_of_another_length_is_refused() -> None:
     head = pb.ChunkHead(index=0, num_bytes=256, digest=bytes(31))
     with pytest.raises(IntegrityError, match="a digest of 31 bytes"):
         frames.parse(pb.StreamFrame(chunk=head).SerializeToString())
-    with pytest.raises(IntegrityError, match="no known kind"):
+    with pytest.raises(IntegrityError, match="unknown kind"):
         frames.parse(b"")

@@ -173,7 +173,7 @@ def test_damage_is_refused_and_not_shown() -> None:
     assert target.num_ready == 0
     target.slot(0)[:] = source.slot(0)
     target.put(0, chunk_head(source, 0).digest)
-    with pytest.raises(StateError, match="chunk 0 is ready already"):
+    with pytest.raises(StateError, match="chunk 0 is already ready"):
         target.put(0, chunk_head(source, 0).digest)
 
 

@@ -234,8 +234,8 @@ async def test_an_abandoned_parent_disconnects_its_children() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "error", "why"),
     [
-        (b"a", b"b", UnavailableError, "does not give"),
-        (b"", b"b", UnavailableError, "does not give"),
+        (b"a", b"b", UnavailableError, "refuses"),
+        (b"", b"b", UnavailableError, "refuses"),
         (b"a", b"", IntegrityError, "not authenticated with this job's key"),
     ],
 )

@@ -158,7 +158,7 @@ def test_only_trainers_and_rollout_workers_exchange_weights(
                 assert (await fetch(endpoint, client)).complete
         async with serving(snapshot(), trainer) as endpoint:
             for kind in set(WorkerKind) - WEIGHT_PEERS:
-                with pytest.raises(UnavailableError, match="does not give"):
+                with pytest.raises(UnavailableError, match="refuses"):
                     await fetch(endpoint, of(kind))
         async with serving(snapshot(), of(WorkerKind.REWARD)) as endpoint:
             with pytest.raises(UnavailableError, match="not that of a trainer or rollout"):

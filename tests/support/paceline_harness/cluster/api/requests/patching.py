@@ -1,4 +1,4 @@
-"""PATCH by media type."""
+"""Applies PATCH requests by media type."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _apply(objects: Objects, place: Place, body: Any, options: WriteOptions) -> 
         ]
         raise invalid("meta.k8s.io", "PatchOptions", "", causes)
     if not isinstance(body, dict) or not body.get("apiVersion") or not body.get("kind"):
-        raise bad_request("an apply patch is an object with apiVersion and kind")
+        raise bad_request("an apply patch must be an object with apiVersion and kind")
     return objects.apply(place, body, options)
 
 
@@ -46,7 +46,7 @@ def _change(objects: Objects, place: Place, media: str, body: Any) -> Callable[[
     if media == JSON:
         return lambda obj: patches.json_patch(obj, body)
     if not isinstance(body, dict):
-        raise bad_request("a patch of this type is an object")
+        raise bad_request("a patch of this type must be an object")
     if media == MERGE:
         return lambda obj: patches.merge(obj, body)
     if media == STRATEGIC and not place.resource.custom:

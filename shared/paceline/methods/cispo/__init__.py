@@ -1,0 +1,6 @@
+"""CISPO: MiniMax-M1 (arXiv 2506.13585, section 3.1).
+
+PPO clipping removes the gradient of rare but decisive tokens. CISPO clips the importance weight
+instead, without gradient, so that every token keeps one. The paper tunes only the upper bound and
+does not state it; verl's example has 0.2, other code has caps of 4 to 5.
+"""

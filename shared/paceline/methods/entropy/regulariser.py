@@ -1,0 +1,14 @@
+"""Entropy bonus."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.methods.entropy.options import EntropyOptions
+from paceline.methods.parts.batch import TokenBatch
+
+
+def entropy(tokens: TokenBatch, options: EntropyOptions) -> Tensor:
+    """`-coef` times the entropy at each token."""
+    assert tokens.entropy is not None
+    return -options.coef * tokens.entropy

@@ -1,0 +1,10 @@
+"""M2PO: Prosperity before Collapse (arXiv 2510.01161, section 4).
+
+With data that is hundreds of updates old, clipping ratios removes most informative tokens. M2PO
+bounds the second moment of the log-ratio over the tokens that clipping could affect, and masks as
+few tokens as that takes. Use it with `proximal: {kind: behaviour}`, without a clipping surrogate.
+
+Three algorithms have this name: `m2po` is the paper's, `m2po_prox_mask` AReaL's (blind to the sign
+of the advantage, on the proximal policy), and the surrogate `m2po_cap` solves exactly for the clip
+bounds that the release searches for.
+"""

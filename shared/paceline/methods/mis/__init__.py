@@ -1,0 +1,7 @@
+"""Masked importance sampling: rejects tokens or sequences by how far engine and trainer disagree.
+
+verl's rejection sampling (`rollout_corr_helper.py`) and slime's examples of train/inference
+mismatch. The answer is a mask; together with `tis` the tokens that are kept are weighted as well.
+Bounds as narrow as those of the geometric mean in the sources are for engine mismatch at equal
+weights; stale samples are nearly all rejected by them.
+"""

@@ -1,0 +1,36 @@
+"""Finds the slots of a job's objective and binds their options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.config.base import PluginSpec
+from paceline.config.objective import ObjectiveSpec
+from paceline.objective.pipeline import Objective
+from paceline.objective.slot import Slot, find_slot
+
+
+def load_objective(spec: ObjectiveSpec) -> Objective:
+    """The objective, with the options of its slots validated and bound.
+
+    Raises:
+        InvalidError: there is no such plug-in, or it has no such option.
+    """
+    return Objective(
+        proximal=_load("proximals", "proximal", [spec.proximal])[0],
+        shaping=_load("shapings", "shaping", spec.shaping),
+        corrections=_load("corrections", "corrections", spec.corrections),
+        surrogate=_load("surrogates", "surrogate", [spec.surrogate])[0],
+        regularisers=_load("regularisers", "regularisers", spec.regularisers),
+        aggregation=_load("aggregations", "aggregation", [spec.aggregation])[0],
+    )
+
+
+def _load(kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
+    found: list[Slot] = []
+    kinds = [plugin.kind for plugin in plugins]
+    for index, plugin in enumerate(plugins):
+        before = kinds[:index].count(plugin.kind)
+        name = f"{plugin.kind}_{before + 1}" if before else plugin.kind
+        found.append(find_slot(kind, f"trainer.objective.{field}", plugin, name=name))
+    return found

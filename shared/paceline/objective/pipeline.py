@@ -1,0 +1,165 @@
+"""Calls the slots of an objective: a plan for each update, then a loss for each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.methods.parts.batch import Loss, Scale, TokenBatch
+from paceline.methods.parts.proximal import KnownTokens
+from paceline.methods.parts.surrogates import log_ratio
+from paceline.methods.parts.whole_batch import WholeBatch
+from paceline.objective.slot import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """What slots have found in the whole update, by slot, and its denominators."""
+
+    by_slot: dict[str, tuple[Any, ...]]
+    scale: Scale
+
+
+class Objective:
+    """Slots in a fixed order: shaping, corrections, surrogate, regularisers, aggregation."""
+
+    def __init__(
+        self,
+        *,
+        proximal: Slot,
+        shaping: Sequence[Slot] = (),
+        corrections: Sequence[Slot] = (),
+        surrogate: Slot,
+        regularisers: Sequence[Slot] = (),
+        aggregation: Slot,
+    ) -> None:
+        self._proximal = proximal
+        self._shaping = shaping
+        self._corrections = corrections
+        self._surrogate = surrogate
+        self._regularisers = regularisers
+        self._aggregation = aggregation
+        self._after_masks = getattr(aggregation.options, "denominator", "") == "after_masks"
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots that see tokens, in the order of their calls."""
+        return [*self._shaping, *self._corrections, self._surrogate, *self._regularisers]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the trainer has to compute for the slots."""
+        return frozenset[str]().union(*(slot.needs for slot in self.slots))
+
+    @property
+    def plans(self) -> bool:
+        """Whether a plan is made for each update."""
+        return self._after_masks or any(slot.planned for slot in self.slots)
+
+    @property
+    def plans_on_scores(self) -> bool:
+        """Whether plans read what only a forward pass with the current policy tells."""
+        found = [slot.planned for slot in self.slots if slot.planned is not None]
+        return "entropy" in self.needs or any(each.needs_logprobs for each in found)
+
+    def proximal(self, known: KnownTokens) -> Tensor | None:
+        """Log-probs [N] of the proximal policy; None: equal to those of the only update."""
+        found: Tensor | None = self._proximal(known)
+        return found
+
+    @torch.no_grad()
+    def plan(self, whole: WholeBatch) -> UpdatePlan:
+        """Look at a whole update before its first gradient. Collective."""
+        by_slot: dict[str, tuple[Any, ...]] = {}
+        for slot in self._shaping:
+            by_slot[slot.name] = slot.plan(whole)
+            shaped = slot(whole.tokens, *by_slot[slot.name])
+            whole = whole.on(replace(whole.tokens, advantages=shaped))
+        for slot in (*self._corrections, self._surrogate, *self._regularisers):
+            by_slot[slot.name] = slot.plan(whole)
+        scale = whole.tokens.scale
+        if self._after_masks:
+            kept = self._weights(whole.tokens, by_slot, _ignore) > 0
+            sequences = whole.tokens.sequences[kept].unique().numel()
+            scale = replace(scale, tokens=whole.count(kept), sequences=whole.total(sequences))
+        return UpdatePlan(by_slot, scale)
+
+    def loss(self, tokens: TokenBatch, plan: UpdatePlan | None = None) -> Loss:
+        """The loss of a micro-batch, with sums and maxima for the log of each slot."""
+        by_slot = {} if plan is None else plan.by_slot
+        log = _SlotLog(tokens)
+        for slot in self._shaping:
+            shaped = slot(_detached(tokens), *by_slot.get(slot.name, ()))
+            tokens = replace(tokens, advantages=shaped)
+        weights = self._weights(_detached(tokens), by_slot, log.weights)
+        found = self._surrogate(tokens, *by_slot.get(self._surrogate.name, ()))
+        log.surrogate(tokens, found.clipped, weights)
+        log.sums |= {f"{self._surrogate.name}_{name}": x for name, x in found.sums.items()}
+        counted = weights > 0 if self._after_masks else None
+        scale = tokens.scale if plan is None else plan.scale
+        tokens = replace(tokens, correction=weights, counted=counted, scale=scale)
+        losses = found.loss * weights
+        for slot in self._regularisers:
+            added = slot(tokens, *by_slot.get(slot.name, ()))
+            log.sums[slot.name] = added.detach().sum()
+            losses = losses + added
+        if tokens.weights is not None:
+            losses = losses * tokens.weights
+        return Loss(self._aggregation(losses, tokens), log.sums, log.maxima)
+
+    def _weights(
+        self,
+        tokens: TokenBatch,
+        by_slot: dict[str, tuple[Any, ...]],
+        record: Callable[[str, Tensor], None],
+    ) -> Tensor:
+        weights = torch.ones_like(tokens.behaviour)
+        for slot in self._corrections:
+            own = slot(tokens, *by_slot.get(slot.name, ())).detach()
+            record(slot.name, own)
+            weights = weights * own
+        return weights
+
+
+class _SlotLog:
+    """Sums over the tokens of a micro-batch, and maxima, by metric."""
+
+    def __init__(self, tokens: TokenBatch) -> None:
+        weight = log_ratio(tokens.old, tokens.behaviour).exp()
+        self.sums: dict[str, Tensor] = {"behaviour_weight": weight.sum()}
+        self.maxima: dict[str, Tensor] = {"behaviour_weight_max": _largest(weight)}
+
+    def weights(self, name: str, weights: Tensor) -> None:
+        self.sums[f"{name}_zeroed"] = (weights == 0).sum()
+        self.sums[f"{name}_weight"] = weights.sum()
+        self.maxima[f"{name}_weight_max"] = _largest(weights)
+
+    def surrogate(self, tokens: TokenBatch, clipped: Tensor | None, weights: Tensor) -> None:
+        ratio = log_ratio(tokens.logprobs.detach(), tokens.old).exp()
+        none = torch.zeros_like(weights, dtype=torch.bool)
+        cut = none if clipped is None else clipped
+        self.sums |= {
+            "ratio": ratio.sum(),
+            "clip_fraction": cut.sum(),
+            "out_of_bounds": (weights == 0).sum(),
+            "active_fraction": ((weights > 0) & ~cut).sum(),
+        }
+        self.maxima["ratio_max"] = _largest(ratio)
+
+
+def _detached(tokens: TokenBatch) -> TokenBatch:
+    entropy = None if tokens.entropy is None else tokens.entropy.detach()
+    return replace(tokens, logprobs=tokens.logprobs.detach(), entropy=entropy)
+
+
+def _ignore(name: str, weights: Tensor) -> None:
+    del name, weights
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The maximum of non-negative values; 0 if empty."""
+    return values.max() if values.numel() else values.new_zeros(())

@@ -1,0 +1,67 @@
+"""A slot: a plug-in of an objective with its options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from paceline.config.base import PluginSpec
+from paceline.config.load import validate
+from paceline.errors import ConfigError, InvalidError
+from paceline.methods.parts.slots import Planned, plan_of
+from paceline.methods.parts.whole_batch import WholeBatch
+from paceline.plugins import declared, registry
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A function with its options."""
+
+    name: str  # unique in the objective; metrics are named after it
+    function: Callable[..., Any]
+    options: Any
+    needs: frozenset[str]  # what the trainer has to compute for it
+
+    @property
+    def planned(self) -> Planned | None:
+        """Its plan, if it has one."""
+        return plan_of(self.function)
+
+    def plan(self, whole: WholeBatch) -> tuple[Any, ...]:
+        """What its function is called with in addition: the result of its plan, or nothing."""
+        planned = self.planned
+        return () if planned is None else (planned.plan(whole, self.options),)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it with tokens, or losses and tokens, and its plan."""
+        return self.function(*args, options=self.options)
+
+
+def find_slot(kind: str, field: str, plugin: PluginSpec, *, name: str = "") -> Slot:
+    """The slot that a field of a job names.
+
+    Raises:
+        InvalidError: there is no such plug-in, or it has no such option.
+    """
+    function = registry.find(kind, plugin.kind)
+    where = f"{field} {plugin.kind!r}"
+    return bind(function, plugin.options, where=where, name=name or plugin.kind)
+
+
+def bind(function: Any, options: Mapping[str, Any], *, where: str, name: str) -> Slot:
+    """A slot from its function.
+
+    Raises:
+        InvalidError: it is no function with a parameter `options` that names a model, or the model
+            refuses the options.
+    """
+    if not callable(function) or "options" not in inspect.signature(function).parameters:
+        raise InvalidError(f"{where}: must be a function with a parameter `options`")
+    model: Any = get_type_hints(function)["options"]
+    try:
+        found = validate(model, dict(options))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return Slot(name, function, found, frozenset(declared(model).needs_with(options)))

@@ -1,0 +1,207 @@
+"""The contract of the slots of an objective; needs torch, which is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+
+from paceline.testing.common import expect, resolved
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from paceline.methods.parts.batch import Loss, TokenBatch
+    from paceline.objective.pipeline import Objective, UpdatePlan
+
+    Floats = NDArray[np.float64]
+
+LENGTHS = (5, 1, 8, 3)  # tokens of each sequence
+SEED = 11
+SPLITS = (2, 4)  # ranks between which the update is split
+
+
+def fulfils_the_contract(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> None:
+    """A finite loss with a gradient, the same for every split into micro-batches and ranks.
+
+    Args:
+        kind: `shapings`, `corrections`, `surrogates`, `regularisers` or `aggregations`.
+        plugin: the function of tokens and options, or its name.
+        options: those that have no default, or others.
+    """
+    objective = objective_with(kind, plugin, options or {})
+    whole = token_batch()
+    one = _checked(objective, whole, _plan(objective, whole))
+    for at in range(1, len(LENGTHS)):
+        parts = [token_batch(first=0, last=at), token_batch(first=at, last=len(LENGTHS))]
+        plan = _plan(objective, whole)
+        losses = [_checked(objective, part, plan) for part in parts]
+        _adds_up(one, losses, whole, parts)
+    for ranks in SPLITS:
+        _same_on_ranks(objective, whole, ranks)
+    for apart in (-100.0, 100.0):
+        extreme = token_batch(apart=apart)
+        _checked(objective, extreme, _plan(objective, extreme))
+    alone = replace(token_batch(), proximal=None)
+    _checked(objective, alone, _plan(objective, alone))
+    empty = token_batch(first=0, last=0)
+    value = float(_checked(objective, empty, _plan(objective, whole)).value.detach())
+    expect(value == 0.0, f"a micro-batch without tokens has a loss of {value}")
+
+
+def objective_with(kind: str, plugin: Any, options: Mapping[str, Any]) -> Objective:
+    """An objective with this slot; its others are REINFORCE and the mean over tokens."""
+    from paceline.config.base import PluginSpec
+    from paceline.objective.pipeline import Objective
+    from paceline.objective.slot import bind, find_slot
+
+    function = resolved(kind, plugin)
+    name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", "plugin")
+    slot = bind(function, options, where=f"{kind} {name!r}", name=name)
+    slots: dict[str, Any] = {
+        "proximal": find_slot("proximals", "proximal", PluginSpec(kind="behaviour")),
+        "surrogate": find_slot("surrogates", "surrogate", PluginSpec(kind="reinforce")),
+        "aggregation": find_slot("aggregations", "aggregation", PluginSpec(kind="token_mean")),
+    }
+    field, several = _FIELDS[kind]
+    slots[field] = [slot] if several else slot
+    return Objective(**slots)
+
+
+_FIELDS = {
+    "shapings": ("shaping", True),
+    "corrections": ("corrections", True),
+    "surrogates": ("surrogate", False),
+    "regularisers": ("regularisers", True),
+    "aggregations": ("aggregation", False),
+}
+
+
+def token_batch(*, first: int = 0, last: int = len(LENGTHS), apart: float = 0.1) -> TokenBatch:
+    """Some sequences of a fixed batch; policy and behaviour are about `apart` from each other."""
+    import torch
+
+    from paceline.methods.parts.batch import Scale, TokenBatch
+
+    random = torch.Generator().manual_seed(SEED)
+    total = sum(LENGTHS)
+    behaviour = -torch.rand(total, generator=random) - 0.1
+    moved = behaviour + apart * (torch.rand(total, generator=random) - 0.3)
+    between = behaviour + 0.05 * torch.rand(total, generator=random)
+    reference = behaviour - 0.2 * torch.rand(total, generator=random)
+    entropy = 2.0 * torch.rand(total, generator=random)
+    advantages = torch.randn(len(LENGTHS), generator=random)
+    sequences = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    own = (sequences >= first) & (sequences < last)
+    return TokenBatch(
+        logprobs=moved[own].clone().requires_grad_(),
+        behaviour=behaviour[own],
+        advantages=advantages[sequences][own],
+        sequences=sequences[own] - first,
+        num_sequences=last - first,
+        scale=Scale(tokens=total, sequences=len(LENGTHS)),
+        proximal=between[own],
+        keys=torch.arange(total)[own],
+        ages=torch.arange(total)[own] % 3,
+        reference=reference[own],
+        entropy=entropy[own].clone().requires_grad_(),
+    )
+
+
+def on_ranks(
+    batches: Sequence[TokenBatch], work: Callable[[int, TokenBatch, Any], Any]
+) -> list[Any]:
+    """What `work(rank, batch, gather)` returns on each of some ranks that gather in lockstep."""
+    import numpy as np
+
+    barrier = Barrier(len(batches))
+    board: list[Sequence[float]] = [()] * len(batches)
+
+    def run(rank: int) -> Any:
+        def gather(own: Sequence[float]) -> Floats:
+            board[rank] = own
+            barrier.wait()
+            rows = np.array(board, dtype=np.float64)
+            barrier.wait()
+            return rows
+
+        try:
+            return work(rank, batches[rank], gather)
+        except BaseException:
+            barrier.abort()  # the others would wait for ever
+            raise
+
+    with ThreadPoolExecutor(len(batches)) as pool:
+        return [*pool.map(run, range(len(batches)))]
+
+
+def _plan(objective: Objective, tokens: TokenBatch, gather: Any = None) -> UpdatePlan:
+    from paceline.methods.parts.whole_batch import WholeBatch, alone
+
+    entropy = None if tokens.entropy is None else tokens.entropy.detach()
+    fixed = replace(tokens, logprobs=tokens.logprobs.detach(), entropy=entropy)
+    return objective.plan(WholeBatch(fixed, gather or alone))
+
+
+def _checked(objective: Objective, batch: TokenBatch, plan: UpdatePlan) -> Loss:
+    import torch
+
+    loss = objective.loss(batch, plan)
+    expect(loss.value.ndim == 0, f"a loss of shape {tuple(loss.value.shape)}; one number is due")
+    expect(torch.isfinite(loss.value), f"a loss of {loss.value}")
+    batch.logprobs.grad = None
+    loss.value.backward()  # pyright: ignore[reportUnknownMemberType]
+    gradient = batch.logprobs.grad
+    expect(gradient is not None, "no gradient reaches the log-probs")
+    if gradient is not None:
+        expect(torch.isfinite(gradient).all(), f"a gradient of {gradient}")
+    for name, value in {**loss.sums, **loss.maxima}.items():
+        expect(value.ndim == 0 and torch.isfinite(value), f"{name} is {value}; one number is due")
+    return loss
+
+
+def _adds_up(one: Loss, losses: list[Loss], whole: TokenBatch, parts: list[TokenBatch]) -> None:
+    import torch
+
+    at_once = float(one.value.detach())
+    total = sum(float(each.value.detach()) for each in losses)
+    expect(
+        abs(total - at_once) < 1e-4,
+        f"the loss is {at_once} at once and {total} in two micro-batches: divide by "
+        "tokens.scale, not by what is in the micro-batch",
+    )
+    gradients = [part.logprobs.grad for part in parts]
+    joined = torch.cat([each for each in gradients if each is not None])
+    assert whole.logprobs.grad is not None
+    same = torch.allclose(joined, whole.logprobs.grad, atol=1e-5)
+    expect(same, "the gradient differs between one micro-batch and two")
+    for name, value in one.sums.items():
+        found = sum(float(each.sums[name].detach()) for each in losses)
+        expect(abs(found - float(value.detach())) < 1e-3, f"sums[{name!r}] does not add up")
+
+
+def _same_on_ranks(objective: Objective, whole: TokenBatch, ranks: int) -> None:
+    """What is planned by several ranks leads to the gradient of one, to the last bit."""
+    import torch
+
+    _checked(objective, whole, _plan(objective, whole))
+    assert whole.logprobs.grad is not None
+    expected = whole.logprobs.grad.clone()
+    cuts = [round(rank * len(LENGTHS) / ranks) for rank in range(ranks + 1)]
+    parts = [token_batch(first=a, last=b) for a, b in pairwise(cuts)]
+
+    def work(_: int, tokens: TokenBatch, gather: Any) -> Tensor:
+        _checked(objective, tokens, _plan(objective, tokens, gather))
+        assert tokens.logprobs.grad is not None
+        return tokens.logprobs.grad
+
+    found = torch.cat(on_ranks(parts, work))
+    expect(
+        torch.equal(found, expected),
+        f"{ranks} ranks find another gradient than one: plan with the reductions of the batch",
+    )
