@@ -107,7 +107,6 @@ def token_batch(*, first: int = 0, last: int = len(LENGTHS), apart: float = 0.1)
         scale=Scale(tokens=total, sequences=len(LENGTHS)),
         proximal=between[own],
         keys=torch.arange(total)[own],
-        ages=torch.arange(total)[own] % 3,
         reference=reference[own],
         entropy=entropy[own].clone().requires_grad_(),
     )

@@ -37,7 +37,6 @@ class TokenBatch:
     proximal: Tensor | None = None  # None: equals `logprobs`, as there is one update per batch
     weights: Tensor | None = None  # of the samples; None: all one
     keys: Tensor | None = None  # int64 [N], unique over all ranks, in order of row and token
-    ages: Tensor | None = None  # int64 [N], trainer steps between sampling and this step
     reference: Tensor | None = None  # if a slot needs `reference`
     entropy: Tensor | None = None  # of the full distribution, if a slot needs `entropy`
     counted: Tensor | None = None  # bool [N], tokens that the denominators count; None: all
