@@ -171,7 +171,7 @@ def test_the_optimiser_step_is_in_the_trace_and_linked_both_ways(traced: Run) ->
     updates = [span for span in traced.spans if span.name == "update"]
     moved = [span for span in updates if below(span, traced.traces[span.trace_id])]
     stages = {child.name for span in moved for child in below(span, traced.traces[span.trace_id])}
-    assert stages == {"forward", "backward", "optimizer"}
+    assert stages == {"plan", "forward", "backward", "optimizer"}
 
 
 def test_the_weights_that_came_of_an_episode_are_followed_to_their_swap(traced: Run) -> None:
