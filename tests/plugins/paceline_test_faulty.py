@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from paceline.plugins import Context, EpisodeBatch
+
 
 def dividing_filter(rewards: Sequence[float]) -> str:
     return str(len(rewards) / 0)
@@ -17,29 +19,21 @@ def choosy_filter(rewards: Sequence[float]) -> str:
     return "" if rewards[0] else str(1 / rewards[0])
 
 
-def raising_advantage(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del rewards, groups, lengths
+def raising_advantage(batch: EpisodeBatch, context: Context) -> list[float]:
+    del batch, context
     raise KeyError("baseline")
 
 
-def leaving_advantage(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del rewards, groups, lengths
+def leaving_advantage(batch: EpisodeBatch, context: Context) -> list[float]:
+    del batch, context
     sys.exit(3)
 
 
-def short_advantage(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del groups, lengths
-    return [0.0] * (len(rewards) - 1)
+def short_advantage(batch: EpisodeBatch, context: Context) -> list[float]:
+    del context
+    return [0.0] * (len(batch.rewards) - 1)
 
 
-def endless_advantage(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del groups, lengths
-    return [float("inf")] * len(rewards)
+def endless_advantage(batch: EpisodeBatch, context: Context) -> list[float]:
+    del context
+    return [float("inf")] * len(batch.rewards)

@@ -23,7 +23,7 @@ from paceline.plugins import EnvironmentPlugin, registry
 MAX_FIELD = 200  # characters of a field that a message quotes
 # By kind: the number of positional arguments, and the keywords passed in addition to the options.
 _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
-    "advantages": (3, frozenset()),
+    "advantages": (2, frozenset()),
     "environments": (0, frozenset({"seed"})),
     "filters": (1, frozenset()),
     "rewards": (1, frozenset()),

@@ -24,6 +24,13 @@ from paceline.plugins.environments import (
     StepResult,
     TaskSource,
 )
+from paceline.plugins.episodes import (
+    Advantages,
+    Context,
+    EpisodeBatch,
+    GroupOutcome,
+    Turns,
+)
 from paceline.plugins.groups import Advantage, GroupFilter, Sampler
 from paceline.plugins.model import StrictModel
 from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
@@ -34,6 +41,8 @@ from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, T
 __all__ = [
     "MAX_STOP_TOKENS",
     "Advantage",
+    "Advantages",
+    "Context",
     "Declared",
     "Engine",
     "EngineFactory",
@@ -43,7 +52,9 @@ __all__ = [
     "EngineStatus",
     "Environment",
     "EnvironmentPlugin",
+    "EpisodeBatch",
     "GroupFilter",
+    "GroupOutcome",
     "HeaderSpec",
     "Message",
     "Observation",
@@ -61,6 +72,7 @@ __all__ = [
     "TrackedRun",
     "TrackedSample",
     "Tracker",
+    "Turns",
     "WeightSnapshot",
     "declared",
     "declares",

@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    from paceline.plugins.episodes import Advantages, Context, EpisodeBatch, Floats
 
 
 class Sampler(Protocol):
@@ -38,13 +34,13 @@ class GroupFilter(Protocol):
 
 
 class Advantage(Protocol):
-    """Computes the advantages of a whole batch, one per episode."""
+    """Computes the advantages of a whole batch; several follow each other."""
 
     def __call__(
-        self, rewards: Floats, groups: Ints, lengths: Ints, *args: Any, **options: Any
-    ) -> Floats:
-        """`rewards` [N], `groups` [N], `lengths` [N] in policy tokens -> [N].
+        self, batch: EpisodeBatch, context: Context, *args: Any, **options: Any
+    ) -> Floats | Advantages:
+        """One value per episode [N], or per policy token [T].
 
-        Episodes of one group have equal numbers in `groups`. The inputs must not be modified.
+        The arrays of `batch` must not be modified.
         """
         ...

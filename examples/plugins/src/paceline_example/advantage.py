@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from paceline.plugins import Context, EpisodeBatch
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
-def batch_mean(rewards: Floats, groups: Ints, lengths: Ints, *, limit: float = 5.0) -> Floats:
+def batch_mean(batch: EpisodeBatch, context: Context, *, limit: float = 5.0) -> Floats:
     """Reward minus the batch mean, divided by its deviation and clipped to `limit` [N].
 
     It ignores groups. One that compares the episodes of a group declares that with
     `paceline.plugins.declares(needs=("group>=2",))`.
     """
-    del groups, lengths
-    off = rewards - rewards.mean()
-    return np.clip(off / (rewards.std() + 1e-6), -limit, limit)
+    del context
+    off = batch.rewards - batch.rewards.mean()
+    return np.clip(off / (batch.rewards.std() + 1e-6), -limit, limit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.methods.parts.group_statistics import Floats, Ints, center_by_group
+from paceline.methods.parts.group_statistics import Floats, center_by_group
+from paceline.plugins import Context, EpisodeBatch
 
 
-def dr_grpo(rewards: Floats, groups: Ints, lengths: Ints) -> Floats:
+def dr_grpo(batch: EpisodeBatch, context: Context) -> Floats:
     """R - mean of the group, without division by the standard deviation."""
-    del lengths
-    centered, _, _ = center_by_group(rewards, groups)
+    del context
+    centered, _, _ = center_by_group(batch.rewards, batch.groups)
     return centered

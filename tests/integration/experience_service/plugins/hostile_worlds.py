@@ -82,7 +82,7 @@ def group_filter(rewards: Any, *, deed: str = "", least: float = 0.0) -> Any:
     return do(deed)
 
 
-def advantage(rewards: Any, groups: Any, lengths: Any, *, deed: str = "") -> Any:
+def advantage(batch: Any, context: Any, *, deed: str = "") -> Any:
     """The rewards themselves, after a deed."""
-    del groups, lengths
-    return do(deed) or rewards
+    del context
+    return do(deed) or batch.rewards

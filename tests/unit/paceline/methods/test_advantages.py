@@ -14,6 +14,8 @@ from paceline.errors import InvalidError
 from paceline.methods.dr_grpo.advantage import dr_grpo
 from paceline.methods.grpo.advantage import grpo
 from paceline.methods.rloo.advantage import rloo
+from paceline.plugins import Context
+from paceline.testing.advantages import episode_batch
 
 Advantage = Callable[..., Any]
 ALL: list[Advantage] = [grpo, dr_grpo, rloo]
@@ -25,8 +27,7 @@ EXAMPLES = [
 
 
 def run(estimate: Advantage, rewards: list[float], groups: list[int]) -> list[float]:
-    lengths = np.ones(len(rewards), dtype=np.int64)
-    return list(estimate(np.array(rewards), np.array(groups, dtype=np.int64), lengths))
+    return list(estimate(episode_batch(rewards, groups), Context(step=0, total_steps=1)))
 
 
 @pytest.mark.parametrize(("estimate", "expected"), EXAMPLES)

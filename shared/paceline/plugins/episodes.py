@@ -1,0 +1,97 @@
+"""What an advantage is given and returns: the episodes of a batch as columns of numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Turns of all episodes of a batch, in order; all arrays are [K]."""
+
+    episodes: Ints  # index of its episode in the batch
+    indices: Ints  # position within its episode, from 0
+    starts: Ints  # policy tokens [start, end) of it, in [0, T]
+    ends: Ints
+    rewards: Floats  # as the environment gave them
+    matched: Bools  # its action equals the expert's
+    patched: Bools  # the expert's action took its place
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeBatch:
+    """The episodes of a batch: N of them, with T policy tokens in total.
+
+    The arrays must not be modified. Columns of the second half are None unless the options of the
+    plug-in declare the need that is named with them.
+    """
+
+    groups: Ints  # [N], equal for episodes of one group
+    tasks: Ints  # [N], position of the task in its source; the same in every epoch
+    rewards: Floats  # [N]
+    lengths: Ints  # [N], policy tokens
+    truncated: Bools  # [N]
+    answers: Sequence[str]  # [N], as normalised by the reward, clipped; empty: none was found
+    parts: Mapping[str, Floats] = field(default_factory=dict[str, "Floats"])
+    """The parts of the reward, [N] each; NaN where an episode lacks a part."""
+    advantages: Floats | None = None  # [N] or [T], by the part before; None in the first one
+    weights: Floats | None = None  # [N], likewise
+    logprobs: Floats | None = None  # [T], as reported by the engine (`tokens`)
+    turns: Turns | None = None  # (`turns`)
+
+    @property
+    def starts(self) -> Ints:
+        """[N + 1]: policy tokens of episode `i` are `starts[i]` to `starts[i + 1]`, in [0, T]."""
+        import numpy as np
+
+        return np.concatenate(([0], np.cumsum(self.lengths)))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """A group of which all episodes were scored, whether it was kept or filtered out."""
+
+    task: int  # position in the task source
+    rewards: tuple[float, ...]
+    answers: tuple[str, ...]
+    filtered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What an advantage knows besides its batch.
+
+    `memory` and what follows it is filled in for plug-ins that declare the need `memory`.
+    """
+
+    step: int  # of the trainer, from 0
+    total_steps: int  # at which the job ends
+    seed: int = 0
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """JSON values that the plug-in has stored, by key. It changes only by `Advantages.memory`."""
+    outcomes: Sequence[GroupOutcome] = ()
+    """All groups decided since the last batch was fixed, each exactly once, in order of admission."""
+    metrics: Sequence[Mapping[str, float]] = ()
+    """What the trainer measured in its last steps, up to 20, the newest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """What an advantage returns, if it is more than an array of values."""
+
+    values: Floats  # [N], or [T]: one per policy token
+    weights: Floats | None = None  # [N], >= 0; None: all 1. Episodes of weight 0 are not trained
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keys of the memory to change and their new JSON values; None deletes a key."""
+    notes: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers for the log of this step, by name."""
