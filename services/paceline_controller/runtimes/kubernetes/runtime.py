@@ -87,6 +87,7 @@ class KubernetesRuntime:
         self._words: dict[str, str] = {}  # of the last life of each workload
         self._refused: dict[str, tuple[str, str]] = {}  # workload -> job, words of the cluster
         self._waiting: dict[str, str] = {}  # job, or empty for shared pools -> why
+        self._owner: Object | None = None  # an entry of `ownerReferences`
         self._reported: set[str] = set()  # pods whose end was told
 
     def units(self, wanted: Iterable[Wanted]) -> list[Wanted]:
@@ -372,10 +373,12 @@ class KubernetesRuntime:
             return f"(no log: {error})"
 
     def _manifest_context(self) -> ManifestContext:
-        owner = self._inventory.deployments.find(self._options.owner)
+        # Once it is deleted, what is still applied must be garbage-collected with it.
+        if owner := self._inventory.deployments.find(self._options.owner):
+            self._owner = owner_reference(owner, DEPLOYMENTS)
         return ManifestContext(
             release=self._options.release,
-            owner=owner_reference(owner, DEPLOYMENTS) if owner else None,
+            owner=self._owner,
             ranks_per_pod=self._options.ranks_per_pod,
             jobset=self._options.jobset,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,8 +43,10 @@ class Server:
 
     def __init__(self) -> None:
         self.objects: dict[Kind, list[Object]] = {}
+        self.deleted: dict[Kind, list[Object]] = {}
         self.refuses: dict[str, PacelineError] = {}
         self.applied: list[str] = []
+        self.owners: dict[str, list[Object]] = {}
         self.log_s = 0.0
 
     async def list(
@@ -55,6 +57,8 @@ class Server:
     async def watch(
         self, kind: Kind, *, selector: str = "", fields: str = "", version: str, watch_s: int = 60
     ) -> AsyncIterator[tuple[str, Object]]:
+        for body in self.deleted.pop(kind, []):
+            yield "DELETED", body
         yield "BOOKMARK", {"metadata": {"resourceVersion": version}}
 
     async def create(self, kind: Kind, body: Object) -> Object:
@@ -65,6 +69,7 @@ class Server:
         if name in self.refuses:
             raise self.refuses[name]
         self.applied.append(name)
+        self.owners[name] = body["metadata"].get("ownerReferences", [])
         return {
             **body,
             "metadata": {"uid": f"uid-{name}", "resourceVersion": "9"} | body["metadata"],
@@ -89,9 +94,15 @@ class Server:
         self.objects.setdefault(PODS, []).append(body)
 
 
-async def runtime_of(server: Server, folder: Path, log_s: float = LOG_S) -> KubernetesRuntime:
+async def runtime_of(
+    server: Server,
+    folder: Path,
+    log_s: float = LOG_S,
+    on_inventory: Callable[[Inventory], object] = id,
+) -> KubernetesRuntime:
     options = KubernetesOptions(release="rel", templates=folder)
     inventory = Inventory(cast(Any, server), options, on_change=lambda: None)
+    on_inventory(inventory)
     for cache in (inventory.deployments, inventory.trainers, inventory.pods, inventory.refusals):
         await cache.follow()
     events = Events(cast(Any, server), identity="c-0", regarding=lambda _: None)
@@ -152,3 +163,18 @@ async def test_last_words_do_not_wait_long_for_a_log(templates: Path) -> None:
     words = await asyncio.wait_for(runtime.last_words("rollout-a-1"), 10)
     assert "ended with 1 (Error)" in words
     assert "(no log within 0.5 s)" in words
+
+
+async def test_what_is_applied_while_the_release_is_uninstalled_still_goes_with_it(
+    templates: Path,
+) -> None:
+    server, inventories = Server(), list[Inventory]()
+    controller = {"name": "paceline-controller", "uid": "u-c", "resourceVersion": "7", "labels": {}}
+    server.objects[DEPLOYMENTS] = [{"kind": DEPLOYMENTS.kind, "metadata": controller}]
+    runtime = await runtime_of(server, templates, on_inventory=inventories.append)
+    await runtime.start(rollout("a-1"), incarnation=0)
+    server.deleted[DEPLOYMENTS] = [{"metadata": {**controller, "resourceVersion": "10"}}]
+    await inventories[0].deployments.follow()
+    await runtime.start(rollout("b-1"), incarnation=0)
+    assert [each["uid"] for each in server.owners["rollout-a-1"]] == ["u-c"]
+    assert server.owners["rollout-b-1"] == server.owners["rollout-a-1"]
