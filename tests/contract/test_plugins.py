@@ -90,9 +90,9 @@ def test_slots(kind: str, name: str) -> None:
     slots.fulfils_the_contract(kind, name, SLOT_OPTIONS.get(name))
 
 
-def too_large(rewards: Any, groups: Any, lengths: Any) -> Any:
-    del groups, lengths
-    return rewards * 1e99
+def too_large(batch: Any, context: Any) -> Any:
+    del context
+    return batch.rewards * 1e99
 
 
 def not_a_reason(rewards: Any) -> Any:

@@ -1,26 +1,21 @@
 """Third-party plug-ins that declare their needs and how they may be called."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from paceline.plugins import RegularExpression, RewardInput, declares
+from paceline.plugins import Context, EpisodeBatch, RegularExpression, RewardInput, declares
 
 
 @declares(needs=("group>=2",))
-def pairwise(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del groups, lengths
-    return list(rewards)
+def pairwise(batch: EpisodeBatch, context: Context) -> list[float]:
+    del context
+    return batch.rewards.tolist()
 
 
 @declares(needs=("telepathy",))
-def unheard_of(
-    rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
-) -> list[float]:
-    del groups, lengths
-    return list(rewards)
+def unheard_of(batch: EpisodeBatch, context: Context) -> list[float]:
+    del context
+    return batch.rewards.tolist()
 
 
 def _note(*, note: str, **options: str) -> None:

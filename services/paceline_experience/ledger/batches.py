@@ -12,9 +12,9 @@ from typing import Any
 
 from paceline.enums import DropReason, StopReason
 from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
-from paceline.plugins import registry
 from paceline.text import clipped
 from paceline_experience.ledger import shares
+from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.records import BatchRecord, record_text, row_text
@@ -33,11 +33,13 @@ Describe = Callable[[Mapping[str, Any], Counter[str]], dict[str, Any]]
 class Batches:
     """The ledger's operations for the trainer."""
 
-    def __init__(self, *, core: LedgerContext, groups: Groups, payloads: PayloadStore) -> None:
+    def __init__(
+        self, *, core: LedgerContext, groups: Groups, payloads: PayloadStore, estimator: Estimator
+    ) -> None:
         self._core = core
         self._groups = groups
         self._payloads = payloads
-        self._advantage = registry.find("advantages", core.spec.experience.advantage.kind)
+        self._estimator = estimator
         self._built: Batch | None = None
         self._building = asyncio.Lock()
         self._takers = 0
@@ -84,14 +86,21 @@ class Batches:
                 if state.stop:
                     self._waiting_since = None
                     return BatchShare(step=step, stop=state.stop)
-                fixed = await self._fix(state, incarnation, step, rank)
+                try:
+                    fixed = await self._fix(state, incarnation, step, rank)
+                except InvalidError as error:  # of a plug-in
+                    self._fail(error)
+                    fixed = None
                 groups = [state.groups[name] for name in fixed.groups] if fixed else []
             if fixed is not None and not self.problem:
                 try:
                     return await self._share(fixed, groups, rank, world)
                 except InvalidError as error:
-                    self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
+                    self._fail(error)
             await _wait(event)
+
+    def _fail(self, error: InvalidError) -> None:
+        self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
 
     async def _share(
         self, fixed: BatchRecord, groups: Sequence[GroupRecord], rank: int, world: int
@@ -125,14 +134,18 @@ class Batches:
             if self._waiting_since is None:
                 self._waiting_since = self._core.clock.now()
             return None
+        found = await self._estimator.estimate(chosen, step, payloads=self._payloads)
         wait_s = self.waiting_s
         batch = BatchRecord(
             batch_id=f"{step}-{_digest(chosen)}",
             step=step,
             groups=tuple(g.group_id for g in chosen),
             stats=replace(shares.batch_stats(chosen, state, step), trainer_wait_s=wait_s),
+            notes=found.notes,
         )
-        await self._core.change("take", incarnation, step, record_text(batch))
+        await self._core.change(
+            "take", incarnation, step, record_text(batch), *found.script_arguments
+        )
         self._waited_s, self._waiting_since = self._waited_s + wait_s, None
         state.batches[step] = batch
         return batch
@@ -154,14 +167,20 @@ class Batches:
     async def _assemble(self, fixed: BatchRecord, groups: Sequence[GroupRecord]) -> Batch:
         blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
         spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
-        values = shares.advantages(groups, self._advantage, self._core.spec.experience.advantage)
+        values, weights = await self._estimator.kept(fixed.step, groups, payloads=self._payloads)
         mask = self._core.spec.sampling.on_truncation == "mask"
         samples: list[tuple[bytes, int, int]] = []
-        for number, (blob, value, span) in enumerate(zip(blobs, values, spans, strict=True)):
-            trace = span.sent
+        for number, (blob, own, weight, span) in enumerate(
+            zip(blobs, values, weights, spans, strict=True)
+        ):
             samples.extend(
                 shares.train_samples(
-                    blob, value, mask_truncated=mask, trace=trace, first_row=len(samples)
+                    blob,
+                    own,
+                    weight=float(weight),
+                    mask_truncated=mask,
+                    trace=span.sent,
+                    first_row=len(samples),
                 )
             )
             if number % _YIELD_EVERY == _YIELD_EVERY - 1:
@@ -196,7 +215,7 @@ class Batches:
             groups = [state.groups[name] for name in names if name in state.groups]
             ring = [p for g in groups for p in g.payloads()]
             tally = _tally(batch)
-            stats = asdict(batch.stats) if batch else {}
+            stats = {**batch.notes, **asdict(batch.stats)} if batch else {}
             values = describe(stats, _trained(state.counts, groups, tally))
             row = row_text(step=step + 1, kind="train", values=values)
             self._core.rows_written += 1

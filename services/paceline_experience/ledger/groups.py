@@ -18,10 +18,11 @@ from paceline.types import Trajectory
 from paceline.v1 import types_pb2
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.records import EpisodeSummary, record_text
+from paceline_experience.ledger.records import EpisodeSummary, OutcomeRecord, record_text
 from paceline_experience.ledger.state import GroupRecord, payload_name
 from paceline_experience.store.payloads import PayloadStore, pack
 
+ANSWER_BYTES = 256
 log = Log("groups")
 
 
@@ -80,14 +81,28 @@ class Submission:
         return payload_name(self.report.group_id, self.report.index, self.report.attempt)
 
 
+def _parts(score: pb.Score) -> dict[str, float]:
+    """The parts of a reward that has several."""
+    if len(score.parts) < 2:
+        return {}
+    return {name: value for name, value in score.parts.items() if math.isfinite(value)}
+
+
 class Groups:
     """Finished episodes, and the decisions on their groups."""
 
     def __init__(
-        self, *, core: LedgerContext, payloads: PayloadStore, compress_over_bytes: int
+        self,
+        *,
+        core: LedgerContext,
+        payloads: PayloadStore,
+        compress_over_bytes: int,
+        observe: bool = False,
     ) -> None:
+        """`observe`: keep the outcomes of decided groups until the next batch is fixed."""
         self._core = core
         self._payloads = payloads
+        self._observe = observe
         self._compress_over = compress_over_bytes
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
@@ -167,6 +182,8 @@ class Groups:
             tokens=sum(len(t.tokens) for t in transcripts),
             oldest_version=min(versions, default=-1),
             num_bytes=len(payload),
+            answer=clipped(score.normalised_answer, ANSWER_BYTES),
+            parts=_parts(score),
         )
         return Submission(Report(*key, Verdict.OK, result=result), payload, message)
 
@@ -213,6 +230,7 @@ class Groups:
             return
         verdicts = [
             {"group": group.group_id, "verdict": verdict, "detail": detail}
+            | self._observed(group, verdict)
             for group, (verdict, detail) in zip(complete, map(self._verdict, complete), strict=True)
         ]
         payloads = {g.group_id: g.payloads() for g in complete}
@@ -226,6 +244,20 @@ class Groups:
             self._core.work.fire()
         if len(dropped) < len(complete):
             self._core.ready.fire()
+
+    def _observed(self, group: GroupRecord, verdict: str) -> dict[str, str]:
+        """What advantages with a memory will be told of a decided group."""
+        if not self._observe or group.is_eval or verdict == DropReason.INVALID:
+            return {}
+        found = group.summaries()
+        outcome = OutcomeRecord(
+            seq=group.seq,
+            task=group.position,
+            rewards=tuple(e.reward for e in found),
+            answers=tuple(e.answer for e in found),
+            filtered=verdict != EpisodeState.READY,
+        )
+        return {"outcome": record_text(outcome)}
 
     def _verdict(self, group: GroupRecord) -> tuple[str, str]:
         """The next state or drop reason of a complete group, and a detail."""

@@ -18,6 +18,7 @@ from paceline.telemetry.logs import Log
 from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import Assignment, EpisodeProgress, PolicyVersion, Trajectory
 from paceline.v1 import types_pb2 as pb
+from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.counts import by_age, by_reason, by_state
@@ -79,13 +80,17 @@ class JobLedger:
             tracer=tracer,
             meter=meter,
         )
+        estimator = Estimator(core)
         groups = Groups(
-            core=core, payloads=payloads, compress_over_bytes=options.compress_over_bytes
+            core=core,
+            payloads=payloads,
+            compress_over_bytes=options.compress_over_bytes,
+            observe=estimator.observes,
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks, self._rows_reported = hooks, -1
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
-        self._batches = Batches(core=core, groups=groups, payloads=payloads)
+        self._batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
         self.trajectories = Trajectories(core=core, payloads=payloads)
         self._completion = JobCompletion(

@@ -58,6 +58,19 @@ class EpisodeSummary:
     tokens: int
     oldest_version: int  # among its policy tokens; -1: it has none
     num_bytes: int  # size of its payload
+    answer: str = ""  # normalised and clipped
+    parts: dict[str, float] = field(default_factory=dict[str, float])  # if it has several
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRecord:
+    """A decided group, as advantages with a memory are told of it."""
+
+    seq: int  # order of admission
+    task: int  # position in the task source
+    rewards: tuple[float, ...]
+    answers: tuple[str, ...]
+    filtered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,7 @@ class BatchRecord:
     stats: BatchStats
     committed: bool = False
     counted: bool = False  # in the totals, once, however often the step is trained
+    notes: dict[str, Exact] = field(default_factory=dict[str, Exact])  # of the advantages
 
 
 @dataclass(frozen=True, slots=True)

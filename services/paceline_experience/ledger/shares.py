@@ -5,18 +5,13 @@ from __future__ import annotations
 import heapq
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.job import AdvantageSpec
 from paceline.enums import StopReason
-from paceline.errors import InvalidError
-from paceline.plugins import Advantage
-from paceline.telemetry.logs import Log
 from paceline.v1 import experience_pb2, types_pb2
 from paceline_experience.ledger.records import BatchStats
 from paceline_experience.ledger.state import GroupRecord, LedgerState
@@ -25,9 +20,7 @@ from paceline_experience.store.payloads import unpack
 # Field 7 of TrainSample, one packed float: appending it to an encoded sample adds the advantage.
 _ADVANTAGE = struct.Struct("<BBf")
 _TAG = (7 << 3) | 2
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-log = Log("shares")
+Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,55 +72,23 @@ def balance(costs: Sequence[int], world: int) -> list[list[int]]:
     return [sorted(part) for part in parts]
 
 
-def estimated(
-    estimate: Advantage, rewards: Floats, groups: Ints, lengths: Ints, options: Mapping[str, Any]
-) -> Floats:
-    """Call an advantage plug-in on [N] episodes; returns [N] values. It may raise anything.
-
-    Raises:
-        TypeError: the result has another shape.
-    """
-    values = np.asarray(estimate(rewards, groups, lengths, **options), dtype=np.float64)
-    if values.shape != rewards.shape:
-        raise TypeError(f"an answer of shape {values.shape}; one number per episode is needed")
-    return values
-
-
-def advantages(
-    groups: Sequence[GroupRecord], estimate: Advantage, spec: AdvantageSpec
-) -> list[float]:
-    """Advantages, one per episode of the batch, in the order of the groups.
-
-    Raises:
-        InvalidError: the plug-in has raised or returned something else than one finite number each.
-    """
-    episodes = [(number, e) for number, group in enumerate(groups) for e in group.summaries()]
-    rewards = np.array([e.reward for _, e in episodes], dtype=np.float64)
-    ids = np.array([number for number, _ in episodes], dtype=np.int64)
-    lengths = np.array([e.policy_tokens for _, e in episodes], dtype=np.int64)
-    try:
-        found = estimated(estimate, rewards, ids, lengths, spec.options)
-        wrong = found[~(np.abs(found) <= np.finfo(np.float32).max)]
-        if wrong.size:
-            raise ValueError(f"finite numbers of 32 bits are due; it gave {wrong[0]}")
-    except (Exception, SystemExit) as error:  # the boundary of a plug-in
-        log.exception("an advantage has failed", advantage=spec.kind)
-        text = f"experience.advantage: {spec.kind}: {type(error).__name__}: {error}"
-        raise InvalidError(text) from error
-    return found.tolist()
-
-
 def train_samples(
     payload: bytes,
-    advantage: float,
+    advantages: Values,
     *,
     mask_truncated: bool,
+    weight: float = 1.0,
     trace: str = "",
     first_row: int = 0,
 ) -> list[tuple[bytes, int, int]]:
-    """Encoded sample, number of tokens and of trainable tokens for each transcript."""
+    """Encoded sample, number of tokens and of trainable tokens for each transcript.
+
+    `advantages` has one value, or one per policy token of all transcripts. A sample of weight 0 is
+    masked.
+    """
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
-    masked = mask_truncated and trajectory.truncated
+    masked = weight == 0 or (mask_truncated and trajectory.truncated)
+    start = 0
     found: list[tuple[bytes, int, int]] = []
     for row, transcript in enumerate(trajectory.transcripts, first_row):
         sample = experience_pb2.TrainSample(
@@ -141,14 +102,23 @@ def train_samples(
             temperature=trajectory.sampling.temperature,
             truncated=trajectory.truncated,
             masked=masked,
-            weight=1.0,
+            weight=weight or 1.0,
             trace=trace,
             row=row,
         )
-        data = sample.SerializeToString() + _ADVANTAGE.pack(_TAG, 4, advantage)
+        own = advantages if len(advantages) == 1 else advantages[start:][: len(transcript.logprobs)]
+        start += len(transcript.logprobs)
+        data = _with_advantages(sample, own)
         trainable = 0 if masked else len(transcript.logprobs)
         found.append((data, len(transcript.tokens), trainable))
     return found
+
+
+def _with_advantages(sample: experience_pb2.TrainSample, values: Values) -> bytes:
+    if len(values) and (values == values[0]).all():
+        return sample.SerializeToString() + _ADVANTAGE.pack(_TAG, 4, float(values[0]))
+    sample.advantages.extend(values.tolist())
+    return sample.SerializeToString()
 
 
 def batch_stats(groups: Sequence[GroupRecord], state: LedgerState, step: int) -> BatchStats:

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from paceline.config import JobSpec
 from paceline.config.named import problems
 from paceline.errors import InvalidError
-from paceline.plugins import Sampler, TaskSource, registry
+from paceline.plugins import Context, Sampler, TaskSource, registry
 from paceline.types import Task
-from paceline_experience.ledger.shares import estimated
+from paceline_experience.ledger.advantages.episodes import trial_batch
+from paceline_experience.ledger.advantages.estimate import estimate, parts_of
+from paceline_experience.ledger.advantages.memory import Memory
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
 LEDGER_PLUGINS = frozenset({"environments", "samplers", "filters", "advantages"})
@@ -82,9 +82,7 @@ def try_plugins(spec: JobSpec) -> None:
         with _plugin_errors(f"experience.filters.{index}", each.kind):
             reason = registry.find("filters", each.kind)((0.0, 1.0), **each.options)
             _expect(reason, str, "a reason, or an empty text")
-    advantage = experience.advantage
-    with _plugin_errors("experience.advantage", advantage.kind):
-        _try_advantage(registry.find("advantages", advantage.kind), advantage.options)
+    _try_advantages(spec)
 
 
 def task_sources(spec: JobSpec) -> Sources:
@@ -125,9 +123,9 @@ def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -
         _expect(source[position], Task, "a Task")
 
 
-def _try_advantage(estimate: Any, options: Mapping[str, Any]) -> None:
-    groups, lengths = np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.int64)
-    estimated(estimate, np.array([0.0, 1.0]), groups, lengths, options)
+def _try_advantages(spec: JobSpec) -> None:
+    batch = trial_batch([part.part for part in spec.reward])
+    estimate(parts_of(spec), batch, Context(0, spec.stop.steps, spec.tasks.seed), Memory())
 
 
 def _expect(value: Any, kind: type, needed: str) -> None:

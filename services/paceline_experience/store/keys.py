@@ -15,6 +15,9 @@ _SCRIPT_KEYS = (
     "samplers",  # hash: step -> state of the task cursor
     "ring",  # sorted set: trained trajectories, newest last
     "metrics",  # list: rows of the history (JSON)
+    "advantages",  # hash: step -> advantages of its batch; until durable
+    "memory",  # hash: plug-in/key -> what advantages remember (JSON)
+    "outcomes",  # hash: group -> outcome (JSON), decided since the last batch was fixed
     "epoch",  # a random number, drawn anew by each owner of the job
 )
 
@@ -35,6 +38,9 @@ class JobKeys:
             self.samplers,
             self.ring,
             self.metrics,
+            self.advantages,
+            self.memory,
+            self.outcomes,
             self.epoch,
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")

@@ -127,6 +127,8 @@ class ExperienceSpec(StrictModel):
         default=(PluginSpec(kind="zero_variance"),), max_length=16
     )
     advantage: AdvantageSpec = AdvantageSpec()
+    advantage_shaping: tuple[PluginSpec, ...] = Field(default=(), max_length=16)
+    """Advantages that change those of `advantage`, in this order."""
 
 
 class ReplicaBounds(StrictModel):

@@ -42,6 +42,8 @@ def named(spec: JobSpec) -> Iterator[NamedPlugin]:
     for index, each in enumerate(experience.filters):
         yield _named("filters", f"experience.filters.{index}", each)
     yield _named("advantages", "experience.advantage", experience.advantage)
+    for index, each in enumerate(experience.advantage_shaping):
+        yield _named("advantages", f"experience.advantage_shaping.{index}", each)
     yield _named("engines", "rollout.engine", spec.rollout.engine)
     yield from _slots(spec.trainer.objective)
     for index, each in enumerate(spec.tracking):

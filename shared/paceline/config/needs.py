@@ -10,6 +10,8 @@ from paceline.config.job import JobSpec
 GROUP = "group>=2"
 BY_TRAINER = frozenset({"entropy", "reference", "whole_batch"})
 """What every trainer computes for the slots that need it."""
+BY_LEDGER = frozenset({"memory", "tokens", "turns"})
+"""What advantages are given on request (see `paceline.plugins.EpisodeBatch` and `Context`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,10 @@ NEEDS = {
 
 def refusal(need: str, spec: JobSpec, *, field: str, plugin: str) -> str:
     """Why a job does not meet a need of the plug-in at a field; empty if it does."""
-    if need in BY_TRAINER:
+    if need in BY_TRAINER | BY_LEDGER:
         return ""
     known = NEEDS.get(need)
     if known is None:
-        names = ", ".join(sorted(NEEDS.keys() | BY_TRAINER))
+        names = ", ".join(sorted(NEEDS.keys() | BY_TRAINER | BY_LEDGER))
         return f"{field}: {plugin} needs {need!r}, which is unknown; known: {names}"
     return "" if known.met(spec) else f"{known.field or field}: {known.reason(spec, plugin)}"

@@ -80,7 +80,7 @@ class Context:
     memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON values that the plug-in has stored, by key. It changes only by `Advantages.memory`."""
     outcomes: Sequence[GroupOutcome] = ()
-    """All groups decided since the last batch was fixed, each exactly once, in order of admission."""
+    """All groups decided since the last batch was fixed, each once, in order of admission."""
     metrics: Sequence[Mapping[str, float]] = ()
     """What the trainer measured in its last steps, up to 20, the newest last."""
 

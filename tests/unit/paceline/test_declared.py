@@ -41,7 +41,8 @@ def test_an_unknown_need_is_refused() -> None:
     (line,) = problems(spec_of(experience={"advantage": "unheard_of"}))
     assert line == (
         "experience.advantage: advantage 'unheard_of' needs 'telepathy', "
-        "which is unknown; known: entropy, group>=2, reference, whole_batch"
+        "which is unknown; known: entropy, group>=2, memory, reference, tokens, "
+        "turns, whole_batch"
     )
 
 

@@ -16,6 +16,7 @@ for k = number('durable'), math.min(oldest, step) - 1 do
     end
     redis.call('HDEL', BATCHES, k)
     redis.call('HDEL', SAMPLERS, k)
+    redis.call('HDEL', ADVANTAGES, k)
   end
 end
 if oldest > number('durable') then set('durable', math.min(oldest, step)) end

@@ -1,7 +1,8 @@
 -- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
-local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING, METRICS, EPOCH = unpack(KEYS)
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING, METRICS,
+  ADVANTAGES, MEMORY, OUTCOMES, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
 
 -- Reasons that lie with the task or the episode: another attempt would end the same way.
@@ -182,7 +183,10 @@ local function finish(answer)
       changed[#changed + 1] = text
     end
   end
-  for step in pairs(unfixed) do redis.call('HDEL', BATCHES, step) end
+  for step in pairs(unfixed) do
+    redis.call('HDEL', BATCHES, step)
+    redis.call('HDEL', ADVANTAGES, step)
+  end
   for name, by in pairs(delta) do
     if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end
   end

@@ -1,7 +1,9 @@
--- ARGV: [{group, verdict, detail}]: verdict `ready`, or the reason to drop the group; the detail, if
--- there is one, says what was wrong with it
+-- ARGV: [{group, verdict, detail, outcome}]: verdict `ready`, or the reason to drop the group; the
+-- detail, if there is one, says what was wrong with it; the outcome, if there is one, is kept until
+-- the next batch is fixed
 for _, item in ipairs(cjson.decode(ARGV[1])) do
   local rec = record(item.group)
+  if rec and (item.outcome or '') ~= '' then redis.call('HSET', OUTCOMES, item.group, item.outcome) end
   if rec and item.verdict == 'ready' then
     move_all(rec, 'r')
     rec.accepted = true

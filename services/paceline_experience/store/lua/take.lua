@@ -1,4 +1,5 @@
--- Fixes the batch of a step. ARGV: incarnation, step, batch (`BatchRecord`)
+-- Fixes the batch of a step. ARGV: incarnation, step, batch (`BatchRecord`), its advantages, changes of
+-- the memory {key: text, empty: deleted}, groups whose outcomes were observed: [group, ...]
 fence(tonumber(ARGV[1]))
 local step = tonumber(ARGV[2])
 if step ~= number('step') then
@@ -15,4 +16,9 @@ for _, gid in ipairs(batch.groups) do
   rec.batch = step
 end
 redis.call('HSET', BATCHES, ARGV[2], ARGV[3])
+redis.call('HSET', ADVANTAGES, ARGV[2], ARGV[4])
+for key, text in pairs(cjson.decode(ARGV[5])) do
+  if text == '' then redis.call('HDEL', MEMORY, key) else redis.call('HSET', MEMORY, key, text) end
+end
+for _, gid in ipairs(cjson.decode(ARGV[6])) do redis.call('HDEL', OUTCOMES, gid) end
 return finish(0)

@@ -1,7 +1,7 @@
 """OpenTelemetry traces from prompt to gradient step; imports nothing while tracing is off."""
 
 from paceline.telemetry.tracing.context import (
-    Context,
+    SpanContext,
     derived,
     episode_context,
     parse,
@@ -15,8 +15,8 @@ from paceline.telemetry.tracing.start import start
 __all__ = [
     "NOTHING",
     "OFF",
-    "Context",
     "Span",
+    "SpanContext",
     "Tracer",
     "derived",
     "episode_context",

@@ -17,7 +17,7 @@ _W3C = re.compile(
 )
 
 
-class Context(NamedTuple):
+class SpanContext(NamedTuple):
     """Identifies a span by its trace id (128 bits) and its span id (64 bits)."""
 
     trace: int
@@ -29,14 +29,14 @@ class Context(NamedTuple):
         return f"{self.trace:032x}"
 
 
-def episode_context(group_id: str, index: int) -> Context:
+def episode_context(group_id: str, index: int) -> SpanContext:
     """The root span of an episode's trace; all attempts share it.
 
     The second half of the trace id depends only on the group and decides about sampling, so the
     episodes of a group are kept or dropped together.
     """
     trace = (_hash("episode", group_id, index) << 64) | _hash("group", group_id)
-    return Context(trace, _hash("root", group_id, index))
+    return SpanContext(trace, _hash("root", group_id, index))
 
 
 @lru_cache(maxsize=1 << 14)  # called at every change of every group
@@ -45,15 +45,15 @@ def group_sampled(group_id: str, share: float) -> bool:
     return sampled(_hash("group", group_id), share)
 
 
-def step_context(job_id: str, incarnation: int, step: int) -> Context:
+def step_context(job_id: str, incarnation: int, step: int) -> SpanContext:
     """The root span of the trace of the optimiser step that produced `step`, and of its weights."""
     parts = (job_id, incarnation, step)
-    return Context((_hash("step", *parts) << 64) | _hash("job", *parts), _hash("root", *parts))
+    return SpanContext((_hash("step", *parts) << 64) | _hash("job", *parts), _hash("root", *parts))
 
 
-def derived(context: Context, *parts: object) -> Context:
+def derived(context: SpanContext, *parts: object) -> SpanContext:
     """A span of the same trace with an id derived from `parts`, so it survives a restart."""
-    return Context(context.trace, _hash(context.trace, *parts))
+    return SpanContext(context.trace, _hash(context.trace, *parts))
 
 
 def sampled(trace: int, share: float) -> bool:
@@ -61,12 +61,12 @@ def sampled(trace: int, share: float) -> bool:
     return trace % _HALF < round(share * _HALF)
 
 
-def traceparent(context: Context) -> str:
+def traceparent(context: SpanContext) -> str:
     """The W3C `traceparent` of a span in a sampled trace."""
     return f"00-{context.trace:032x}-{context.span:016x}-01"
 
 
-def parse(text: str) -> tuple[Context, int] | None:
+def parse(text: str) -> tuple[SpanContext, int] | None:
     """Parse a `traceparent` into the span and the time it was sent in nanoseconds (0: unknown).
 
     None if the text is empty or malformed, or if the trace is not sampled.
@@ -76,7 +76,7 @@ def parse(text: str) -> tuple[Context, int] | None:
     found = _W3C.fullmatch(text)
     if found is None or text.startswith("ff") or not int(found[3], 16) & 1:
         return None
-    context = Context(int(found[1], 16), int(found[2], 16))
+    context = SpanContext(int(found[1], 16), int(found[2], 16))
     return (context, int(found[4] or 0)) if context.trace and context.span else None
 
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1 import common_pb2 as common
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2 as pb
 
-from paceline.telemetry.tracing.context import Context
+from paceline.telemetry.tracing.context import SpanContext
 from paceline.telemetry.tracing.spans import Span, Value
 
 _KINDS = {"client": pb.Span.SPAN_KIND_CLIENT, "server": pb.Span.SPAN_KIND_SERVER}
@@ -59,7 +59,7 @@ def message(span: Span) -> pb.Span:
     return made
 
 
-def _link(context: Context) -> pb.Span.Link:
+def _link(context: SpanContext) -> pb.Span.Link:
     return pb.Span.Link(
         trace_id=context.trace.to_bytes(16, "big"),
         span_id=context.span.to_bytes(8, "big"),

@@ -9,7 +9,7 @@ from contextvars import Token
 from typing import Any, Self
 
 from paceline.telemetry import logs
-from paceline.telemetry.tracing.context import Context, group_sampled, parse, traceparent
+from paceline.telemetry.tracing.context import SpanContext, group_sampled, parse, traceparent
 
 Value = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float]
 Take = Callable[["Span"], None]
@@ -39,12 +39,12 @@ class Span:
     def __init__(
         self,
         name: str,
-        context: Context,
-        parent: Context | None,
+        context: SpanContext,
+        parent: SpanContext | None,
         *,
         tracer: Tracer,
         start_ns: int,
-        links: Sequence[Context] = (),
+        links: Sequence[SpanContext] = (),
         attributes: dict[str, Value] | None = None,
     ) -> None:
         self.name = name
@@ -77,16 +77,16 @@ class Span:
         name: str,
         given: Mapping[str, Value] | None = None,
         *,
-        context: Context | None = None,
+        context: SpanContext | None = None,
         start_ns: int = 0,
-        links: Sequence[Context] = (),
+        links: Sequence[SpanContext] = (),
         **attributes: Value,
     ) -> Span:
         """Start a child span, now or at `start_ns`; `given` holds more attributes."""
         tracer = self._tracer
         return Span(
             name,
-            context or Context(self.context.trace, tracer.new_id()),
+            context or SpanContext(self.context.trace, tracer.new_id()),
             self.context,
             tracer=tracer,
             start_ns=start_ns or tracer.now(),
@@ -135,7 +135,7 @@ class _Nothing(Span):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__("", Context(0, 0), None, tracer=OFF, start_ns=0)
+        super().__init__("", SpanContext(0, 0), None, tracer=OFF, start_ns=0)
 
     def __bool__(self) -> bool:
         return False
@@ -198,12 +198,14 @@ class Tracer:
         """Whether the traces of a group's episodes are kept."""
         return group_sampled(group_id, self.share)
 
-    def root(self, name: str, context: Context, *, start_ns: int = 0, **attributes: Value) -> Span:
+    def root(
+        self, name: str, context: SpanContext, *, start_ns: int = 0, **attributes: Value
+    ) -> Span:
         """Start the root span of a trace."""
         start_ns = start_ns or self.now()
         return Span(name, context, None, tracer=self, start_ns=start_ns, attributes=attributes)
 
-    def below(self, parent: Context | None) -> Span:
+    def below(self, parent: SpanContext | None) -> Span:
         """A stand-in for a span of another process, to add children to; `NOTHING` for None."""
         return NOTHING if parent is None else Span("", parent, None, tracer=self, start_ns=1)
 
@@ -236,10 +238,12 @@ class _Off(Tracer):
     def keeps(self, group_id: str) -> bool:
         return False
 
-    def root(self, name: str, context: Context, *, start_ns: int = 0, **attributes: Value) -> Span:
+    def root(
+        self, name: str, context: SpanContext, *, start_ns: int = 0, **attributes: Value
+    ) -> Span:
         return NOTHING
 
-    def below(self, parent: Context | None) -> Span:
+    def below(self, parent: SpanContext | None) -> Span:
         return NOTHING
 
     def received(self, trace: str, at_ns: int = 0) -> Span:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +48,9 @@ def test_large_payloads_are_compressed() -> None:
 def test_sample_carries_the_advantage(store: Store, worlds: Worlds, advantage: float) -> None:
     trajectory = worlds(store).made(ASSIGNMENT, 0, reward=1.0, version=4)
     kept = pack(wire.to_proto(trajectory, types_pb2.Trajectory).SerializeToString(), 1024)
-    [(data, tokens, trainable)] = train_samples(kept, advantage, mask_truncated=True)
+    [(data, tokens, trainable)] = train_samples(
+        kept, np.array([advantage], np.float32), mask_truncated=True
+    )
     sample = pb.TrainSample.FromString(data)
     assert list(sample.advantages) == [advantage]
     assert (tokens, trainable, sample.masked, sample.weight) == (5, 3, False, 1.0)
@@ -64,7 +67,7 @@ def test_truncated_answers_are_masked(
 ) -> None:
     trajectory = worlds(store).made(ASSIGNMENT, 0, truncated=True)
     kept = pack(wire.to_proto(trajectory, types_pb2.Trajectory).SerializeToString(), 1024)
-    [(data, _, found)] = train_samples(kept, 1.0, mask_truncated=mask)
+    [(data, _, found)] = train_samples(kept, np.ones(1, np.float32), mask_truncated=mask)
     assert found == trainable
     assert pb.TrainSample.FromString(data).masked is mask
 

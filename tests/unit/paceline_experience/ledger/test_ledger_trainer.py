@@ -90,7 +90,11 @@ async def test_advantages_are_over_the_whole_batch(store: Store, worlds: Worlds)
     [
         ("raising", "KeyError: 'baseline'"),
         ("leaving", "SystemExit: 3"),
-        ("short", "TypeError: an answer of shape (3,); one number per episode is needed"),
+        (
+            "short",
+            "TypeError: an answer of shape (3,); one number per episode (4) or per policy token "
+            "(12) is needed",
+        ),
         ("endless", "ValueError: finite numbers of 32 bits are due; it gave inf"),
     ],
 )

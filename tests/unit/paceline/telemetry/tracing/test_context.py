@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from paceline.telemetry.tracing import (
-    Context,
+    SpanContext,
     Tracer,
     derived,
     episode_context,
@@ -75,7 +75,7 @@ def test_any_other_text_is_not_a_trace(text: str) -> None:
 
 
 def test_traceparents_that_w3c_forbids() -> None:
-    good = traceparent(Context(1, 2))
+    good = traceparent(SpanContext(1, 2))
     assert parse(good)
     for bad in ("", good.upper().replace("0", "A"), "ff" + good[2:], good + "-", f" {good}"):
         assert parse(bad) is None

@@ -11,7 +11,8 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from paceline.telemetry.tracing import Context, Span, Tracer
+from paceline.telemetry.tracing import Span, Tracer
+from paceline.telemetry.tracing import SpanContext as Context
 from paceline.telemetry.tracing.encode import request_of, resource_of
 
 KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER}

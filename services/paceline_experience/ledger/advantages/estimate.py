@@ -1,0 +1,163 @@
+"""Estimates the advantages of a batch once, when it is fixed, and keeps them with it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config.base import PluginSpec
+from paceline.config.job import JobSpec
+from paceline.config.options import options_source
+from paceline.errors import InvalidError
+from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
+from paceline.telemetry.logs import Log
+from paceline_experience.ledger.advantages.memory import Memory
+
+MAX_ESTIMATE_BYTES = 64 << 20  # compressed; a batch with more has other values for every token
+_EPISODES, _TOKENS = b"E", b"T"
+Floats = NDArray[np.float64]
+log = Log("advantages")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A plug-in of a job that estimates or changes advantages."""
+
+    field: str
+    name: str
+    function: Advantage
+    options: dict[str, Any]
+    needs: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The advantages of N episodes with T policy tokens."""
+
+    values: Floats  # [N] or [T]
+    weights: Floats | None = None  # [N]; None: all 1
+    memory: dict[str, str] = field(default_factory=dict[str, str])  # key -> JSON; empty: deleted
+    notes: dict[str, float] = field(default_factory=dict[str, float])
+
+    def encoded(self, episodes: int) -> bytes:
+        """As the ledger keeps it: the values and weights, without memory and notes.
+
+        Raises:
+            InvalidError: it is too large.
+        """
+        kind = _EPISODES if len(self.values) == episodes else _TOKENS
+        weights = np.ones(episodes) if self.weights is None else self.weights
+        columns = np.concatenate((weights, self.values)).astype("<f4")
+        data = kind + zlib.compress(columns.tobytes(), 1)
+        if len(data) > MAX_ESTIMATE_BYTES:
+            raise InvalidError(
+                f"experience.advantage: the advantages of a batch take {len(data)} bytes; "
+                f"at most {MAX_ESTIMATE_BYTES} are kept"
+            )
+        return data
+
+
+def decoded(data: bytes, lengths: Sequence[int]) -> tuple[list[NDArray[np.float32]], Floats]:
+    """The values of each episode, one or one per policy token, and the weights [N].
+
+    Raises:
+        ValueError: the data does not fit episodes of these lengths.
+    """
+    columns = np.frombuffer(zlib.decompress(data[1:]), "<f4")
+    weights, values = columns[: len(lengths)].astype(np.float64), columns[len(lengths) :]
+    counts = [1] * len(lengths) if data[:1] == _EPISODES else list(lengths)
+    if len(values) != sum(counts):
+        raise ValueError(f"{len(values)} advantages for {sum(counts)} episodes or tokens")
+    return np.split(values, np.cumsum(counts)[:-1]), weights
+
+
+def parts_of(spec: JobSpec) -> list[Part]:
+    """The plug-ins of a job that estimate advantages, in the order of their calls.
+
+    Raises:
+        InvalidError: one is not installed.
+    """
+    experience = spec.experience
+    named: list[tuple[str, PluginSpec]] = [("experience.advantage", experience.advantage)]
+    for index, each in enumerate(experience.advantage_shaping):
+        named.append((f"experience.advantage_shaping.{index}", each))
+    found: list[Part] = []
+    for where, each in named:
+        function = registry.find("advantages", each.kind)
+        source = options_source("advantages", each.kind, import_plugin=True)
+        needs = frozenset(declared(source).needs_with(each.options))
+        found.append(Part(where, each.kind, function, each.options, needs))
+    return found
+
+
+def estimate(
+    parts: Sequence[Part], batch: EpisodeBatch, context: Context, memory: Memory
+) -> Estimate:
+    """Call the parts in order.
+
+    Raises:
+        InvalidError: one has raised, or returned something else than finite numbers of the right
+            shape.
+    """
+    found = Estimate(np.zeros(0))
+    for part in parts:
+        own = memory.of(part.name) if "memory" in part.needs else None
+        given = context if own is not None else Context(context.step, context.total_steps)
+        try:
+            answer = called(part.function, batch, replace(given, memory=own or {}), part.options)
+            changed = dict(answer.memory)
+            if changed and own is None:
+                raise TypeError("it changes its memory, but does not declare the need 'memory'")
+            texts = memory.changed(part.name, changed) if changed else {}
+        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            log.exception("an advantage has failed", advantage=part.name)
+            text = f"{part.field}: {part.name}: {type(error).__name__}: {error}"
+            raise InvalidError(text) from error
+        weights = answer.weights if answer.weights is not None else batch.weights
+        batch = replace(batch, advantages=answer.values, weights=weights)
+        found = Estimate(
+            answer.values, weights, found.memory | texts, {**found.notes, **answer.notes}
+        )
+    return found
+
+
+def called(
+    function: Advantage, batch: EpisodeBatch, context: Context, options: Mapping[str, Any]
+) -> Advantages:
+    """Call an advantage on a batch; it may raise anything.
+
+    Raises:
+        TypeError: the answer has another shape.
+        ValueError: it is not finite, or a weight is negative.
+    """
+    answer: Any = function(batch, context, **options)
+    if not isinstance(answer, Advantages):
+        answer = Advantages(answer)
+    values = np.asarray(answer.values, dtype=np.float64)
+    episodes, tokens = len(batch.rewards), int(batch.lengths.sum())
+    if values.shape not in ((episodes,), (tokens,)):
+        raise TypeError(
+            f"an answer of shape {values.shape}; one number per episode ({episodes}) "
+            f"or per policy token ({tokens}) is needed"
+        )
+    _finite(values)
+    if answer.weights is None:
+        return replace(answer, values=values)
+    weights = np.asarray(answer.weights, dtype=np.float64)
+    if weights.shape != (episodes,):
+        raise TypeError(f"weights of shape {weights.shape}; one per episode ({episodes}) is needed")
+    _finite(weights)
+    if (weights < 0).any():
+        raise ValueError(f"weights must not be negative; it gave {weights.min()}")
+    return replace(answer, values=values, weights=weights)
+
+
+def _finite(values: Floats) -> None:
+    wrong = values[~(np.abs(values) <= np.finfo(np.float32).max)]
+    if wrong.size:
+        raise ValueError(f"finite numbers of 32 bits are due; it gave {wrong[0]}")

@@ -1,0 +1,117 @@
+"""Estimates the advantages of a job's batches, and reads back what was kept of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.plugins import Context, GroupOutcome
+from paceline_experience.ledger.advantages.episodes import NEEDS_PAYLOADS, episode_batch
+from paceline_experience.ledger.advantages.estimate import Estimate, decoded, estimate, parts_of
+from paceline_experience.ledger.advantages.memory import Memory
+from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.records import OutcomeRecord, parse_record
+from paceline_experience.ledger.state import GroupRecord
+from paceline_experience.store.payloads import PayloadStore
+
+METRIC_STEPS = 20
+_ROWS = 3 * METRIC_STEPS  # rows of evals and of steps that were trained again lie between
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEstimate:
+    """What `take.lua` writes together with a batch, and numbers for the log."""
+
+    script_arguments: tuple[bytes, str, str]
+    notes: dict[str, float]
+
+
+class Estimator:
+    """The advantages of a job: a base, and what shapes it."""
+
+    def __init__(self, core: LedgerContext) -> None:
+        self._core = core
+        self._parts = parts_of(core.spec)
+        self._needs = frozenset[str]().union(*(part.needs for part in self._parts))
+
+    @property
+    def observes(self) -> bool:
+        """Whether it is told of all decided groups."""
+        return "memory" in self._needs
+
+    async def estimate(
+        self, groups: Sequence[GroupRecord], step: int, *, payloads: PayloadStore
+    ) -> FixedEstimate:
+        """Inside a transaction: the advantages of a batch that is about to be fixed.
+
+        Raises:
+            InvalidError: a plug-in has failed.
+        """
+        context, memory, observed = await self._context(step)
+        found = await self._called(groups, context, memory, payloads)
+        data = found.encoded(sum(len(group.summaries()) for group in groups))
+        return FixedEstimate((data, json.dumps(found.memory), json.dumps(observed)), found.notes)
+
+    async def kept(
+        self, step: int, groups: Sequence[GroupRecord], *, payloads: PayloadStore
+    ) -> tuple[list[NDArray[np.float32]], NDArray[np.float64]]:
+        """The advantages of each episode of a fixed batch, and their weights [N].
+
+        Raises:
+            InvalidError: the batch was fixed by a release that kept none, and a plug-in has failed.
+        """
+        core = self._core
+        data = await core.store.command("HGET", core.keys.advantages, step)
+        episodes = [e for group in groups for e in group.summaries()]
+        if data is None:
+            context = Context(step, core.spec.stop.steps, core.spec.tasks.seed)
+            found = await self._called(groups, context, Memory(), payloads)
+            data = found.encoded(len(episodes))
+        return decoded(data, [e.policy_tokens for e in episodes])
+
+    async def _called(
+        self,
+        groups: Sequence[GroupRecord],
+        context: Context,
+        memory: Memory,
+        payloads: PayloadStore,
+    ) -> Estimate:
+        read = not NEEDS_PAYLOADS.isdisjoint(self._needs)
+        names = [name for group in groups for name in group.payloads()] if read else []
+        blobs = await payloads.get(names)
+        batch = episode_batch(groups, needs=self._needs, payloads=blobs)
+        return estimate(self._parts, batch, context, memory)
+
+    async def _context(self, step: int) -> tuple[Context, Memory, list[str]]:
+        """The context of a step, the memory, and the groups whose outcomes are in the context."""
+        core = self._core
+        context = Context(step, core.spec.stop.steps, core.spec.tasks.seed)
+        if not self.observes:
+            return context, Memory(), []
+        texts, outcomes = await core.store.hashes(core.keys.memory, core.keys.outcomes)
+        records = [parse_record(OutcomeRecord, text) for text in outcomes.values()]
+        records.sort(key=lambda each: each.seq)
+        rows: list[bytes] = await core.store.command("LRANGE", core.keys.metrics, -_ROWS, -1)
+        found = Context(
+            context.step,
+            context.total_steps,
+            context.seed,
+            outcomes=[
+                GroupOutcome(each.task, each.rewards, each.answers, each.filtered)
+                for each in records
+            ],
+            metrics=_metrics([json.loads(row) for row in rows], step),
+        )
+        return found, Memory(texts), [name.decode() for name in outcomes]
+
+
+def _metrics(rows: Sequence[Mapping[str, Any]], step: int) -> list[dict[str, float]]:
+    """The trainer's metrics of the last steps; of a step that was trained again the last ones."""
+    by_step = {row["step"]: row["values"] for row in rows if row["kind"] == "train"}
+    newest = sorted(each for each in by_step if each <= step)[-METRIC_STEPS:]
+    return [cast("dict[str, float]", by_step[each]) for each in newest]
