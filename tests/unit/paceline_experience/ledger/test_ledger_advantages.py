@@ -101,11 +101,13 @@ async def test_kills_change_neither_advantages_nor_memory(store: Store, worlds: 
 
 def with_two_turns(trajectory: Trajectory) -> Trajectory:
     (transcript,) = trajectory.transcripts
-    policy = (
-        TokenSpan(2, 4, transcript.spans[1].source),
-        TokenSpan(6, 7, transcript.spans[1].source),
+    prompt, answer = transcript.spans
+    spans = (
+        prompt,
+        TokenSpan(2, 4, answer.source),
+        TokenSpan(4, 6, prompt.source),
+        TokenSpan(6, 7, answer.source),
     )
-    tool = TokenSpan(4, 6, transcript.spans[0].source)
     turns = (StepMark(2, 6, reward=0.5), StepMark(6, 7))
     changed = replace(
         transcript,
