@@ -17,3 +17,10 @@ class KlOptions(StrictModel):
     coef: float = Field(gt=0.0)
     corrected: bool = True
     """Multiply by the corrections' weights; without them the estimate is biased on stale data."""
+
+
+@declares(needs=("reference",))
+class KlPenaltyOptions(StrictModel):
+    """Options of `kl_penalty`."""
+
+    coef: float = Field(gt=0.0)

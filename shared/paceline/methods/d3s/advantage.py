@@ -1,0 +1,54 @@
+"""Level 1 of D3S (arXiv 2509.22115, section 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import InvalidError
+from paceline.methods.parts.group_statistics import Floats, Ints, index_of
+from paceline.plugins import Advantages, Context, EpisodeBatch
+
+
+def d3s_episodes(
+    batch: EpisodeBatch, context: Context, *, start: float, end: float, scope: str = "batch"
+) -> Advantages:
+    """The advantages of the part before; episodes that are not chosen have weight 0.
+
+    Raises:
+        InvalidError: no part with a value for each episode comes before.
+    """
+    before = batch.advantages
+    if before is None or len(before) != len(batch.rewards):
+        raise InvalidError("it needs advantages of episodes; list it in advantage_shaping")
+    progress = min(context.step / max(context.total_steps - 1, 1), 1.0)
+    share = (1.0 - progress) * start + progress * end
+    labels = batch.groups if scope == "group" else np.zeros_like(batch.groups)
+    index, count = index_of(labels)
+    weights = np.zeros(len(before))
+    for place in range(count):
+        own = np.flatnonzero(index == place)
+        size = max(1, round(share * len(own)))
+        weights[own[most_varied(before[own], size)]] = 1.0
+    if batch.weights is not None:
+        weights *= batch.weights
+    return Advantages(before, weights=weights, notes={"chosen_share": share})
+
+
+def most_varied(values: Floats, size: int) -> Ints:
+    """Indices of the `size` values with the largest variance.
+
+    They are the k largest and the size - k smallest for some k (proposition 1), which is found with
+    prefix sums; of equal variances that with the smallest k.
+    """
+    if size >= len(values):
+        return np.arange(len(values))
+    order = np.argsort(values, kind="stable")
+    ordered = values[order] - values.mean()
+    sums = np.concatenate(([0.0], np.cumsum(ordered)))
+    squares = np.concatenate(([0.0], np.cumsum(ordered * ordered)))
+    k = np.arange(size + 1)
+    total = sums[size - k] + sums[-1] - sums[len(values) - k]
+    square = squares[size - k] + squares[-1] - squares[len(values) - k]
+    variances = square / size - (total / size) ** 2
+    best = int(np.argmax(np.round(variances, 12)))
+    return np.sort(np.concatenate((order[: size - best], order[len(values) - best :])))

@@ -1,0 +1,5 @@
+"""DART: decoupled agentic RL training for GUI agents (arXiv 2509.23866).
+
+Of its parts, the trim: groups are sampled larger than what trains, and what is kept of each has at
+least one success and one failure.
+"""

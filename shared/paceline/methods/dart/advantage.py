@@ -1,0 +1,41 @@
+"""DART's trim (arXiv 2509.23866; release: the trainable filter)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import InvalidError
+from paceline.methods.parts.group_statistics import Ints, index_of
+from paceline.plugins import Advantages, Context, EpisodeBatch
+
+
+def dart_trim(
+    batch: EpisodeBatch, context: Context, *, keep: int, success: float = 0.5
+) -> Advantages:
+    """The advantages of the part before; of each group `keep` episodes have a weight.
+
+    The first ones are kept, but a success and a failure are among them if the group has both.
+
+    Raises:
+        InvalidError: no part comes before.
+    """
+    del context
+    if batch.advantages is None:
+        raise InvalidError("it changes the advantages of another; list it in advantage_shaping")
+    weights = np.ones(len(batch.rewards)) if batch.weights is None else batch.weights.copy()
+    index, count = index_of(batch.groups)
+    for group in range(count):
+        own = np.flatnonzero((index == group) & (weights > 0))
+        gone = np.setdiff1d(own, own[kept(batch.rewards[own] > success, keep)])
+        weights[gone] = 0.0
+    return Advantages(np.asarray(batch.advantages), weights=weights)
+
+
+def kept(successes: np.ndarray, keep: int) -> Ints:
+    """Indices of the first `keep` episodes, with one of each kind if there are both."""
+    chosen = list(range(min(keep, len(successes))))
+    for kind in (True, False):
+        having = np.flatnonzero(successes == kind)
+        if len(having) and having[0] >= keep:
+            chosen[-1] = int(having[0])
+    return np.array(chosen, np.int64)

@@ -1,0 +1,45 @@
+"""GDPO (arXiv 2601.05242, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from paceline.errors import InvalidError
+from paceline.methods.parts.group_statistics import Floats, check, index_of, z_by
+from paceline.plugins import Context, EpisodeBatch
+
+
+def gdpo(
+    batch: EpisodeBatch,
+    context: Context,
+    *,
+    weights: Mapping[str, float] | None = None,
+    over: str = "episodes",
+    eps: float = 1e-4,
+) -> Floats:
+    """Each part normalised by group, their weighted sum by batch, [N].
+
+    With a single part this is GRPO, without the second normalisation.
+
+    Raises:
+        InvalidError: a weight names a part that no episode has.
+    """
+    del context
+    index, _ = index_of(batch.groups)
+    weights = weights or {}
+    if unknown := sorted(weights.keys() - batch.parts.keys()) if batch.parts else []:
+        raise InvalidError(
+            f"weights.{unknown[0]}: there is no such part; parts: {', '.join(batch.parts)}"
+        )
+    if len(batch.parts) < 2:
+        return z_by(check(batch.rewards), index, unbiased=True, eps=eps)
+    total = np.zeros(len(index))
+    for name, values in batch.parts.items():
+        known = np.nan_to_num(values, nan=0.0)
+        total += weights.get(name, 1.0) * z_by(known, index, unbiased=True, eps=eps)
+    counts = batch.lengths.astype(np.float64) if over == "tokens" else np.ones(len(total))
+    mean = (counts * total).sum() / max(counts.sum(), 1.0)
+    variance = (counts * (total - mean) ** 2).sum() / max(counts.sum() - 1.0, 1.0)
+    return (total - mean) / (np.sqrt(variance) + eps) if variance > 0 else np.zeros_like(total)

@@ -1,0 +1,22 @@
+"""Options of `gdpo`; no numpy here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.plugins import StrictModel, declares
+
+Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+@declares(needs=("group>=2",))
+class GdpoOptions(StrictModel):
+    """Options of `gdpo`."""
+
+    weights: dict[str, Weight] = Field(default_factory=dict, max_length=32)
+    """Of the parts of the reward, by name; those that are not named have weight 1."""
+    over: Literal["episodes", "tokens"] = "episodes"
+    """What the batch is normalised over: `episodes` (reference) or `tokens` (verl)."""
+    eps: float = Field(default=1e-4, ge=0.0)

@@ -1,0 +1,5 @@
+"""MAPO, later MICA: multi-turn advantages for subjective dialogue (arXiv 2603.06194).
+
+Without a single terminal reward, each turn is compared with the same turn of the other episodes of
+its group, and with all turns of the group.
+"""

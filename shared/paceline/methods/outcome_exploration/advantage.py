@@ -1,0 +1,104 @@
+"""Outcome-based exploration (arXiv 2509.06941, sections 3 and 4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import InvalidError
+from paceline.methods.parts.group_statistics import Floats, Ints, index_of
+from paceline.plugins import Advantages, Context, EpisodeBatch, GroupOutcome
+
+MAX_ANSWERS = 64  # kept of a task; the rarest leave first
+_LONGEST = 24  # characters of an answer as it is; longer ones are hashed
+
+
+def outcome_exploration(
+    batch: EpisodeBatch,
+    context: Context,
+    *,
+    coef: float,
+    bonus: str = "ucb_con",
+    constant: float = 0.5,
+    correct: float = 0.5,
+) -> Advantages:
+    """The advantages of the part before plus `coef` x the bonus of the answer, [N] or [T].
+
+    Memory: by task, how often each of its answers was seen. An episode without an answer gets no
+    bonus.
+
+    Raises:
+        InvalidError: no part comes before.
+    """
+    if batch.advantages is None:
+        raise InvalidError("it changes the advantages of another; list it in advantage_shaping")
+    index, count = index_of(batch.groups)
+    answers = [_key(each) for each in batch.answers]
+    found = np.zeros(len(answers))
+    rare = np.array(
+        [_rarity(context.memory, t, a) for t, a in zip(batch.tasks.tolist(), answers, strict=True)]
+    )
+    for group in range(count):
+        own = np.flatnonzero(index == group)
+        if (batch.rewards[own] > correct).all():
+            continue
+        named = [answers[place] for place in own]
+        found[own] = _bonus(bonus, rare[own], named, constant) * [bool(each) for each in named]
+    total = np.asarray(batch.advantages) + coef * _like(found, batch)
+    changed = _counted(context.memory, context.outcomes)
+    distinct = _distinct(answers, index, count)
+    return Advantages(total, memory=changed, notes={"distinct_answers": distinct})
+
+
+def _bonus(kind: str, rare: Floats, answers: Sequence[str], constant: float) -> Floats:
+    if kind == "naive":
+        return rare
+    if kind == "ucb_con":
+        return rare - constant
+    if kind == "ucb_mean":
+        return rare - (rare.sum() - rare) / max(len(rare) - 1, 1)
+    equal = np.array([answers.count(each) - 1 for each in answers], np.float64)
+    return -equal / len(answers)
+
+
+def _rarity(memory: Mapping[str, Any], task: int, answer: str) -> float:
+    seen = (memory.get(str(task)) or {}).get(answer, 0) if answer else 0
+    return min(1.0, 1.0 / np.sqrt(seen)) if seen else 1.0
+
+
+def _like(values: Floats, batch: EpisodeBatch) -> Floats:
+    assert batch.advantages is not None
+    whole = len(batch.advantages) == len(values)
+    return values if whole else np.repeat(values, batch.lengths)
+
+
+def _counted(
+    memory: Mapping[str, Any], outcomes: Sequence[GroupOutcome]
+) -> dict[str, dict[str, int]]:
+    changed: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        task = str(outcome.task)
+        counts = changed.setdefault(task, dict(memory.get(task) or {}))
+        for answer in filter(None, map(_key, outcome.answers)):
+            counts[answer] = counts.get(answer, 0) + 1
+        while len(counts) > MAX_ANSWERS:
+            del counts[min(counts, key=lambda each: (counts[each], each))]
+    return changed
+
+
+def _key(answer: str) -> str:
+    """A short name of an answer, the same for equal ones."""
+    if len(answer) <= _LONGEST and answer.isascii() and answer.isprintable():
+        return answer
+    return "#" + hashlib.sha256(answer.encode()).hexdigest()[: _LONGEST - 1]
+
+
+def _distinct(answers: Sequence[str], index: Ints, count: int) -> float:
+    """The mean number of distinct answers of a group."""
+    if not count:
+        return 0.0
+    pairs = {(group, answer) for group, answer in zip(index.tolist(), answers, strict=True)}
+    return len([each for each in pairs if each[1]]) / count

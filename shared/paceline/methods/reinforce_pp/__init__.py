@@ -1,0 +1,6 @@
+"""REINFORCE++: a simple and efficient approach for aligning LLMs (arXiv 2501.03262).
+
+Normalises over all tokens of the batch instead of the group, so it also works with groups of one;
+normalising each prompt alone overfits easy and hard ones. The baseline variant subtracts the
+group's mean first.
+"""

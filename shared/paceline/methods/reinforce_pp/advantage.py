@@ -1,0 +1,41 @@
+"""REINFORCE++ and its baseline variant (arXiv 2501.03262)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.methods.parts.group_statistics import Floats, center_by_group, check
+from paceline.plugins import Context, EpisodeBatch
+
+_EPS = 1e-8
+
+
+def reinforce_pp(
+    batch: EpisodeBatch, context: Context, *, gamma: float = 1.0, center: bool = True
+) -> Floats:
+    """Returns whitened over all policy tokens: [N] if `gamma` is 1, else [T]."""
+    del context
+    rewards = check(batch.rewards)
+    if gamma == 1.0:
+        return whitened(rewards, batch.lengths.astype(np.float64), center=center)
+    spread = np.repeat(rewards, batch.lengths)
+    left = np.concatenate([np.arange(n)[::-1] for n in batch.lengths.tolist()] or [np.zeros(0)])
+    returns = spread * gamma**left
+    return whitened(returns, np.ones(len(returns)), center=center)
+
+
+def reinforce_pp_baseline(batch: EpisodeBatch, context: Context, *, center: bool = True) -> Floats:
+    """R - mean of the group, whitened over all policy tokens, [N]."""
+    del context
+    centered, _, _ = center_by_group(batch.rewards, batch.groups)
+    return whitened(centered, batch.lengths.astype(np.float64), center=center)
+
+
+def whitened(values: Floats, counts: Floats, *, center: bool) -> Floats:
+    """Values divided by the deviation over tokens, `counts` of which have each value."""
+    total = counts.sum()
+    if total <= 1:
+        return np.zeros_like(values)
+    mean = (counts * values).sum() / total
+    variance = (counts * (values - mean) ** 2).sum() / (total - 1.0)
+    return (values - mean * center) / np.sqrt(variance + _EPS)

@@ -1,0 +1,33 @@
+"""XRPO's novelty-aware sharpening (arXiv 2510.06672, section 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import InvalidError
+from paceline.methods.parts.group_statistics import Floats, index_of, mean_by
+from paceline.plugins import Context, EpisodeBatch
+
+
+def xrpo_novelty(
+    batch: EpisodeBatch, context: Context, *, scale: float = 2.5, bound: float = 0.5
+) -> Floats:
+    """A + min(max(scale x (1 - likelihood), 0), bound x A) where A is positive, [N].
+
+    The likelihood of an answer is the exponential of its mean log-prob minus that of its group.
+
+    Raises:
+        InvalidError: no part with a value for each episode comes before.
+    """
+    del context
+    before = batch.advantages
+    if before is None or len(before) != len(batch.rewards):
+        raise InvalidError("it changes advantages of episodes; list it after one that gives them")
+    assert batch.logprobs is not None
+    ends = batch.starts
+    sums = np.add.reduceat(np.append(batch.logprobs, 0.0), ends[:-1]) * (batch.lengths > 0)
+    likely = sums / np.maximum(batch.lengths, 1)
+    index, _ = index_of(batch.groups)
+    novelty = scale * (1.0 - np.exp(likely - mean_by(likely, index)))
+    added = np.minimum(np.maximum(novelty, 0.0), bound * before)
+    return np.where(before > 0, before + added, before)
