@@ -70,14 +70,24 @@ def test_samplers(name: str) -> None:
     samplers.fulfils_the_contract(name)
 
 
+ADVANTAGE_OPTIONS: dict[str, dict[str, Any]] = {
+    "outcome_exploration": {"coef": 0.1},
+    "fapo": {"flaw": "second"},
+    "dart_trim": {"keep": 2},
+    "d3s_episodes": {"start": 0.25, "end": 0.5},
+}
+
+
 @pytest.mark.parametrize("name", built_in("advantages"))
 def test_advantages(name: str) -> None:
-    advantages.fulfils_the_contract(name)
+    advantages.fulfils_the_contract(name, ADVANTAGE_OPTIONS.get(name))
 
 
 SLOT_OPTIONS: dict[str, dict[str, Any]] = {
     "entropy": {"coef": 0.01},
     "kl": {"coef": 0.01},
+    "kl_penalty": {"coef": 0.01},
+    "d3s_tokens": {"share": 0.3},
     "seq_mean_token_sum_norm": {"norm": 8},
 }
 

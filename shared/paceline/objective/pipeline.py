@@ -132,6 +132,10 @@ class _SlotLog:
         weight = log_ratio(tokens.old, tokens.behaviour).exp()
         self.sums: dict[str, Tensor] = {"behaviour_weight": weight.sum()}
         self.maxima: dict[str, Tensor] = {"behaviour_weight_max": _largest(weight)}
+        current = tokens.logprobs.detach()
+        self.sums["kl_behaviour"] = _kl(tokens.behaviour, current)
+        if tokens.reference is not None:
+            self.sums["kl_reference"] = _kl(current, tokens.reference)
 
     def weights(self, name: str, weights: Tensor) -> None:
         self.sums[f"{name}_zeroed"] = (weights == 0).sum()
@@ -158,6 +162,12 @@ def _detached(tokens: TokenBatch) -> TokenBatch:
 
 def _ignore(name: str, weights: Tensor) -> None:
     del name, weights
+
+
+def _kl(sampled: Tensor, other: Tensor) -> Tensor:
+    """The sum over tokens of the k3 estimate of KL(sampled || other)."""
+    difference = log_ratio(other, sampled)
+    return (difference.exp() - 1.0 - difference).sum()
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ def fulfils_the_contract(plugin: str | Advantage, options: Mapping[str, Any] | N
     """Check for one finite number per episode, whatever the group numbers, and unchanged inputs.
 
     An advantage that does not declare that it needs groups is also called with a single episode.
+    All batches have every column: parts `first` and `second`, a turn for each episode, and
+    advantages of a part before.
     """
     estimate: Advantage = resolved("advantages", plugin)
     given = dict(options or {})
@@ -98,11 +100,21 @@ def _turns(turns: Sequence[tuple[int, int, float]], count: int) -> Turns:
     )
 
 
+def _columns(rewards: Sequence[float], groups: Sequence[int]) -> EpisodeBatch:
+    flags = [float(index % 2) for index in range(len(rewards))]
+    return episode_batch(
+        rewards,
+        groups,
+        turns=[(index, index + 1, reward) for index, reward in enumerate(rewards)],
+        parts={"first": rewards, "second": flags},
+        advantages=rewards,
+    )
+
+
 def _estimated(
     estimate: Advantage, rewards: Sequence[float], groups: Sequence[int], options: dict[str, Any]
 ) -> Floats:
-    batch = episode_batch(rewards, groups, lengths=range(1, len(rewards) + 1))
-    kept = episode_batch(rewards, groups, lengths=range(1, len(rewards) + 1))
+    batch, kept = _columns(rewards, groups), _columns(rewards, groups)
     answer = estimate(batch, Context(step=0, total_steps=10), **options)
     found = np.asarray(getattr(answer, "values", answer), dtype=np.float64)
     unchanged = all(

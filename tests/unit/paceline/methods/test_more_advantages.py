@@ -1,0 +1,307 @@
+"""Worked numbers, edges and invariants of the advantages besides GRPO, RLOO and Dr. GRPO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidError
+from paceline.methods.d3s.advantage import d3s_episodes, most_varied
+from paceline.methods.dart.advantage import dart_trim
+from paceline.methods.fapo.advantage import fapo
+from paceline.methods.gapo.advantage import gapo
+from paceline.methods.gdpo.advantage import gdpo
+from paceline.methods.grpo.advantage import grpo
+from paceline.methods.mapo.advantage import mapo
+from paceline.methods.mc_grpo.advantage import mc_grpo
+from paceline.methods.mssr.advantage import forgetting, mssr
+from paceline.methods.outcome_exploration.advantage import MAX_ANSWERS, outcome_exploration
+from paceline.methods.reinforce_pp.advantage import reinforce_pp, reinforce_pp_baseline
+from paceline.methods.turn_level.advantage import turn_level
+from paceline.methods.ui_s1.advantage import ui_s1
+from paceline.methods.xrpo.advantage import xrpo_novelty
+from paceline.plugins import Context, EpisodeBatch, GroupOutcome
+from paceline.testing.advantages import episode_batch
+
+START = Context(step=0, total_steps=101)
+rewards_lists = st.lists(st.floats(-10, 10, width=16), min_size=2, max_size=10)
+
+
+def of_one_group(rewards: list[float], **columns: Any) -> EpisodeBatch:
+    return episode_batch(rewards, [0] * len(rewards), **columns)
+
+
+def close(found: Any, expected: Any, abs_: float = 1e-5) -> None:
+    assert np.asarray(found).tolist() == pytest.approx(np.asarray(expected).tolist(), abs=abs_)
+
+
+def test_reinforce_pp_whitens_over_tokens() -> None:
+    batch = episode_batch([1.0, -1.0], [0, 1], lengths=[3, 2])
+    close(reinforce_pp(batch, START), [0.730297, -1.095445])
+    close(reinforce_pp(episode_batch([1.0], [0]), START), [0.0])
+    discounted = reinforce_pp(batch, START, gamma=0.5, center=False)
+    close(discounted[:3] / discounted[2], [0.25, 0.5, 1.0])
+    close(discounted[3:] / discounted[2], [-0.5, -1.0])
+
+
+def test_reinforce_pp_baseline() -> None:
+    batch = episode_batch([1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1], lengths=[2, 1, 1, 1, 1, 1])
+    expected = [1.367527, -1.025645, -1.025645, -0.227921, -0.227921, -0.227921]
+    close(reinforce_pp_baseline(batch, START), expected)
+    assert reinforce_pp_baseline(batch, START, center=False)[3:].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        (
+            [0.1, 0.2, 0.25, 0.3, 0.9, 1, 0, 0.95],
+            [-0.257075, -0.051415, 0.051415, 0.154245, 1.388203, 1.593862, -0.462734, 1.491033],
+        ),
+        ([1, 1, 0, 0], [1.224743, 1.224743, 0, 0]),
+        ([1, 1, 1, 0], [0, 0, 0, -1.732048]),
+        ([2, 2, 2], [0, 0, 0]),
+        ([2], [0]),
+    ],
+)
+def test_gapo(rewards: list[float], expected: list[float]) -> None:
+    close(gapo(of_one_group(rewards), START), expected)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "rescale", "values", "median"),
+    [
+        ([0.2, 0.5, 0.9], False, [-0.996678, 0, 1.328904], 0.5),
+        ([0.2, 0.5, 0.9], True, [-1.495017, 0, 1.993355], 0.5),
+        ([1, 0, 0], True, [3000, 0, 0], 0),
+        ([0.1, 0.4, 0.5, 0.8, 0.9], True, [-1.66113, -0.415282, 0, 1.245847, 1.66113], 0.5),
+        ([1, 0, 0, 0, 1], True, [2500, 0, 0, 0, 2500], 0),
+        ([1, 1, 1], True, [0, 0, 0], 1),
+    ],
+)
+def test_mc_grpo_as_released(
+    rewards: list[float], rescale: bool, values: list[float], median: float
+) -> None:
+    found = mc_grpo(of_one_group(rewards), START, guard=False, rescale=rescale)
+    close(found.values, values)
+    assert found.weights is not None
+    assert [r for r, w in zip(rewards, found.weights, strict=True) if not w] == [median]
+
+
+def test_mc_grpo_does_not_explode_on_rewards_of_0_and_1() -> None:
+    found = mc_grpo(of_one_group([1, 0, 0, 0, 1]), START)
+    close(found.values, [1.822415, 0, 0, 0, 1.822415])
+
+
+def test_gdpo_of_one_group() -> None:
+    parts = {"one": [1.0, 1, 0, 0], "two": [1.0, 0, 0, 0]}
+    batch = of_one_group([2, 1, 0, 0], parts=parts)
+    close(gdpo(batch, START), [1.332031, 0.206077, -0.769054, -0.769054])
+    with pytest.raises(
+        InvalidError, match=r"weights\.three: there is no such part; parts: one, two"
+    ):
+        gdpo(batch, START, weights={"three": 1.0})
+
+
+def test_gdpo_of_two_groups() -> None:
+    parts = {"one": [1.0, 1, 0, 0, 1, 0, 0, 0], "two": [0.0, 0, 1, 1, 1, 1, 1, 1]}
+    batch = episode_batch([1.0] * 8, [0] * 4 + [1] * 4, parts=parts)
+    close(gdpo(batch, START), [0] * 4 + [2.290938] + [-0.763646] * 3)
+
+
+def test_gdpo_with_one_part_is_grpo() -> None:
+    batch = of_one_group([1, 0, 0, 0])
+    close(gdpo(batch, START, eps=1e-6), grpo(batch, START))
+
+
+TURNS = [(0, 1, 2.0), (0, 1, 3.0), (0, 1, 0.0), (1, 1, 1.0), (1, 1, 0.0), (1, 1, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("gamma", "expected"),
+    [
+        (1.0, [0.69868, 0.59604, -1.09604, -0.69868, -0.59604, 1.09604]),
+        (0.9, [0.69868, 1.09604, -1.09604, -0.69868, -1.09604, 1.09604]),
+    ],
+)
+def test_mapo(gamma: float, expected: list[float]) -> None:
+    close(mapo(of_one_group([0, 0], turns=TURNS), START, gamma=gamma), expected)
+
+
+def test_a_turn_that_one_episode_alone_reaches_has_no_turn_advantage() -> None:
+    batch = of_one_group([0, 0], turns=[(0, 2, 1.0), (0, 1, 5.0), (1, 1, 0.0)])
+    found = mapo(batch, START, group=0.0)
+    assert found.tolist() == [1.0, 1.0, 0.0, -1.0] or abs(found[2]) == 0.0
+    with pytest.raises(InvalidError, match="no episode of the batch has a turn"):
+        mapo(of_one_group([0, 1]), START)
+
+
+def matched(batch: EpisodeBatch, flags: list[int]) -> EpisodeBatch:
+    assert batch.turns is not None
+    return replace(batch, turns=replace(batch.turns, matched=np.array(flags, np.bool_)))
+
+
+def test_ui_s1() -> None:
+    scores = [1, 1, 0.55, 1, 0.19, 1]
+    turns = [(place // 3, 1, score) for place, score in enumerate(scores)]
+    batch = matched(of_one_group([0, 0], turns=turns), [1, 1, 0, 1, 0, 1])
+    step = ui_s1(batch, START, episode=0.0)
+    close(step, [0.7071, 0.7071, -0.7071, -0.7071, -0.7071, 0.7071], 1e-4)
+    released = ui_s1(batch, START)
+    close(released, [1.316375, 1.316376, -1.403413, -0.097835, -2.447877, 1.316375])
+    paper = ui_s1(batch, START, step=0.0, variant="paper")
+    close(paper, [0.707104] * 3 + [-0.707104] * 3)
+
+
+def test_turn_level_gives_the_outcome_to_the_last_turn() -> None:
+    batch = of_one_group([1, 0], turns=[(0, 1, 0.0), (0, 2, 0.0), (1, 3, 0.0)])
+    found = turn_level(batch, START, gamma=0.5)
+    # Returns are 0.5, 1 and 0: mean 0.5, deviation 0.5.
+    close(found, [0, 1, 1, -1, -1, -1])
+
+
+def test_mssr_uses_the_baseline_before_it_is_updated() -> None:
+    outcome = GroupOutcome(task=7, rewards=(1.0,), answers=("",))
+    context = replace(START, memory={"7": [4.0, 4.0]}, outcomes=[outcome])
+    batch = episode_batch([1.0], [0], tasks=[7])
+    found = mssr(batch, context, least=0.9, most=0.9)
+    close(found.values, [0.5])
+    close(found.memory["7"], [4.6, 3.6])
+
+
+def test_mssr_is_normalised_over_the_batch() -> None:
+    memory = {"0": [1, 1], "1": [1, 1], "2": [7, 3], "3": [7, 3]}
+    batch = episode_batch([1, 0, 1, 0], [0, 1, 2, 3])
+    found = mssr(batch, replace(START, memory=memory))
+    close(found.values, [1.176697, -0.784465, 0.784465, -1.176697])
+
+
+@pytest.mark.parametrize(
+    ("kl", "monotone", "released"),
+    [
+        (0.0, 0.96, 0.875),
+        (0.005, 0.9175, 0.9175),
+        (0.01, 0.875, 0.96),
+        (0.011, 0.875, 0.875),
+        (None, 0.9175, 0.9175),
+    ],
+)
+def test_mssr_forgets_by_the_kl(kl: float | None, monotone: float, released: float) -> None:
+    assert forgetting(kl, 0.01, 0.875, 0.96, rule="monotone") == pytest.approx(monotone)
+    assert forgetting(kl, 0.01, 0.875, 0.96, rule="released") == pytest.approx(released)
+
+
+SEEN = replace(START, memory={"0": {"x": 16, "y": 4}})
+
+
+@pytest.mark.parametrize(
+    ("bonus", "expected"),
+    [
+        ("ucb_mean", [-0.333333, -0.333333, 0, 0.666667]),
+        ("ucb_con", [-0.25, -0.25, 0, 0.5]),
+        ("batch", [-0.25, -0.25, 0, 0]),
+        ("naive", [0.25, 0.25, 0.5, 1]),
+    ],
+)
+def test_outcome_exploration(bonus: str, expected: list[float]) -> None:
+    base = [0.866024, 0.866024, -0.866024, -0.866024]
+    batch = of_one_group([1, 1, 0, 0], answers=["x", "x", "y", "z"], advantages=base)
+    found = outcome_exploration(batch, SEEN, coef=0.2, bonus=bonus)
+    close(found.values, np.array(base) + 0.2 * np.array(expected))
+    spread = replace(batch, lengths=np.array([2, 1, 1, 1]), advantages=np.array([1.0, *base]))
+    assert len(outcome_exploration(spread, SEEN, coef=0.2, bonus=bonus).values) == 5
+
+
+def test_a_solved_group_and_a_missing_answer_get_no_bonus() -> None:
+    solved = of_one_group([1, 1], answers=["x", "z"], advantages=[0, 0])
+    assert outcome_exploration(solved, SEEN, coef=1.0).values.tolist() == [0.0, 0.0]
+    without = of_one_group([1, 0], answers=["x", ""], advantages=[0, 0])
+    assert outcome_exploration(without, SEEN, coef=1.0).values.tolist() == [-0.25, 0.0]
+    with pytest.raises(InvalidError, match="advantage_shaping"):
+        outcome_exploration(of_one_group([1, 0]), SEEN, coef=1.0)
+
+
+@given(st.lists(st.text(max_size=40), max_size=300))
+def test_counts_of_answers_stay_bounded(answers: list[str]) -> None:
+    outcome = GroupOutcome(task=0, rewards=(0.0,) * len(answers), answers=tuple(answers))
+    context = replace(SEEN, outcomes=[outcome])
+    batch = of_one_group([0, 0], answers=["a", "b"], advantages=[0, 0])
+    counts = outcome_exploration(batch, context, coef=1.0).memory["0"]
+    assert len(counts) <= MAX_ANSWERS
+    assert all(0 < len(each) <= 24 for each in counts)
+    if len({*answers, "x", "y"}) < MAX_ANSWERS:
+        assert sum(counts.values()) == 20 + sum(map(bool, answers))
+
+
+def test_xrpo_sharpens_novel_successes() -> None:
+    batch = of_one_group(
+        [1, 1, 0, 0],
+        lengths=[2, 1, 1, 1],
+        logprobs=[-0.25, -0.75, -1, -1, -0.7],
+        advantages=[1, 1, -1, -1],
+    )
+    close(xrpo_novelty(batch, START), [1, 1.453173, -1, -1])
+    other = of_one_group([1] * 4, logprobs=[-0.62, -0.68, -0.6, -0.66], advantages=[1, 1, 1, 1])
+    assert xrpo_novelty(other, START)[1] == pytest.approx(1.098026, abs=1e-5)
+    empty = replace(batch, lengths=np.array([2, 0, 2, 1]))
+    assert np.isfinite(xrpo_novelty(empty, START)).all()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "flawed", "expected"),
+    [
+        ([1, 1, -1, -1], [0, 1, 0, 0], [1.305581, 0.261116, -0.783349, -0.783349]),
+        ([1, 1, 1, -1], [0, 1, 0, 0], [0.783349, -0.261116, 0.783349, -1.305581]),
+        ([1, -1, -1, -1], [1, 1, 0, 0], [1.5, -0.5, -0.5, -0.5]),
+    ],
+)
+def test_fapo(rewards: list[float], flawed: list[float], expected: list[float]) -> None:
+    batch = of_one_group(rewards, parts={"exact": rewards, "flaw": flawed})
+    close(fapo(batch, START, flaw="flaw").values, expected, 2e-5)
+    with pytest.raises(InvalidError, match="flaw: 'x' is no part of the reward"):
+        fapo(batch, START, flaw="x")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(2, 9))
+def test_dart_keeps_a_success_and_a_failure(successes: list[bool], keep: int) -> None:
+    rewards = [float(each) for each in successes]
+    found = dart_trim(of_one_group(rewards, advantages=rewards), START, keep=keep)
+    assert found.weights is not None
+    kept = np.array(successes)[found.weights > 0]
+    assert len(kept) == min(keep, len(successes))
+    assert set(kept.tolist()) == set(successes)
+
+
+def test_d3s_keeps_what_varies_most() -> None:
+    values = [1.5, 0.9, -0.2, -0.3, -0.4, -1.5]
+    batch = of_one_group(values, advantages=values)
+    found = d3s_episodes(batch, START, start=0.5, end=1.0)
+    assert found.weights is not None
+    assert found.weights.tolist() == [1, 1, 0, 0, 0, 1]
+    last = d3s_episodes(batch, replace(START, step=100), start=0.5, end=1.0)
+    assert last.weights is not None
+    assert last.weights.all()
+    assert most_varied(np.zeros(4), 2).tolist() == [0, 1]
+
+
+@given(st.lists(st.integers(-20, 20), min_size=1, max_size=9), st.integers(1, 9))
+def test_d3s_equals_brute_force(numbers: list[int], size: int) -> None:
+    values = np.array(numbers, np.float64)
+    found = most_varied(values, size)
+    assert len(set(found.tolist())) == min(size, len(values))
+    best = max(values[list(each)].var() for each in combinations(range(len(values)), len(found)))
+    assert values[found].var() == pytest.approx(best)
+
+
+@given(rewards_lists, st.integers(-4, 4))
+def test_adding_a_constant_changes_nothing(rewards: list[float], shift: int) -> None:
+    for estimate in (gapo, gdpo, reinforce_pp_baseline):
+        one = np.asarray(estimate(of_one_group(rewards), START))
+        two = np.asarray(estimate(of_one_group([r + shift for r in rewards]), START))
+        assert np.allclose(one, two, atol=1e-3)
