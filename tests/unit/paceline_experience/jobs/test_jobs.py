@@ -267,7 +267,7 @@ def test_bad_task_sources_are_named(tasks: dict[str, Any], says: str) -> None:
     [
         ({"sampler": "best"}, "sampler.kind: 'best' is not installed; installed: shuffle"),
         ({"filters": ["good"]}, "experience.filters.0.kind: 'good' is not installed"),
-        ({"advantage": "gae"}, "advantage.kind: 'gae' is not installed; installed: dr_grpo"),
+        ({"advantage": "gae"}, "advantage.kind: 'gae' is not installed; installed: d3s_episodes"),
     ],
 )
 def test_missing_plug_ins_are_named(experience: dict[str, Any], says: str) -> None:
