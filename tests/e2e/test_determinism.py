@@ -38,6 +38,7 @@ class Run:
     episodes: list[Episode]  # those that were trained, in the order of the batches
     dropped: dict[str, int]  # episodes by reason
     incarnation: int
+    notes: list[dict[str, float]]  # of the advantages, by step
 
     @property
     def rollouts(self) -> set[str]:
@@ -102,7 +103,15 @@ class Site:
         files = [*sorted(folder.glob("step-*.jsonl")), *folder.glob("final.jsonl")]
         lines = [line for path in files for line in path.read_text().splitlines()]
         episodes = [plain(json.loads(line)) for line in lines]
-        return Run(episodes, report.dropped, status.incarnation)
+        return Run(episodes, report.dropped, status.incarnation, self._notes(job_id))
+
+    def _notes(self, job_id: str) -> list[dict[str, float]]:
+        """Numbers that depend on what the advantages remember; steps may be trained again."""
+        lines = (self.run_dir / "jobs" / job_id / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        by_step = {row["step"]: row for row in rows if row["kind"] == "train"}
+        names = ("baseline", "forgetting", "distinct_answers")
+        return [{n: by_step[k][n] for n in names if n in by_step[k]} for k in sorted(by_step)]
 
 
 def plain(trajectory: dict[str, Any]) -> Episode:
@@ -295,6 +304,39 @@ def test_whatever_dies_the_same_is_made(
         if shows(run):
             return
     pytest.fail("it died at other moments")
+
+
+def remembering(job: dict[str, Any]) -> dict[str, Any]:
+    """The job with advantages that remember tasks and answers, and so few tasks that they recur."""
+    shaping = [{"kind": "outcome_exploration", "coef": 0.2}]
+    tasks = job["tasks"] | {"options": {"digits": 1, "size": 8}}
+    experience = {"advantage": "mssr", "advantage_shaping": shaping}
+    return job | {"tasks": tasks, "experience": job["experience"] | experience}
+
+
+def test_a_memory_survives_kills_of_experience_and_trainer(
+    site: Site, job_of: Job, tmp_path: Path
+) -> None:
+    opened = tmp_path / "open"
+    opened.touch()
+    job = remembering(job_of("memory", replicas=1))
+    quiet = site.run(gated(job, opened, from_group=0))
+    assert len({each["baseline"] for each in quiet.notes}) > 2, "nothing was remembered"
+    assert quiet.notes[-1]["distinct_answers"] > 1
+    first = quiet.episodes[HELD * GROUPS * SIZE - 1]["same"]["group"] + 1
+    gate = tmp_path / "gate"
+
+    def during(job_id: str) -> None:
+        try:
+            kill_held(site, gate, names=["experience", f"trainer-{job_id}"])
+        finally:
+            gate.touch()
+
+    run = site.run(gated(job | {"name": "memory-killed"}, gate, from_group=first), during)
+    assert rewound(run)
+    agree(quiet, run)
+    for mine, theirs in zip(run.notes, quiet.notes, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
 
 
 def test_asynchronous_runs_have_the_same_tasks_and_seeds(

@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 
 from paceline.plugins import RewardInput
+from paceline.types import Score
 
 _LOOK_S = 0.02
 
 
-def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) -> float:
-    """1 if `pattern` is found in the response, else 0.
+def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) -> Score:
+    """1 if `pattern` is found in the response, else 0. The answer is its first two characters.
 
     Training groups from number `from_group` on wait for the file `gate` to exist; the first to wait
     creates the file `asked_at(gate)`.
@@ -21,7 +22,8 @@ def gated(item: RewardInput, *, gate: str, pattern: str, from_group: int = 0) ->
         asked_at(gate).touch()
         while not Path(gate).exists():
             time.sleep(_LOOK_S)
-    return float(re.search(pattern, item.response) is not None)
+    found = re.search(pattern, item.response) is not None
+    return Score(float(found), parts={}, normalised_answer=item.response[:2])
 
 
 def asked_at(gate: str | Path) -> Path:

@@ -4,6 +4,7 @@
 local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING, METRICS,
   ADVANTAGES, MEMORY, OUTCOMES, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
+local observed = {} -- outcome by group; false: there is none any more
 
 -- Reasons that lie with the task or the episode: another attempt would end the same way.
 local UNUSABLE = {invalid = true, oversized = true}
@@ -134,6 +135,8 @@ local function drop(rec, reason, only, only_reason)
     end
     if UNUSABLE[reason] then bump('groups:invalid', 1) end
     if rec.batch then unfix(rec.batch) end
+    -- Its task may come again, and would be observed twice.
+    observed[rec.id] = false
   end
   forget(rec)
 end
@@ -186,6 +189,9 @@ local function finish(answer)
   for step in pairs(unfixed) do
     redis.call('HDEL', BATCHES, step)
     redis.call('HDEL', ADVANTAGES, step)
+  end
+  for gid, text in pairs(observed) do
+    if text then redis.call('HSET', OUTCOMES, gid, text) else redis.call('HDEL', OUTCOMES, gid) end
   end
   for name, by in pairs(delta) do
     if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end

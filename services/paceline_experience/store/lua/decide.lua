@@ -3,7 +3,6 @@
 -- the next batch is fixed
 for _, item in ipairs(cjson.decode(ARGV[1])) do
   local rec = record(item.group)
-  if rec and (item.outcome or '') ~= '' then redis.call('HSET', OUTCOMES, item.group, item.outcome) end
   if rec and item.verdict == 'ready' then
     move_all(rec, 'r')
     rec.accepted = true
@@ -14,5 +13,6 @@ for _, item in ipairs(cjson.decode(ARGV[1])) do
     drop(rec, item.verdict)
     if (item.detail or '') ~= '' then set('invalid_detail', item.detail) end
   end
+  if rec and (item.outcome or '') ~= '' then observed[item.group] = item.outcome end
 end
 return finish(0)

@@ -158,3 +158,24 @@ async def test_a_memory_is_bounded(
     assert reason.startswith(f"experience.advantage: stored_mean: {says}")
     await waits
     assert not await memory_of(world)
+
+
+async def test_a_group_that_comes_again_is_observed_once(store: Store, worlds: Worlds) -> None:
+    """The trainer dies while a batch is being filled; what was accepted for it is too old then."""
+    world = two_epochs(worlds, store, "j1")
+    ledger = await world.started()
+    await steps(world, ledger, 0, 1)
+    leased = await ledger.lease(worker_id="w", train=1000, evals=0)
+    await ledger.submit(world.whole(leased[:1], version=1))
+    incarnation = await ledger.grant_incarnation()
+    await ledger.rewind(incarnation=incarnation, step=0)
+    share = await ledger.take(incarnation=incarnation, step=0, rank=0, world=1)
+    await ledger.commit(incarnation=incarnation, step=0, batch_id=share.batch_id, metrics={})
+    await ledger.publish_version(incarnation=incarnation, step=1, parent=1, num_bytes=10)
+    await ledger.submit(world.whole(leased[1:], version=1))
+    waits = asyncio.create_task(ledger.take(incarnation=incarnation, step=1, rank=0, world=1))
+    while not waits.done():
+        await asyncio.sleep(0.001)
+        await world.filled(ledger, version=2)
+    counts = [json.loads(text)[1] for text in (await memory_of(world)).values()]
+    assert counts == [2] * 4
