@@ -99,7 +99,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (tasks(first="nonsense"), "tasks.options: hostile refuses them: .* a Task is needed"),
     (experience(sampler={"kind": "wayward", "deed": "raise"}), "experience.sampler: wayward refus"),
     (experience(filters=[{"kind": "wayward", "deed": "nonsense"}]), "filters.0: wayward .*reason"),
-    (experience(advantage={"kind": "wayward", "deed": "nonsense"}), "advantage: wayward .* shape"),
+    (experience(advantage={"kind": "wayward", "deed": "nonsense"}), "advantage: wayward: .* shape"),
 ]
 
 

@@ -40,7 +40,7 @@ def spec_of(**changes: Any) -> Any:
         (
             {"experience": {"advantage": "evil:f"}},
             "experience.advantage.kind",
-            "dr_grpo, endless, grpo",
+            "d3s_episodes, dart_trim",
         ),
         ({"rollout": {"engine": "evil:f"}}, "rollout.engine.kind", "sglang, simulated"),
         ({"rollout": {"engine": ":"}}, "rollout.engine.kind", "sglang, simulated"),
