@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.errors import InvalidError
 from paceline.methods.parts.batch import Scale
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
@@ -23,6 +24,8 @@ from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.tokens import StepKnowledge, StepTokens
 from paceline_trainer.traces import Stage, no_stage
 
+MAX_NONFINITE_STEPS = 3  # in a row; then the job fails
+_NAMED_GROUPS = 8
 log = Log("learner")
 
 
@@ -46,6 +49,7 @@ class Tally:
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     norms: list[float] = field(default_factory=list[float])
     skipped: int = 0
+    nonfinite: int = 0  # updates that were skipped since their loss or gradient was not finite
     fed: int = 0
 
     def add(self, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
@@ -81,9 +85,14 @@ class Learner:
         self._entropy = "entropy" in objective.needs
         self._budget = budget
         self._mini_batches = mini_batches
+        self._nonfinite_steps = 0  # in a row
 
     def step(self, share: Share, stage: Stage = no_stage) -> dict[str, float]:
-        """Train on this rank's share; returns metrics that are the same on every rank."""
+        """Train on this rank's share; returns metrics that are the same on every rank.
+
+        Raises:
+            InvalidError: loss or gradient was not finite in several steps in a row.
+        """
         with stage("prepare"):
             data = columns(share.samples)
             data.check_vocabulary(self._policy.vocab_size)
@@ -96,7 +105,10 @@ class Learner:
         tally = Tally()
         for part in parts:
             with stage("update"):
-                self._update(data, part, known, tally, step=share.step, stage=stage)
+                finite = self._update(data, part, known, tally, step=share.step, stage=stage)
+            if not finite:
+                self._report_nonfinite(share, data, part)
+        self._check_finite(tally, share.step)
         with stage("metrics"):
             return self._metrics(tally, parts, share.step) | mismatch
 
@@ -201,14 +213,16 @@ class Learner:
         *,
         step: int,
         stage: Stage,
-    ) -> None:
+    ) -> bool:
+        """Update the policy unless loss or gradient is not finite; returns whether they were."""
         if not part.scale.tokens or not part.has_gradient:
             # Momentum alone must not move the weights.
             tally.skipped += 1
-            return
+            return True
         with stage("plan"):
             update = self._plan(data, part, known)
         self._optimizer.zero()
+        total: Tensor | float = 0.0
         for index in range(part.num_micro_batches):
             with stage("forward"):
                 micro = self._assemble(data, part, index)
@@ -217,14 +231,44 @@ class Learner:
                 loss = self._objective.loss(tokens, update)
             with stage("backward"):
                 loss.value.backward()
-            tally.loss = tally.loss + loss.value.detach() / part.scale.world
+            total = total + loss.value.detach() / part.scale.world
             tally.fed += micro.input_ids.numel()
             tally.add(loss.sums | {"surprise": -scores.logprobs.detach().sum()}, loss.maxima)
         with stage("optimizer"):
-            norm = self._optimizer.update(step)
-        tally.norms.append(norm)
-        tally.skipped += not math.isfinite(norm)
+            whole = bool(np.isfinite(self._group.gather([float(total)])).all())
+            norm = self._optimizer.update(step) if whole else math.nan
+        finite = math.isfinite(norm)
+        if finite:
+            tally.norms.append(norm)
+            tally.loss = tally.loss + total
+        tally.skipped += not finite
+        tally.nonfinite += not finite
         self._optimizer.zero()
+        return finite
+
+    def _report_nonfinite(self, share: Share, data: Columns, part: UpdateShard) -> None:
+        """Log the groups of this rank whose tokens are not finite under the present weights."""
+        found = self._score(self._policy, data, [part]).logprobs.cpu().numpy()
+        wrong = ~np.isfinite(found + data.behaviour + data.advantages)
+        rows = np.unique(np.repeat(data.rows, data.policy_counts)[wrong])
+        names = {sample.row: sample.group_id for sample in share.samples}
+        groups = sorted({names[row] for row in rows.tolist()})
+        log.error(
+            "update skipped: its loss or gradient is not finite",
+            step=share.step,
+            batch=share.batch_id,
+            groups=",".join(groups[:_NAMED_GROUPS]) or "unknown",
+            num_groups=len(groups),
+        )
+
+    def _check_finite(self, tally: Tally, step: int) -> None:
+        self._nonfinite_steps = self._nonfinite_steps + 1 if tally.nonfinite else 0
+        if self._nonfinite_steps >= MAX_NONFINITE_STEPS:
+            raise InvalidError(
+                f"loss or gradient was NaN or infinite in {MAX_NONFINITE_STEPS} steps in a row, "
+                f"the last one step {step}; no weights were changed by them, the newest checkpoint "
+                "is from before. The log of the trainer names the groups"
+            )
 
     def _metrics(self, tally: Tally, parts: Sequence[UpdateShard], step: int) -> dict[str, float]:
         sums = {name: float(value) for name, value in tally.sums.items()}
@@ -245,6 +289,7 @@ class Learner:
             "sequences": float(sum(part.scale.sequences for part in parts)),
             "fed_tokens": float(summed[1]),
             "skipped_updates": float(tally.skipped),
+            "nonfinite_updates": float(tally.nonfinite),
         }
 
 

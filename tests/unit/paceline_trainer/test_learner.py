@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
+from paceline.errors import InvalidError
 from paceline.objective.load import load_objective
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
@@ -124,6 +125,26 @@ def test_nothing_to_train_moves_nothing(llama: Path, group: RankGroup, make_samp
         assert metrics["skipped_updates"] == 1
         assert metrics["loss"] == 0
     assert torch.equal(before, weights_of(policy))
+
+
+def test_what_is_not_finite_moves_nothing_and_ends_the_job_at_the_third_step(
+    llama: Path, group: RankGroup, make_samples: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy, learner = make(llama, group)
+    learner.step(share_of(make_samples(8)))
+    before = weights_of(policy)
+    bad = make_samples(8, seed=1)
+    bad[3].advantages[:] = [float("inf")]
+    for step in (1, 2):
+        assert learner.step(share_of(bad, step=step))["nonfinite_updates"] == 1
+    assert torch.equal(before, weights_of(policy))
+    named = [vars(record)["event"]["groups"] for record in caplog.records]
+    assert named == [bad[3].group_id] * 2
+    assert learner.step(share_of(make_samples(8, seed=2), step=3))["nonfinite_updates"] == 0
+    for step in (4, 5):
+        learner.step(share_of(bad, step=step))
+    with pytest.raises(InvalidError, match="in 3 steps in a row, the last one step 6"):
+        learner.step(share_of(bad, step=6))
 
 
 def test_mini_batches_update_more_than_once(
