@@ -116,14 +116,17 @@ class Traces:
             trace = self._traces[name] = self._begin(group, index, was, incarnation)
         if now not in STAGES:
             return
-        trace.part.end()
-        trace.stage.end(error="given back" if (trace.state, now) == ("l", "q") else "")
+        at_ns = self._tracer.now()
+        trace.part.end(end_ns=at_ns)
+        given_back = (trace.state, now) == ("l", "q")
+        trace.stage.end(error="given back" if given_back else "", end_ns=at_ns)
         trace.step = step if now == "t" else trace.step
         trace.stage, trace.state, trace.part = (
             self._stage(trace.root, group, index, now, incarnation=incarnation),
             now,
             NOTHING,
         )
+        trace.stage.start_ns = at_ns
         if now == "n":
             trace.version = -1
             trace.part = trace.stage.child("publish")
