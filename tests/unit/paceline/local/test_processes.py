@@ -136,6 +136,9 @@ def test_a_process_about_to_start_is_recorded(processes: Processes, tmp_path: Pa
     with pytest.raises(FileNotFoundError):
         processes.start("a", [str(tmp_path / "nothing"), mark], mark=mark)
     child = subprocess.Popen([sys.executable, "-c", SLEEP, mark], start_new_session=True)
+    # The kernel wakes up the parent of an exec before the arguments can be read.
+    while mark not in psutil.Process(child.pid).cmdline():
+        time.sleep(0.001)
     other = again(tmp_path)
     assert [record.mark for record in other.records()] == [mark]
     assert not other.alive("a")
