@@ -26,7 +26,6 @@ def stored_mean(
 @declares(needs=("tokens", "turns"))
 def per_token(batch: EpisodeBatch, context: Context) -> Advantages:
     """The surprise of each token plus 100 times its turn; wrong episodes are not trained."""
-    del context
     assert batch.logprobs is not None
     assert batch.turns is not None
     values = -batch.logprobs
@@ -34,7 +33,7 @@ def per_token(batch: EpisodeBatch, context: Context) -> Advantages:
         batch.turns.starts, batch.turns.ends, batch.turns.indices, strict=True
     ):
         values[start:end] += 100.0 * (index + 1)
-    return Advantages(values, weights=batch.rewards)
+    return Advantages(values, weights=batch.rewards, notes={"seed": float(context.seed)})
 
 
 def doubled(batch: EpisodeBatch, context: Context) -> Advantages:

@@ -89,27 +89,17 @@ class Batches:
                 try:
                     fixed = await self._fix(state, incarnation, step, rank)
                 except InvalidError as error:  # of a plug-in
-                    self._fail(error)
+                    self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
                     fixed = None
                 groups = [state.groups[name] for name in fixed.groups] if fixed else []
             if fixed is not None and not self.problem:
-                try:
-                    return await self._share(fixed, groups, rank, world)
-                except InvalidError as error:
-                    self._fail(error)
+                return await self._share(fixed, groups, rank, world)
             await _wait(event)
-
-    def _fail(self, error: InvalidError) -> None:
-        self.problem = clipped(error.message, self._core.limits.settings.reason_bytes)
 
     async def _share(
         self, fixed: BatchRecord, groups: Sequence[GroupRecord], rank: int, world: int
     ) -> BatchShare:
-        """One rank's share of a batch.
-
-        Raises:
-            InvalidError: the advantage has failed on it.
-        """
+        """One rank's share of a batch."""
         try:
             async with self._building:
                 if self._built is None or self._built.batch_id != fixed.batch_id:
@@ -133,6 +123,8 @@ class Batches:
         if len(chosen) < self._core.spec.experience.batch_groups:
             if self._waiting_since is None:
                 self._waiting_since = self._core.clock.now()
+            return None
+        if self.problem:  # it would only fail again
             return None
         found = await self._estimator.estimate(chosen, step, payloads=self._payloads)
         wait_s = self.waiting_s
@@ -167,7 +159,7 @@ class Batches:
     async def _assemble(self, fixed: BatchRecord, groups: Sequence[GroupRecord]) -> Batch:
         blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
         spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
-        values, weights = await self._estimator.kept(fixed.step, groups, payloads=self._payloads)
+        values, weights = await self._estimator.kept(fixed.step, groups)
         mask = self._core.spec.sampling.on_truncation == "mask"
         samples: list[tuple[bytes, int, int]] = []
         for number, (blob, own, weight, span) in enumerate(

@@ -122,11 +122,10 @@ class Traces:
         trace.stage.end(error="given back" if given_back else "", end_ns=at_ns)
         trace.step = step if now == "t" else trace.step
         trace.stage, trace.state, trace.part = (
-            self._stage(trace.root, group, index, now, incarnation=incarnation),
+            self._stage(trace.root, group, index, now, incarnation=incarnation, start_ns=at_ns),
             now,
             NOTHING,
         )
-        trace.stage.start_ns = at_ns
         if now == "n":
             trace.version = -1
             trace.part = trace.stage.child("publish")
@@ -147,16 +146,25 @@ class Traces:
         )
         stage = NOTHING
         if state:
-            stage = self._stage(root, group, index, state, incarnation=incarnation)
-            stage.start_ns = self._opened
+            stage = self._stage(
+                root, group, index, state, incarnation=incarnation, start_ns=self._opened
+            )
         return _EpisodeTrace(root, stage, state)
 
     def _stage(
-        self, root: Span, group: GroupRecord, index: int, state: str, *, incarnation: int
+        self,
+        root: Span,
+        group: GroupRecord,
+        index: int,
+        state: str,
+        *,
+        incarnation: int,
+        start_ns: int,
     ) -> Span:
         """Its id is derived: other processes add spans below it that may outlive this one."""
         number = {"l": group.attempts[index], "t": incarnation}.get(state, 0)
-        stage = root.child(STAGES[state], context=derived(root.context, STAGES[state], number))
+        context = derived(root.context, STAGES[state], number)
+        stage = root.child(STAGES[state], context=context, start_ns=start_ns)
         if state == "l":
             stage.set(attempt=group.attempts[index], worker=group.workers[index])
         return stage

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.proximal import KnownTokens
-from paceline.methods.parts.surrogates import log_ratio
+from paceline.methods.parts.surrogates import k3, log_ratio
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.slot import Slot
 
@@ -166,8 +166,7 @@ def _ignore(name: str, weights: Tensor) -> None:
 
 def _kl(sampled: Tensor, other: Tensor) -> Tensor:
     """The sum over tokens of the k3 estimate of KL(sampled || other)."""
-    difference = log_ratio(other, sampled)
-    return (difference.exp() - 1.0 - difference).sum()
+    return k3(log_ratio(sampled, other)).sum()
 
 
 def _largest(values: Tensor) -> Tensor:

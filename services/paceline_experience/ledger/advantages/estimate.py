@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.base import PluginSpec
 from paceline.config.job import JobSpec
+from paceline.config.named import NamedPlugin, named
 from paceline.config.options import options_source
 from paceline.errors import InvalidError
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
@@ -31,7 +31,7 @@ class Part:
     field: str
     name: str
     function: Advantage
-    options: dict[str, Any]
+    options: Mapping[str, Any]
     needs: frozenset[str]
 
 
@@ -82,17 +82,14 @@ def parts_of(spec: JobSpec) -> list[Part]:
     Raises:
         InvalidError: one is not installed.
     """
-    experience = spec.experience
-    named: list[tuple[str, PluginSpec]] = [("experience.advantage", experience.advantage)]
-    for index, each in enumerate(experience.advantage_shaping):
-        named.append((f"experience.advantage_shaping.{index}", each))
-    found: list[Part] = []
-    for where, each in named:
-        function = registry.find("advantages", each.kind)
-        source = options_source("advantages", each.kind, import_plugin=True)
-        needs = frozenset(declared(source).needs_with(each.options))
-        found.append(Part(where, each.kind, function, each.options, needs))
-    return found
+    return [_part(each) for each in named(spec) if each.kind == "advantages"]
+
+
+def _part(plugin: NamedPlugin) -> Part:
+    function = registry.find(plugin.kind, plugin.name)
+    source = options_source(plugin.kind, plugin.name, import_plugin=True)
+    needs = frozenset(declared(source).needs_with(plugin.options))
+    return Part(plugin.options_field, plugin.name, function, plugin.options, needs)
 
 
 def estimate(
@@ -107,9 +104,10 @@ def estimate(
     found = Estimate(np.zeros(0))
     for part in parts:
         own = memory.of(part.name) if "memory" in part.needs else None
-        given = context if own is not None else Context(context.step, context.total_steps)
+        without = replace(context, outcomes=(), metrics=())
+        given = without if own is None else replace(context, memory=own)
         try:
-            answer = called(part.function, batch, replace(given, memory=own or {}), part.options)
+            answer = called(part.function, batch, given, part.options)
             changed = dict(answer.memory)
             if changed and own is None:
                 raise TypeError("it changes its memory, but does not declare the need 'memory'")

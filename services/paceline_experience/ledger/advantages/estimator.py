@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import IntegrityError
 from paceline.plugins import Context, GroupOutcome
 from paceline_experience.ledger.advantages.episodes import NEEDS_PAYLOADS, episode_batch
-from paceline_experience.ledger.advantages.estimate import Estimate, decoded, estimate, parts_of
+from paceline_experience.ledger.advantages.estimate import decoded, estimate, parts_of
 from paceline_experience.ledger.advantages.memory import Memory
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.records import OutcomeRecord, parse_record
@@ -53,39 +54,27 @@ class Estimator:
             InvalidError: a plug-in has failed.
         """
         context, memory, observed = await self._context(step)
-        found = await self._called(groups, context, memory, payloads)
-        data = found.encoded(sum(len(group.summaries()) for group in groups))
-        return FixedEstimate((data, json.dumps(found.memory), json.dumps(observed)), found.notes)
-
-    async def kept(
-        self, step: int, groups: Sequence[GroupRecord], *, payloads: PayloadStore
-    ) -> tuple[list[NDArray[np.float32]], NDArray[np.float64]]:
-        """The advantages of each episode of a fixed batch, and their weights [N].
-
-        Raises:
-            InvalidError: the batch was fixed by a release that kept none, and a plug-in has failed.
-        """
-        core = self._core
-        data = await core.store.command("HGET", core.keys.advantages, step)
-        episodes = [e for group in groups for e in group.summaries()]
-        if data is None:
-            context = Context(step, core.spec.stop.steps, core.spec.tasks.seed)
-            found = await self._called(groups, context, Memory(), payloads)
-            data = found.encoded(len(episodes))
-        return decoded(data, [e.policy_tokens for e in episodes])
-
-    async def _called(
-        self,
-        groups: Sequence[GroupRecord],
-        context: Context,
-        memory: Memory,
-        payloads: PayloadStore,
-    ) -> Estimate:
         read = not NEEDS_PAYLOADS.isdisjoint(self._needs)
         names = [name for group in groups for name in group.payloads()] if read else []
         blobs = await payloads.get(names)
         batch = episode_batch(groups, needs=self._needs, payloads=blobs)
-        return estimate(self._parts, batch, context, memory)
+        found = estimate(self._parts, batch, context, memory)
+        data = found.encoded(len(batch.rewards))
+        return FixedEstimate((data, json.dumps(found.memory), json.dumps(observed)), found.notes)
+
+    async def kept(
+        self, step: int, groups: Sequence[GroupRecord]
+    ) -> tuple[list[NDArray[np.float32]], NDArray[np.float64]]:
+        """The advantages of each episode of a fixed batch, and their weights [N].
+
+        Raises:
+            IntegrityError: they are gone from the store.
+        """
+        core = self._core
+        data = await core.store.command("HGET", core.keys.advantages, step)
+        if data is None:
+            raise IntegrityError(f"the advantages of step {step} are gone from the store")
+        return decoded(data, [e.policy_tokens for group in groups for e in group.summaries()])
 
     async def _context(self, step: int) -> tuple[Context, Memory, list[str]]:
         """The context of a step, the memory, and the groups whose outcomes are in the context."""
@@ -97,10 +86,8 @@ class Estimator:
         records = [parse_record(OutcomeRecord, text) for text in outcomes.values()]
         records.sort(key=lambda each: each.seq)
         rows: list[bytes] = await core.store.command("LRANGE", core.keys.metrics, -_ROWS, -1)
-        found = Context(
-            context.step,
-            context.total_steps,
-            context.seed,
+        found = replace(
+            context,
             outcomes=[
                 GroupOutcome(each.task, each.rewards, each.answers, each.filtered)
                 for each in records

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.errors import InvalidError
-from paceline.methods.parts.group_statistics import Floats, Ints, index_of
+from paceline.methods.parts.group_statistics import Floats, Ints, members
+from paceline.methods.parts.previous import episode_advantages_before
 from paceline.plugins import Advantages, Context, EpisodeBatch
 
 
@@ -17,16 +17,12 @@ def d3s_episodes(
     Raises:
         InvalidError: no part with a value for each episode comes before.
     """
-    before = batch.advantages
-    if before is None or len(before) != len(batch.rewards):
-        raise InvalidError("it needs advantages of episodes; list it in advantage_shaping")
+    before = episode_advantages_before(batch)
     progress = min(context.step / max(context.total_steps - 1, 1), 1.0)
     share = (1.0 - progress) * start + progress * end
     labels = batch.groups if scope == "group" else np.zeros_like(batch.groups)
-    index, count = index_of(labels)
     weights = np.zeros(len(before))
-    for place in range(count):
-        own = np.flatnonzero(index == place)
+    for own in members(labels):
         size = max(1, round(share * len(own)))
         weights[own[most_varied(before[own], size)]] = 1.0
     if batch.weights is not None:

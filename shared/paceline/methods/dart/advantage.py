@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.errors import InvalidError
-from paceline.methods.parts.group_statistics import Ints, index_of
+from paceline.methods.parts.group_statistics import Ints, members
+from paceline.methods.parts.previous import advantages_before
 from paceline.plugins import Advantages, Context, EpisodeBatch
 
 
@@ -20,15 +20,13 @@ def dart_trim(
         InvalidError: no part comes before.
     """
     del context
-    if batch.advantages is None:
-        raise InvalidError("it changes the advantages of another; list it in advantage_shaping")
+    before = advantages_before(batch)
     weights = np.ones(len(batch.rewards)) if batch.weights is None else batch.weights.copy()
-    index, count = index_of(batch.groups)
-    for group in range(count):
-        own = np.flatnonzero((index == group) & (weights > 0))
+    for group in members(batch.groups):
+        own = group[weights[group] > 0]
         gone = np.setdiff1d(own, own[kept(batch.rewards[own] > success, keep)])
         weights[gone] = 0.0
-    return Advantages(np.asarray(batch.advantages), weights=weights)
+    return Advantages(before, weights=weights)
 
 
 def kept(successes: np.ndarray, keep: int) -> Ints:

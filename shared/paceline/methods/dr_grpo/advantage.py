@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.methods.parts.group_statistics import Floats, center_by_group
+from paceline.methods.parts.group_statistics import Floats, center_by, check, index_of
 from paceline.plugins import Context, EpisodeBatch
 
 
 def dr_grpo(batch: EpisodeBatch, context: Context) -> Floats:
     """R - mean of the group, without division by the standard deviation."""
     del context
-    centered, _, _ = center_by_group(batch.rewards, batch.groups)
-    return centered
+    return center_by(check(batch.rewards), index_of(batch.groups))

@@ -29,7 +29,6 @@ def fapo(
         raise InvalidError(f"flaw: {flaw!r} is no part of the reward; parts: {names}")
     flawed = (np.nan_to_num(batch.parts[flaw]) > 0.5) & (batch.rewards > correct)
     rewards = check(batch.rewards) - penalty * flawed
-    index, _ = index_of(batch.groups)
-    values = z_by(rewards, index, unbiased=True, eps=eps)
+    values = z_by(rewards, index_of(batch.groups), unbiased=True, eps=eps)
     share = float(flawed.mean()) if len(flawed) else 0.0
     return Advantages(values, notes={"flawed_share": share})

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from paceline.methods.parts.group_statistics import Floats, check, index_of
+from paceline.methods.parts.group_statistics import Floats, check, members
 from paceline.plugins import Context, EpisodeBatch
 
 _EPS = 1e-6
@@ -23,10 +23,8 @@ def gapo(
     """(R - Q) / (s + 1e-6), with Q the centre of the densest interval of the group, [N]."""
     del context
     rewards = check(batch.rewards)
-    index, count = index_of(batch.groups)
     found = np.zeros_like(rewards)
-    for group in range(count):
-        own = index == group
+    for own in members(batch.groups):
         found[own] = _of_group(rewards[own], tau, center, scale)
     return found
 

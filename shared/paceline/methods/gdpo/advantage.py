@@ -7,7 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from paceline.errors import InvalidError
-from paceline.methods.parts.group_statistics import Floats, check, index_of, z_by
+from paceline.methods.parts.group_statistics import (
+    Floats,
+    check,
+    index_of,
+    weighted_moments,
+    z_by,
+)
 from paceline.plugins import Context, EpisodeBatch
 
 
@@ -27,7 +33,7 @@ def gdpo(
         InvalidError: a weight names a part that no episode has.
     """
     del context
-    index, _ = index_of(batch.groups)
+    index = index_of(batch.groups)
     weights = weights or {}
     if unknown := sorted(weights.keys() - batch.parts.keys()) if batch.parts else []:
         raise InvalidError(
@@ -40,6 +46,5 @@ def gdpo(
         known = np.nan_to_num(values, nan=0.0)
         total += weights.get(name, 1.0) * z_by(known, index, unbiased=True, eps=eps)
     counts = batch.lengths.astype(np.float64) if over == "tokens" else np.ones(len(total))
-    mean = (counts * total).sum() / max(counts.sum(), 1.0)
-    variance = (counts * (total - mean) ** 2).sum() / max(counts.sum() - 1.0, 1.0)
+    mean, variance = weighted_moments(total, counts)
     return (total - mean) / (np.sqrt(variance) + eps) if variance > 0 else np.zeros_like(total)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from paceline.methods.kl.options import KlOptions
 from paceline.methods.parts.batch import TokenBatch
-from paceline.methods.parts.surrogates import log_ratio
+from paceline.methods.parts.surrogates import k3, log_ratio
 
 MAX_K3 = 10.0
 
@@ -29,5 +28,5 @@ def estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     k2 = difference.square() / 2.0
     if estimator == "k2":
         return k2
-    k3 = (torch.exp(-difference) - 1.0 + difference).clamp(max=MAX_K3)
-    return k3 if estimator == "k3" else k2 + (k3 - k2).detach()
+    value = k3(difference).clamp(max=MAX_K3)
+    return value if estimator == "k3" else k2 + (value - k2).detach()

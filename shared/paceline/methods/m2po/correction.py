@@ -22,23 +22,17 @@ def dropped(whole: WholeBatch, options: M2poOptions) -> Tensor:
     affected = affected | ((tokens.advantages != 0) & ~torch.isfinite(ratios))
     count = whole.count(affected)
     mask = whole.largest_until(ratios.square(), affected, _within(options.tau, count))
-    return _keys(whole, mask)
+    return whole.keys(mask)
 
 
 def _within(tau: float, count: int) -> Callable[[int, float], bool]:
     return lambda taken, left: left <= tau * (count - taken)
 
 
-def _keys(whole: WholeBatch, mask: Tensor) -> Tensor:
-    assert whole.tokens.keys is not None
-    return whole.tokens.keys[mask]
-
-
 @planned(dropped)
 def m2po(tokens: TokenBatch, dropped: Tensor, options: M2poOptions) -> Tensor:
     """0 for tokens that the plan has dropped, else 1."""
-    assert tokens.keys is not None
-    return (~torch.isin(tokens.keys, dropped)).to(tokens.behaviour.dtype)
+    return (~tokens.among(dropped)).to(tokens.behaviour.dtype)
 
 
 def dropped_proximal(whole: WholeBatch, options: M2poOptions) -> Tensor:
@@ -51,7 +45,7 @@ def dropped_proximal(whole: WholeBatch, options: M2poOptions) -> Tensor:
     def enough(taken: int, left: float) -> bool:
         return taken >= count - 1 or left < options.tau * (count - taken)
 
-    return _keys(whole, whole.largest_until(squares, everything, enough))
+    return whole.keys(whole.largest_until(squares, everything, enough))
 
 
 @planned(dropped_proximal, needs_logprobs=False)

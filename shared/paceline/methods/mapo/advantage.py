@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.methods.parts.group_statistics import Floats, check, index_of, z_by
-from paceline.methods.parts.turns import on_tokens, to_go, turns_of
+from paceline.methods.parts.turns import on_tokens, same_turn, to_go, turns_of
 from paceline.plugins import Context, EpisodeBatch
 
 _EPS = 1e-8
@@ -27,9 +27,8 @@ def mapo(
     rewards = check(turns.rewards)
     returns = to_go(rewards, turns, gamma=gamma)
     groups = batch.groups[turns.episodes]
-    cells, _ = index_of(groups * (int(turns.indices.max()) + 1) + turns.indices)
-    own, _ = index_of(groups if scope == "group" else np.zeros_like(groups))
+    own = index_of(groups if scope == "group" else np.zeros_like(groups))
     compared = rewards if signal == "reward" else returns
-    found = turn * z_by(returns, cells, unbiased=False, eps=_EPS)
+    found = turn * z_by(returns, same_turn(groups, turns), unbiased=False, eps=_EPS)
     found += group * z_by(compared, own, unbiased=False, eps=_EPS)
     return on_tokens(found, turns, batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.methods.parts.group_statistics import Floats, check, index_of
+from paceline.methods.parts.group_statistics import Floats, check, members
 from paceline.plugins import Advantages, Context, EpisodeBatch
 
 _EPS = 1e-3
@@ -22,10 +22,8 @@ def mc_grpo(
     """(R - median) / (median deviation + 0.001), [N]; the median sample itself has weight 0."""
     del context
     rewards = check(batch.rewards)
-    index, count = index_of(batch.groups)
     values, weights = np.zeros_like(rewards), np.ones_like(rewards)
-    for group in range(count):
-        own = np.flatnonzero(index == group)
+    for own in members(batch.groups):
         pivot = own[np.argsort(rewards[own], kind="stable")[(len(own) - 1) // 2]]
         found = _scaled(rewards[own] - rewards[pivot], guard=guard, clip=clip)
         nonzero = np.count_nonzero(found)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from paceline.errors import InvalidError
-from paceline.methods.parts.group_statistics import Floats, Ints, index_of
+from paceline.methods.parts.group_statistics import Floats, members
+from paceline.methods.parts.previous import advantages_before
 from paceline.plugins import Advantages, Context, EpisodeBatch, GroupOutcome
 
 MAX_ANSWERS = 64  # kept of a task; the rarest leave first
@@ -33,24 +34,22 @@ def outcome_exploration(
     Raises:
         InvalidError: no part comes before.
     """
-    if batch.advantages is None:
-        raise InvalidError("it changes the advantages of another; list it in advantage_shaping")
-    index, count = index_of(batch.groups)
+    before, groups = advantages_before(batch), members(batch.groups)
     answers = [_key(each) for each in batch.answers]
     found = np.zeros(len(answers))
     rare = np.array(
         [_rarity(context.memory, t, a) for t, a in zip(batch.tasks.tolist(), answers, strict=True)]
     )
-    for group in range(count):
-        own = np.flatnonzero(index == group)
+    for own in groups:
         if (batch.rewards[own] > correct).all():
             continue
         named = [answers[place] for place in own]
         found[own] = _bonus(bonus, rare[own], named, constant) * [bool(each) for each in named]
-    total = np.asarray(batch.advantages) + coef * _like(found, batch)
+    spread = found if len(before) == len(found) else np.repeat(found, batch.lengths)
     changed = _counted(context.memory, context.outcomes)
-    distinct = _distinct(answers, index, count)
-    return Advantages(total, memory=changed, notes={"distinct_answers": distinct})
+    distinct = sum(len({answers[place] for place in own} - {""}) for own in groups)
+    notes = {"distinct_answers": distinct / max(len(groups), 1)}
+    return Advantages(before + coef * spread, memory=changed, notes=notes)
 
 
 def _bonus(kind: str, rare: Floats, answers: Sequence[str], constant: float) -> Floats:
@@ -60,19 +59,14 @@ def _bonus(kind: str, rare: Floats, answers: Sequence[str], constant: float) -> 
         return rare - constant
     if kind == "ucb_mean":
         return rare - (rare.sum() - rare) / max(len(rare) - 1, 1)
-    equal = np.array([answers.count(each) - 1 for each in answers], np.float64)
+    counts = Counter(answers)
+    equal = np.array([counts[each] - 1 for each in answers], np.float64)
     return -equal / len(answers)
 
 
 def _rarity(memory: Mapping[str, Any], task: int, answer: str) -> float:
     seen = (memory.get(str(task)) or {}).get(answer, 0) if answer else 0
     return min(1.0, 1.0 / np.sqrt(seen)) if seen else 1.0
-
-
-def _like(values: Floats, batch: EpisodeBatch) -> Floats:
-    assert batch.advantages is not None
-    whole = len(batch.advantages) == len(values)
-    return values if whole else np.repeat(values, batch.lengths)
 
 
 def _counted(
@@ -94,11 +88,3 @@ def _key(answer: str) -> str:
     if len(answer) <= _LONGEST and answer.isascii() and answer.isprintable():
         return answer
     return "#" + hashlib.sha256(answer.encode()).hexdigest()[: _LONGEST - 1]
-
-
-def _distinct(answers: Sequence[str], index: Ints, count: int) -> float:
-    """The mean number of distinct answers of a group."""
-    if not count:
-        return 0.0
-    pairs = {(group, answer) for group, answer in zip(index.tolist(), answers, strict=True)}
-    return len([each for each in pairs if each[1]]) / count

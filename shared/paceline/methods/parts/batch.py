@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -47,6 +48,11 @@ class TokenBatch:
     def old(self) -> Tensor:
         """Log-probs of the proximal policy, the centre of clipping; without gradient."""
         return self.logprobs.detach() if self.proximal is None else self.proximal
+
+    def among(self, keys: Tensor) -> Tensor:
+        """Bool [N]: tokens whose keys are among these."""
+        assert self.keys is not None
+        return torch.isin(self.keys, keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from paceline.errors import InvalidError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 def check(rewards: Any) -> Floats:
@@ -28,22 +29,18 @@ def check(rewards: Any) -> Floats:
     return values
 
 
-def center_by_group(rewards: Any, groups: Any) -> tuple[Floats, NDArray[np.intp], Floats]:
-    """Rewards minus the mean of their group, and the group index and group size of each."""
-    values = check(rewards)
-    _, inverse = np.unique(np.asarray(groups), return_inverse=True)
-    sizes = np.bincount(inverse).astype(np.float64)
-    means = np.bincount(inverse, weights=values) / sizes
-    centered = values - means[inverse]
-    # Equal rewards leave rounding errors, which division by a tiny deviation would amplify.
-    centered[np.abs(centered) < 1e-12 * np.maximum(1.0, np.abs(values))] = 0.0
-    return centered, inverse, sizes[inverse]
+def index_of(labels: Any) -> Ints:
+    """The number of each label's set, from 0, in the order of labels."""
+    _, inverse = np.unique(np.asarray(labels), return_inverse=True)
+    return inverse.reshape(-1).astype(np.int64)
 
 
-def index_of(labels: Any) -> tuple[Ints, int]:
-    """The number of each label's set, from 0, and the number of sets; order of labels."""
-    found, inverse = np.unique(np.asarray(labels), return_inverse=True)
-    return inverse.reshape(-1).astype(np.int64), len(found)
+def members(labels: Any) -> list[Ints]:
+    """Indices of the values with the same label, in order, for each label."""
+    index = index_of(labels)
+    if not len(index):
+        return []
+    return np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
 
 
 def mean_by(values: Floats, index: Ints) -> Floats:
@@ -52,14 +49,27 @@ def mean_by(values: Floats, index: Ints) -> Floats:
     return (np.bincount(index, weights=values) / np.maximum(counts, 1))[index]
 
 
+def center_by(values: Floats, index: Ints) -> Floats:
+    """Values minus the mean over all values with the same index."""
+    centered = values - mean_by(values, index)
+    # Equal values leave rounding errors, which division by a tiny deviation would amplify.
+    centered[np.abs(centered) < 1e-12 * np.maximum(1.0, np.abs(values))] = 0.0
+    return centered
+
+
 def z_by(values: Floats, index: Ints, *, unbiased: bool, eps: float) -> Floats:
     """(value - mean) / (deviation + eps) over values with the same index; 0 without variance."""
-    if not len(values):
-        return values.copy()
-    centered = values - mean_by(values, index)
-    centered[np.abs(centered) < 1e-12 * np.maximum(1.0, np.abs(values))] = 0.0
+    centered = center_by(values, index)
     counts = np.bincount(index)[index].astype(np.float64)
     squares = np.bincount(index, weights=centered * centered)[index]
     divisor = np.maximum(counts - 1.0, 1.0) if unbiased else counts
     deviation = np.sqrt(squares / divisor)
     return np.divide(centered, deviation + eps, out=np.zeros_like(centered), where=deviation > 0.0)
+
+
+def weighted_moments(values: Floats, counts: Floats) -> tuple[float, float]:
+    """Mean and unbiased variance over elements, `counts` of which have each value."""
+    total = counts.sum()
+    mean = (counts * values).sum() / max(total, 1.0)
+    variance = (counts * (values - mean) ** 2).sum() / max(total - 1.0, 1.0)
+    return float(mean), float(variance)

@@ -19,6 +19,11 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
     return finite.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
+def k3(difference: Tensor) -> Tensor:
+    """Estimates KL(p || q) from d = log p - log q of samples of p: exp(-d) - 1 + d."""
+    return torch.exp(-difference) - 1.0 + difference
+
+
 def sequence_log_ratio(log_ratios: Tensor, tokens: TokenBatch, *, mean: bool) -> Tensor:
     """The sum or the mean of log-ratios over the sequence of each token, [N]."""
     total = per_sequence(log_ratios, tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.errors import InvalidError
-from paceline.methods.parts.group_statistics import Floats
+from paceline.methods.parts.group_statistics import Bools, Floats, Ints, index_of
 from paceline.plugins import EpisodeBatch, Turns
 
 
@@ -20,12 +20,25 @@ def turns_of(batch: EpisodeBatch) -> Turns:
     return batch.turns
 
 
-def to_go(values: Floats, turns: Turns, *, gamma: float) -> Floats:
-    """Discounted sums of the values of a turn and all later ones of its episode, [K]."""
+def same_turn(groups: Ints, turns: Turns) -> Ints:
+    """An index that is equal for turns at the same position in episodes of the same group, [K].
+
+    `groups` [K] are those of the turns.
+    """
+    return index_of(groups * (int(turns.indices.max()) + 1) + turns.indices)
+
+
+def to_go(values: Floats, turns: Turns, *, gamma: float, among: Bools | None = None) -> Floats:
+    """Discounted sums of the values of a turn and all later ones of its episode, [K].
+
+    With `among` [K], a turn adds those of the next one only if it holds for both.
+    """
+    follows = turns.episodes[:-1] == turns.episodes[1:]
+    if among is not None:
+        follows &= among[:-1] & among[1:]
     found = values.astype(np.float64, copy=True)
-    for place in range(len(found) - 2, -1, -1):
-        if turns.episodes[place] == turns.episodes[place + 1]:
-            found[place] += gamma * found[place + 1]
+    for place in np.flatnonzero(follows)[::-1].tolist():
+        found[place] += gamma * found[place + 1]
     return found
 
 

@@ -87,6 +87,18 @@ class WholeBatch:
         keep = torch.ones_like(values, dtype=torch.bool) if among is None else among
         return self.largest_until(values, keep, lambda count, _: count >= k)
 
+    def largest_share(self, values: Tensor, share: float) -> Tensor:
+        """Keys of this rank's tokens among the `share` of all with the largest `values` [N].
+
+        At least one token of all ranks is chosen.
+        """
+        return self.keys(self.largest(values, max(1, math.ceil(share * self.scale_tokens))))
+
+    def keys(self, mask: Tensor) -> Tensor:
+        """Keys of this rank's tokens where `mask` [N] is true."""
+        assert self.tokens.keys is not None
+        return self.tokens.keys[mask]
+
     def largest_until(
         self, values: Tensor, among: Tensor, enough: Callable[[int, float], bool]
     ) -> Tensor:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.methods.parts.group_statistics import Floats, center_by_group, check
+from paceline.methods.parts.group_statistics import (
+    Floats,
+    center_by,
+    check,
+    index_of,
+    weighted_moments,
+)
 from paceline.plugins import Context, EpisodeBatch
 
 _EPS = 1e-8
@@ -27,15 +33,13 @@ def reinforce_pp(
 def reinforce_pp_baseline(batch: EpisodeBatch, context: Context, *, center: bool = True) -> Floats:
     """R - mean of the group, whitened over all policy tokens, [N]."""
     del context
-    centered, _, _ = center_by_group(batch.rewards, batch.groups)
+    centered = center_by(check(batch.rewards), index_of(batch.groups))
     return whitened(centered, batch.lengths.astype(np.float64), center=center)
 
 
 def whitened(values: Floats, counts: Floats, *, center: bool) -> Floats:
     """Values divided by the deviation over tokens, `counts` of which have each value."""
-    total = counts.sum()
-    if total <= 1:
+    if counts.sum() <= 1:
         return np.zeros_like(values)
-    mean = (counts * values).sum() / total
-    variance = (counts * (values - mean) ** 2).sum() / (total - 1.0)
+    mean, variance = weighted_moments(values, counts)
     return (values - mean * center) / np.sqrt(variance + _EPS)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.methods.parts.group_statistics import Floats, center_by_group
+from paceline.methods.parts.group_statistics import Floats, center_by, check, index_of
 from paceline.plugins import Context, EpisodeBatch
 
 
 def rloo(batch: EpisodeBatch, context: Context) -> Floats:
     """R - mean of the other episodes of the group; 0 for the only episode of a group."""
     del context
-    centered, _, sizes = center_by_group(batch.rewards, batch.groups)
+    index = index_of(batch.groups)
+    centered = center_by(check(batch.rewards), index)
+    sizes = np.bincount(index)[index]
     return centered * sizes / np.maximum(sizes - 1.0, 1.0)

@@ -20,6 +20,6 @@ def turn_level(
     rewards = check(turns.rewards).copy()
     last = np.append(turns.episodes[1:] != turns.episodes[:-1], True)
     rewards[last] += outcome * check(batch.rewards)[turns.episodes[last]]
-    groups, _ = index_of(batch.groups[turns.episodes])
+    groups = index_of(batch.groups[turns.episodes])
     returns = to_go(rewards, turns, gamma=gamma)
     return on_tokens(z_by(returns, groups, unbiased=True, eps=_EPS), turns, batch)

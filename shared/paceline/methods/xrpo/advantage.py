@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.errors import InvalidError
 from paceline.methods.parts.group_statistics import Floats, index_of, mean_by
+from paceline.methods.parts.previous import episode_advantages_before
 from paceline.plugins import Context, EpisodeBatch
 
 
@@ -20,14 +20,11 @@ def xrpo_novelty(
         InvalidError: no part with a value for each episode comes before.
     """
     del context
-    before = batch.advantages
-    if before is None or len(before) != len(batch.rewards):
-        raise InvalidError("it changes advantages of episodes; list it after one that gives them")
+    before = episode_advantages_before(batch)
     assert batch.logprobs is not None
     ends = batch.starts
     sums = np.add.reduceat(np.append(batch.logprobs, 0.0), ends[:-1]) * (batch.lengths > 0)
     likely = sums / np.maximum(batch.lengths, 1)
-    index, _ = index_of(batch.groups)
-    novelty = scale * (1.0 - np.exp(likely - mean_by(likely, index)))
+    novelty = scale * (1.0 - np.exp(likely - mean_by(likely, index_of(batch.groups))))
     added = np.minimum(np.maximum(novelty, 0.0), bound * before)
     return np.where(before > 0, before + added, before)

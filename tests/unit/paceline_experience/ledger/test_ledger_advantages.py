@@ -134,6 +134,9 @@ async def test_tokens_have_values_of_their_own_and_weightless_episodes_are_maske
         assert sample.masked == (sample.reward == 0.0)
         assert list(sample.advantages) == [201.0, 200.5, 404.0]
     assert share.total_tokens == TOKENS * sum(not each.masked for each in samples)
+    await ledger.commit(incarnation=1, step=0, batch_id=share.batch_id, metrics={})
+    (row,) = await store.command("LRANGE", JobKeys("default", "j1").metrics, 0, -1)
+    assert json.loads(row)["values"]["seed"] == world.spec.tasks.seed == 7
 
 
 @pytest.mark.parametrize(
