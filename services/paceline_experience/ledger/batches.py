@@ -169,7 +169,7 @@ class Batches:
                 shares.train_samples(
                     blob,
                     own,
-                    weight=float(weight),
+                    weight=weight,
                     mask_truncated=mask,
                     trace=span.sent,
                     first_row=len(samples),

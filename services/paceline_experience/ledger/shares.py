@@ -115,7 +115,7 @@ def train_samples(
 
 
 def _with_advantages(sample: experience_pb2.TrainSample, values: Values) -> bytes:
-    if len(values) and (values == values[0]).all():
+    if len(values) == 1 or (len(values) and (values == values[0]).all()):
         return sample.SerializeToString() + _ADVANTAGE.pack(_TAG, 4, float(values[0]))
     sample.advantages.extend(values.tolist())
     return sample.SerializeToString()

@@ -62,18 +62,20 @@ class Estimate:
         return data
 
 
-def decoded(data: bytes, lengths: Sequence[int]) -> tuple[list[NDArray[np.float32]], Floats]:
+def decoded(data: bytes, lengths: Sequence[int]) -> tuple[list[NDArray[np.float32]], list[float]]:
     """The values of each episode, one or one per policy token, and the weights [N].
 
     Raises:
         ValueError: the data does not fit episodes of these lengths.
     """
     columns = np.frombuffer(zlib.decompress(data[1:]), "<f4")
-    weights, values = columns[: len(lengths)].astype(np.float64), columns[len(lengths) :]
-    counts = [1] * len(lengths) if data[:1] == _EPISODES else list(lengths)
-    if len(values) != sum(counts):
-        raise ValueError(f"{len(values)} advantages for {sum(counts)} episodes or tokens")
-    return np.split(values, np.cumsum(counts)[:-1]), weights
+    weights, values = columns[: len(lengths)].tolist(), columns[len(lengths) :]
+    due = len(lengths) if data[:1] == _EPISODES else sum(lengths)
+    if len(values) != due:
+        raise ValueError(f"{len(values)} advantages for {due} episodes or tokens")
+    if data[:1] == _EPISODES:
+        return list(values.reshape(-1, 1)), weights
+    return np.split(values, np.cumsum(lengths)[:-1]), weights
 
 
 def parts_of(spec: JobSpec) -> list[Part]:

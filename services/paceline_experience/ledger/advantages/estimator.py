@@ -64,7 +64,7 @@ class Estimator:
 
     async def kept(
         self, step: int, groups: Sequence[GroupRecord]
-    ) -> tuple[list[NDArray[np.float32]], NDArray[np.float64]]:
+    ) -> tuple[list[NDArray[np.float32]], list[float]]:
         """The advantages of each episode of a fixed batch, and their weights [N].
 
         Raises:
