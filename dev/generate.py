@@ -15,6 +15,7 @@ GENERATORS = (
     "dev/protos.py",
     "dev/operations.py",
     "dev/metrics_table.py",
+    "dev/recipes_table.py",
     "deploy/helm/crd.py",
     "deploy/helm/readme.py",
     "deploy/helm/schema.py",

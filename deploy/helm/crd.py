@@ -122,7 +122,11 @@ def _spec() -> Schema:
 def _rules() -> dict[str, list[Schema]]:
     """The rules of `JobSpec` between fields, by section ("" is the whole spec)."""
     size = _value("group_size", "experience")
-    grouped = f"!({_value('advantage.kind', 'experience')} in {_compares_groups()}) || {size} >= 2"
+    # Recipes can set what a job leaves out, so that defaults say nothing about it.
+    laid = "has(self.recipe) && self.recipe.size() > 0"
+    size_of_all = _value("experience.group_size")
+    advantage = _value("experience.advantage.kind")
+    grouped = f"!({advantage} in {_compares_groups()}) || {size_of_all} >= 2"
     batch = f"{_value('batch_groups', 'experience')} * {size} <= {MAX_BATCH_EPISODES}"
     published = f"{_value('trainer.publish_every')} <= {_value('experience.max_staleness')} + 1"
     part = "(has({0}.name) && {0}.name != '' ? {0}.name : {0}.kind)".format
@@ -137,12 +141,18 @@ def _rules() -> dict[str, list[Schema]]:
     return {
         "": [
             _rule("self == oldSelf", "spec: cannot be changed; make a new TrainingJob"),
-            _rule(published, "trainer.publish_every: at most experience.max_staleness + 1"),
+            _rule(
+                f"{laid} || {published}",
+                "trainer.publish_every: at most experience.max_staleness + 1",
+            ),
+            _rule(
+                f"{laid} || {grouped}",
+                "experience.group_size: at least 2 with an advantage that compares a group",
+            ),
             _rule(distinct, "reward: two parts have the same name; give each a distinct `name`"),
         ],
         "sampling": [_rule(fits, "max_tokens: must be less than max_context")],
         "experience": [
-            _rule(grouped, "group_size: at least 2 with an advantage that compares a group"),
             _rule(batch, f"batch_groups: at most {MAX_BATCH_EPISODES} episodes in a batch"),
         ],
         "rollout": [_rule(within, "replicas: must be within scaling")],

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import wire
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
 from paceline.config.quota import MAX_SPEC_BYTES
 from paceline.enums import JobState
@@ -71,7 +71,7 @@ class JobApi:
     ) -> types_pb2.Job:
         """As `submit`, for a job file that is already parsed."""
         checked(request)
-        spec = self._with_tenant(parse_job(raw), who)
+        spec = self._with_tenant(await asyncio.to_thread(resolve_job, raw), who)
         await check_plugins(spec, self._patterns, who.tenant)
         if request.files:
             files = await asyncio.to_thread(check_files, request.files, source="files")

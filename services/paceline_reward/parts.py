@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class RewardPart:
     target: str  # module:attribute
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     inline: Callable[..., Any] | None = None
+    after: tuple[str, ...] = ()  # parts before it whose rewards it is given
 
 
 def read_parts(rewards_json: str) -> tuple[RewardPart, ...]:
@@ -47,6 +48,17 @@ def read_parts(rewards_json: str) -> tuple[RewardPart, ...]:
     return tuple(_part(spec, f"reward.{index}") for index, spec in enumerate(specs))
 
 
+def stages(parts: Sequence[RewardPart]) -> list[list[RewardPart]]:
+    """Parts that can be scored together; each stage needs only those before it."""
+    depths: dict[str, int] = {}
+    for part in parts:
+        depths[part.name] = 1 + max((depths[name] for name in part.after), default=-1)
+    return [
+        [part for part in parts if depths[part.name] == depth]
+        for depth in sorted(set(depths.values()))
+    ]
+
+
 def _part(spec: RewardSpec, field: str) -> RewardPart:
     registry.check("rewards", spec.kind)
     if problems := list(wrong_options(field, "rewards", spec.kind, spec.options)):
@@ -60,5 +72,6 @@ def _part(spec: RewardSpec, field: str) -> RewardPart:
         timeout_s=spec.timeout_s,
         target=registry.installed("rewards")[spec.kind].value if is_installed else spec.kind,
         options=spec.options,
+        after=spec.after,
         inline=registry.find("rewards", spec.kind) if inline else None,
     )

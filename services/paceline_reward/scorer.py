@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import Span
 from paceline.types import Score
 from paceline_reward.fair_queue import NO_OWNER, QueueOwner
-from paceline_reward.parts import RewardPart, read_parts
+from paceline_reward.parts import RewardPart, read_parts, stages
 from paceline_reward.pool import ChildPool
 from paceline_reward.scores import MAX_DETAIL, as_score, infra_error
 
@@ -70,15 +70,11 @@ class Scorer:
         parts = self._parts_of(rewards_json)
         self._add_pending(len(items))
         try:
-            columns = [self._inline(part, items, spans) if part.inline else None for part in parts]
-            waiting = [
-                self._pooled(part, items, spans, owner)
-                for part, column in zip(parts, columns, strict=True)
-                if column is None
-            ]
-            pooled = iter(await _all(waiting) if waiting else [])
-            complete = [column if column is not None else next(pooled) for column in columns]
-            scores = [combine(parts, row) for row in zip(*complete, strict=True)]
+            scored: dict[str, list[Score]] = {}
+            for stage in stages(parts):
+                scored |= await self._stage(stage, items, spans, owner, scored)
+            columns = [scored[part.name] for part in parts]
+            scores = [combine(parts, row) for row in zip(*columns, strict=True)]
             _end(spans, scores)
             return scores
         finally:
@@ -100,6 +96,24 @@ class Scorer:
     async def idle(self) -> None:
         """Wait until no items are in progress."""
         await self._idle.wait()
+
+    async def _stage(
+        self,
+        parts: Sequence[RewardPart],
+        items: Sequence[RewardInput],
+        spans: Sequence[Span],
+        owner: QueueOwner,
+        before: Mapping[str, Sequence[Score]],
+    ) -> dict[str, list[Score]]:
+        """Scores by part, of parts that need none of each other."""
+        given = {part.name: _given(part, items, before) for part in parts}
+        found = {
+            part.name: self._inline(part, given[part.name], spans) for part in parts if part.inline
+        }
+        pooled = [part for part in parts if not part.inline]
+        waiting = [self._pooled(part, given[part.name], spans, owner) for part in pooled]
+        scores = await _all(waiting) if waiting else []
+        return found | {part.name: column for part, column in zip(pooled, scores, strict=True)}
 
     def _inline(
         self, part: RewardPart, items: Sequence[RewardInput], spans: Sequence[Span]
@@ -152,6 +166,18 @@ class Scorer:
         if not self._pending and not self._idle.is_set():
             self._busy_s += self._clock() - self._busy_since
             self._idle.set()
+
+
+def _given(
+    part: RewardPart, items: Sequence[RewardInput], before: Mapping[str, Sequence[Score]]
+) -> Sequence[RewardInput]:
+    """The items, with the rewards of the parts before if this one asks for them."""
+    if not part.after:
+        return items
+    return [
+        replace(item, parts={name: before[name][index].reward for name in part.after})
+        for index, item in enumerate(items)
+    ]
 
 
 async def _all(waiting: Sequence[Any]) -> list[list[Score]]:

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from paceline.enums import ScoreStatus
-from paceline.plugins import RewardInput
+from paceline.plugins import RewardInput, RewardTurn
 from paceline.types import Score, Task
 
 MAX_DETAIL = 500
@@ -62,12 +62,16 @@ def item_to_json(item: RewardInput) -> dict[str, Any]:
         "response": item.response,
         "environment_reward": item.environment_reward,
         "truncated": item.truncated,
+        "turns": [[turn.text, turn.reward, turn.num_tokens] for turn in item.turns],
+        "max_tokens": item.max_tokens,
+        "parts": dict(item.parts),
     }
 
 
 def item_from_json(raw: dict[str, Any]) -> RewardInput:
     """An item from JSON."""
-    fields: dict[str, Any] = raw | {"task": Task(*raw["task"])}
+    turns = tuple(RewardTurn(*turn) for turn in raw["turns"])
+    fields: dict[str, Any] = raw | {"task": Task(*raw["task"]), "turns": turns}
     return RewardInput(**fields)
 
 

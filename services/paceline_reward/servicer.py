@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from paceline import wire
-from paceline.plugins import RewardInput
+from paceline.plugins import RewardInput, RewardTurn
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer
 from paceline.types import Task
@@ -45,4 +45,9 @@ def _item(message: pb.ScoreItem) -> RewardInput:
         response=message.response_text,
         environment_reward=message.environment_reward,
         truncated=message.truncated,
+        turns=tuple(
+            RewardTurn(text=turn.text, reward=turn.reward, num_tokens=turn.num_tokens)
+            for turn in message.turns
+        ),
+        max_tokens=message.max_tokens,
     )

@@ -23,7 +23,7 @@ print(*(task.task_id for task in CopyingTasks(seed=0)))
 """
 NAMES = {
     *("copying", "stripped", "beginning", "solved", "in_order"),
-    *("batch_mean", "reinforce", "metered", "csv"),
+    *("batch_mean", "reinforce", "metered", "csv", "rarity", "near"),
 }
 TIMEOUT_S = 280
 WHERE = """
@@ -82,6 +82,24 @@ def test_a_clean_environment_has_only_the_wheel(installed: Path, tmp_path: Path)
 def test_the_examples_fulfil_their_contracts(installed: Path, tmp_path: Path) -> None:
     pytest_ = (installed / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     said_by(*pytest_, EXAMPLE / "tests", "--rootdir", tmp_path, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_method_of_several_parts_runs_by_its_recipe(
+    installed: Path, tmp_path: Path, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = yaml.safe_load((EXAMPLE / "recipe.yaml").read_text())
+    job["model"] = tiny_job()["model"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    shown = said_by(installed / "paceline", "recipes", "show", "rarity", cwd=tmp_path)
+    assert "kind: near" in shown
+    said_by(installed / "paceline", "run", "job.yaml", "--run-dir", "run", cwd=tmp_path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["near_zeroed"] for row in rows if "near_zeroed" in row] == [0.0] * 3
+    seen = [row["times_seen"] for row in rows if "times_seen" in row]
+    assert seen[0] == 0.0
+    assert seen == sorted(seen)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paceline.config import load_job
 from paceline.plugins import Engine, TrackedRun
 from paceline.testing import (
     advantages,
@@ -50,6 +51,17 @@ def test_sampler() -> None:
 
 def test_advantage() -> None:
     advantages.fulfils_the_contract("batch_mean", {"limit": 2.0})
+    advantages.fulfils_the_contract("rarity")
+
+
+def test_correction() -> None:
+    slots.fulfils_the_contract("corrections", "near", {"width": 0.1})
+
+
+def test_recipe() -> None:
+    spec = load_job(Path(__file__).parents[1] / "recipe.yaml")
+    assert [each.kind for each in spec.trainer.objective.corrections] == ["near"]
+    assert spec.experience.advantage_shaping[0].options == {"power": 0.5}
 
 
 def test_surrogate() -> None:

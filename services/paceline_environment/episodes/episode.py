@@ -315,6 +315,8 @@ class Episode:
             response_text=self._text,
             environment_reward=self.environment_reward,
             truncated=self._truncated,
+            turns=self._turns(),
+            max_tokens=self._sampling.max_tokens,
         )
         scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
         waiting = stages.waits_on(scoring.awaited(job.job_id))
@@ -329,6 +331,18 @@ class Episode:
             )
         self._reward_s = self._peers.clock() - started
         return score
+
+    def _turns(self) -> list[reward_pb2.RewardTurn]:
+        """The turns as rewards see them; of the last one, which may not be a step, the text."""
+        rewards = {step.start: step.reward for step in self._builder.steps}
+        spans = self._builder.turns
+        texts = [*self._actions, self._text][: len(spans)]
+        return [
+            reward_pb2.RewardTurn(
+                text=text, reward=rewards.get(span.start, 0.0), num_tokens=span.end - span.start
+            )
+            for span, text in zip(spans, texts, strict=False)
+        ]
 
     def _trajectory(
         self, transcripts: tuple[Transcript, ...], score: Score, total_s: float

@@ -1,4 +1,4 @@
-"""Reads job files; the commands that need no server, `validate` and `plugins`."""
+"""Reads job files; the commands that need no server: `validate`, `plugins`, `recipes`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.named import problems
+from paceline.config.recipes import recipe
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import registry as registry
 
@@ -18,8 +21,15 @@ def validate(arguments: Namespace) -> int:
     """`paceline validate JOB.yaml`."""
     spec = read_job(arguments.job_file, arguments.overrides)
     check(spec)
-    print(f"{arguments.job_file}: ok")
+    print(resolved(spec) if arguments.resolved else f"{arguments.job_file}: ok")
     return 0
+
+
+def resolved(spec: JobSpec) -> str:
+    """The job with all its values as YAML, independent of recipes and defaults."""
+    values = spec.model_dump(mode="json", exclude={"recipe"})
+    head = f"# recipe: {', '.join(spec.recipe)}\n" if spec.recipe else ""
+    return head + yaml.safe_dump(values, sort_keys=False, width=100).rstrip()
 
 
 def plugins(_: Namespace) -> int:
@@ -27,6 +37,28 @@ def plugins(_: Namespace) -> int:
     for kind in registry.KINDS:
         for name, point in sorted(registry.installed(kind).items()):
             print(f"{kind:<14} {name:<16} {point.value}")
+    return 0
+
+
+def recipes(_: Namespace) -> int:
+    """`paceline recipes`."""
+    names = sorted(registry.installed("recipes"))
+    width = max(map(len, names), default=0)
+    for each in map(recipe, names):
+        stage, evidence = each.method.stage, each.method.evidence
+        print(f"{each.name:<{width}}  {stage:<8}  {evidence:<13}  {each.title}")
+    return 0
+
+
+def show_recipe(arguments: Namespace) -> int:
+    """`paceline recipes show NAME`."""
+    try:
+        found = recipe(arguments.name)
+    except InvalidError as error:
+        raise InvalidError(f"recipe: {error.message}") from None
+    about = "".join(f"# {line}".rstrip() + "\n" for line in found.about.splitlines())
+    claim = f"#\n# Claim: {found.method.claim}.\n" if found.method.claim else ""
+    print(f"{about}{claim}{found.text.rstrip()}")
     return 0
 
 

@@ -188,7 +188,14 @@ def _add_tenants(commands: Any) -> None:
 def _add_offline(commands: Any) -> None:
     validate = _command(commands, "validate", "check:validate", "check a job file")
     _add_job_file(validate)
+    validate.add_argument(
+        "--resolved", action="store_true", help="print the job with all its values"
+    )
     _command(commands, "plugins", "check:plugins", "list the installed plug-ins")
+    recipes = _command(commands, "recipes", "check:recipes", "list the installed recipes")
+    verbs = recipes.add_subparsers(title="commands", metavar="COMMAND")
+    show = _command(verbs, "show", "check:show_recipe", "print what a recipe sets")
+    show.add_argument("name", metavar="NAME")
 
 
 def _command(commands: Any, name: str, handler: str, text: str) -> argparse.ArgumentParser:

@@ -1,7 +1,13 @@
 """The job file and the settings of services, as closed pydantic models. Imports nothing heavy."""
 
 from paceline.config.job import JobSpec
-from paceline.config.load import load_job, load_settings, parse_arguments, parse_job
+from paceline.config.load import (
+    load_job,
+    load_settings,
+    parse_arguments,
+    parse_job,
+    resolve_job,
+)
 from paceline.config.service import ServiceSettings
 
 __all__ = [
@@ -11,4 +17,5 @@ __all__ = [
     "load_settings",
     "parse_arguments",
     "parse_job",
+    "resolve_job",
 ]

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
 from paceline.config.objective import ObjectiveSpec
+from paceline.config.recipes import MAX_RECIPES
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
 
@@ -82,6 +83,10 @@ class RewardSpec(PluginSpec):
     """Name of the part in metrics; `kind` if empty."""
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
     timeout_s: float = Field(default=5.0, gt=0, le=HOUR_S)
+    after: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
+        default=(), max_length=32
+    )
+    """Parts, listed before this one, whose rewards it is given."""
 
     @property
     def part(self) -> str:
@@ -219,6 +224,10 @@ class JobSpec(StrictModel):
 
     name: Name
     tenant: Name = "default"
+    recipe: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
+        default=(), max_length=MAX_RECIPES
+    )
+    """Recipes whose values hold wherever the job has none of its own; one may be its name alone."""
     model: ModelSpec
     tasks: TaskSpec
     eval: EvalSpec | None = EvalSpec()
@@ -229,6 +238,11 @@ class JobSpec(StrictModel):
     trainer: TrainerSpec = TrainerSpec()
     stop: StopSpec = StopSpec()
     tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
+
+    @field_validator("recipe", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("tracking")
     @classmethod
@@ -248,6 +262,13 @@ class JobSpec(StrictModel):
         duplicates = _duplicates(names)
         if duplicates:
             raise ValueError(f"two parts are named {duplicates[0]!r}; give each a distinct `name`")
+        for index, part in enumerate(value):
+            for unknown in sorted({*part.after} - {*names[:index]}):
+                before = ", ".join(names[:index]) or "none"
+                raise ValueError(
+                    f"{part.part!r} is after {unknown!r}, which is not listed before it; "
+                    f"listed before: {before}"
+                )
         return value
 
     @model_validator(mode="after")

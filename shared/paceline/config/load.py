@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.config.documents import read_yaml
 from paceline.config.job import JobSpec
+from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
 
@@ -31,11 +32,20 @@ def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
     raw = _read_yaml(path)
     for dotted, value in (overrides or {}).items():
         _set_path(raw, dotted, value)
-    return validate(JobSpec, raw)
+    return resolve_job(raw)
+
+
+def resolve_job(raw: Any) -> JobSpec:
+    """Validate a job as users write it, with the values of its recipes.
+
+    Raises:
+        ConfigError: names the fields and what is allowed.
+    """
+    return validate(JobSpec, with_recipes(raw))
 
 
 def parse_job(raw: Any) -> JobSpec:
-    """Validate the job in a decoded JSON or YAML document."""
+    """Validate an accepted job, which has all values; its recipes need not be installed."""
     return validate(JobSpec, raw)
 
 

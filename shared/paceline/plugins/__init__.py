@@ -32,9 +32,10 @@ from paceline.plugins.episodes import (
     Turns,
 )
 from paceline.plugins.groups import Advantage, GroupFilter, Sampler
+from paceline.plugins.methods import Method
 from paceline.plugins.model import StrictModel
 from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
-from paceline.plugins.rewards import Reward, RewardInput
+from paceline.plugins.rewards import Reward, RewardInput, RewardTurn
 from paceline.plugins.topologies import Session, Topology
 from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, Tracker
 
@@ -57,10 +58,12 @@ __all__ = [
     "GroupOutcome",
     "HeaderSpec",
     "Message",
+    "Method",
     "Observation",
     "RegularExpression",
     "Reward",
     "RewardInput",
+    "RewardTurn",
     "Sampler",
     "Session",
     "StepResult",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.types import Score, Task
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTurn:
+    """One turn of the policy, with the environment's reward for it."""
+
+    text: str
+    reward: float = 0.0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +25,14 @@ class RewardInput:
     episode_id: str
     task: Task
     response: str
+    """Text of the last turn."""
     environment_reward: float = 0.0
     truncated: bool = False
+    turns: tuple[RewardTurn, ...] = ()
+    max_tokens: int = 0
+    """The job's bound of the tokens of a turn."""
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Rewards of the parts that the job lists as `after` of this one, by name."""
 
 
 class Reward(Protocol):

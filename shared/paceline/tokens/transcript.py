@@ -46,6 +46,11 @@ class TranscriptBuilder:
         return [span for span in self._spans if span.source is TokenSource.POLICY]
 
     @property
+    def steps(self) -> list[StepMark]:
+        """Steps of the environment that are marked so far."""
+        return list(self._steps)
+
+    @property
     def awaits_policy(self) -> bool:
         """Whether the last token was shown to the policy rather than sampled by it."""
         return bool(self._spans) and self._spans[-1].source is not TokenSource.POLICY

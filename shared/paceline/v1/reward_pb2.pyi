@@ -60,6 +60,8 @@ class ScoreItem(_message.Message):
     ENVIRONMENT_REWARD_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     response_text: _builtins.str
     """policy tokens of the last turn, decoded"""
@@ -67,8 +69,12 @@ class ScoreItem(_message.Message):
     truncated: _builtins.bool
     trace: _builtins.str
     """W3C traceparent; empty: not sampled"""
+    max_tokens: _builtins.int
+    """sampled tokens that a turn may have"""
     @_builtins.property
     def task(self) -> _types_pb2.Task: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewardTurn]: ...
     def __init__(
         self,
         *,
@@ -78,14 +84,44 @@ class ScoreItem(_message.Message):
         environment_reward: _builtins.float = ...,
         truncated: _builtins.bool = ...,
         trace: _builtins.str = ...,
+        turns: _abc.Iterable[Global___RewardTurn] | None = ...,
+        max_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "response_text", b"response_text", "task", b"task", "trace", b"trace", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "max_tokens", b"max_tokens", "response_text", b"response_text", "task", b"task", "trace", b"trace", "truncated", b"truncated", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoreItem: _TypeAlias = ScoreItem  # noqa: Y015
+
+@_typing.final
+class RewardTurn(_message.Message):
+    """One turn of the policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    reward: _builtins.float
+    """of the environment"""
+    num_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        reward: _builtins.float = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens", "reward", b"reward", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RewardTurn: _TypeAlias = RewardTurn  # noqa: Y015
 
 @_typing.final
 class ScoreReply(_message.Message):

@@ -36,6 +36,7 @@ Change = dict[str, Any]
             "ConfigError",
             "stop.steps: Input should be a valid integer",
         ),
+        ({"recipe": "m2pp"}, "ConfigError", "recipe: 'm2pp' is not installed; did you mean 'm2po'"),
         ({"name": None}, "ConfigError", "name: Input should be a valid string (got None)"),
         ({"model": {}}, "ConfigError", "model.path: is missing"),
         (
@@ -46,7 +47,7 @@ Change = dict[str, Any]
         (
             {"reward": ["exakt"]},
             "ConfigError",
-            "reward.0.kind: 'exakt' is not installed; installed: environment, exact, python, regex",
+            "reward.0.kind: 'exakt' is not installed; installed: environment, exact, overlong, ",
         ),
         (
             {"reward": [{"kind": "python"}]},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.enums import ScoreStatus
 from paceline.errors import InvalidError
-from paceline.plugins import RewardInput
+from paceline.plugins import RewardInput, RewardTurn
 from paceline.rewards.answers import number
 from paceline.rewards.environment import environment
 from paceline.rewards.exact import exact
+from paceline.rewards.overlong import overlong
 from paceline.rewards.python import python
 from paceline.rewards.regex import regex
 
@@ -96,3 +98,22 @@ def test_environment_passes_through(item: MakeItem) -> None:
 def test_python_calls_the_function(item: MakeItem) -> None:
     function = "paceline.rewards.exact:exact"
     assert python(item("42"), function=function, casefold=True).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("length", "penalty"),
+    [(16_000, 0.0), (16_384, 0.0), (18_432, -0.5), (20_480, -1.0), (24_576, -1.0)],
+)
+def test_overlong_grows_over_the_last_tokens_before_the_limit(
+    item: MakeItem, length: int, penalty: float
+) -> None:
+    turns = (RewardTurn("", num_tokens=length), RewardTurn("", num_tokens=5))
+    given = replace(item("x"), turns=turns, max_tokens=20_480)
+    assert overlong(given) == penalty
+    assert overlong(given, limit=20_480, buffer=4096) == penalty
+    assert overlong(given, limit=100_000) == 0.0
+
+
+def test_overlong_without_turns_or_limit_is_nothing(item: MakeItem) -> None:
+    assert overlong(replace(item("x"), max_tokens=1)) == 0.0
+    assert overlong(item("x")) == 0.0

@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.enums import ScoreStatus
 from paceline.errors import ConfigError, InvalidError
-from paceline.plugins import RewardInput
+from paceline.plugins import RewardInput, RewardTurn
 from paceline_reward.pool import ChildPool
 from paceline_reward.scorer import Scorer
 
@@ -29,6 +30,22 @@ async def test_weighted_sum_of_named_parts(scorer: Scorer, item: MakeItem) -> No
     assert (wrong.reward, wrong.parts) == (0.25, {"exact": 0.0, "env": 0.25})
     assert right.status is ScoreStatus.OK
     assert right.raw_answer == "42"
+
+
+async def test_a_part_sees_those_it_is_after_also_in_another_process(
+    scorer: Scorer, item: MakeItem
+) -> None:
+    parts = section(
+        {"kind": "exact"},
+        {"kind": "user_rewards:told", "name": "told", "after": ["exact"], "weight": 0.0},
+        {"kind": "user_rewards:told", "name": "untold", "weight": 0.0},
+        {"kind": "user_rewards:told", "name": "last", "after": ["told"]},
+    )
+    turns = (RewardTurn("a", 0.5, 3), RewardTurn("42", 0.0, 9))
+    given = replace(item("42"), turns=turns, max_tokens=10)
+    (score,) = await scorer.score(parts, [given])
+    seen = 10 * (3 + 9) + 0.5
+    assert score.parts == {"exact": 1.0, "told": seen + 1, "untold": seen, "last": 2 * seen + 1}
 
 
 async def test_items_fail_one_by_one(scorer: Scorer, item: MakeItem) -> None:

@@ -8,3 +8,9 @@ step by step, until the positive tokens contribute a given share of the loss.
 an unclipped one, so that raising the lower bound moves the share away from its target; `gradient`
 counts tokens that carry a gradient, with which both moves lead to the target.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control", evidence="notes", claim="87.1 % on AIME 2024 with 32B, 70.8 % with 7B"
+)

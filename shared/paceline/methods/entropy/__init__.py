@@ -2,3 +2,7 @@
 
 Of the full distribution, which the trainer computes with the log-probs, in chunks.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(stage="control", evidence="code")

@@ -4,3 +4,11 @@ Noisy outliers of execution-based rewards shift the mean; the baseline is the me
 interval of the group's rewards instead. With as many successes as failures the lower cluster wins,
 so failures get no gradient then.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    claim="up to +4.4 points of exact match over GRPO and DAPO in code editing",
+)

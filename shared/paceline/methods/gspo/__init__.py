@@ -4,3 +4,11 @@ Token ratios are noisy single-sample weights, which explode in mixture-of-expert
 the geometric mean of a sequence's ratios, the same for all of its tokens; its bounds are therefore
 hundreds of times narrower. Aggregate with `seq_mean_token_mean`.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    claim="stable training of mixture-of-experts models without routing replay",
+)

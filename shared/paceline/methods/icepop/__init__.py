@@ -3,3 +3,11 @@
 Ring-1T report of the Ling team (arXiv 2510.18855); verl's preset "decoupled token IcePop". No ratio
 is clamped: outside its bounds a token has weight 0, inside it keeps its importance weight.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    claim="mixture-of-experts models train stably in spite of engine mismatch",
+)

@@ -5,3 +5,7 @@ expectation, k2 has the gradient of the KL, k3 that of the KL in the other direc
 the value of k3 and the gradient of k2, and is the one to use. The reference policy is the job's
 initial model.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(stage="control", evidence="code")

@@ -4,3 +4,11 @@ One rollout for each prompt instead of a group: the baseline is a Beta estimate 
 success rate that is kept across steps and forgets faster while the policy changes faster. The
 shaping `mssr_entropy` guards exploration in the trainer.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control",
+    evidence="code",
+    claim="58.6 against 56.3 of GRPO on average (7B), at about half of the steps",
+)

@@ -5,3 +5,11 @@ count the answers of a prompt across steps; the batch bonus compares the answers
 follows another advantage. The paper excludes the tokens of the answer itself; here all tokens get
 the bonus.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(
+    stage="control",
+    evidence="notes",
+    claim="more distinct answers of 8 (2.88 to 2.93, batch bonus 3.23) at better pass@k",
+)

@@ -3,3 +3,7 @@
 `is_ratio: true` multiplies by the ratio to the proximal policy, which for `proximal: {kind:
 behaviour}` is the unbounded importance weight that M2PO and VCPO control.
 """
+
+from paceline.plugins import Method
+
+METHOD = Method(stage="control", evidence="code")

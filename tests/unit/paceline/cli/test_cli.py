@@ -26,6 +26,7 @@ from paceline.types import JobStatus
 COMMANDS = [
     "run",
     "up",
+    "recipes",
     "submit",
     "list",
     "watch",
@@ -99,6 +100,30 @@ def test_help_imports_nothing_heavy() -> None:
 def test_validate_accepts_a_good_job(job: Path) -> None:
     found = paceline("validate", "job.yaml", cwd=job.parent)
     assert (found.returncode, found.stdout) == (0, "job.yaml: ok\n")
+
+
+def test_a_resolved_job_is_the_same_without_its_recipe(job: Path) -> None:
+    found = paceline(
+        "validate", "job.yaml", "--set", "recipe=[m2po, kl]", "--resolved", cwd=job.parent
+    )
+    assert found.stdout.startswith("# recipe: m2po, kl\n")
+    (job.parent / "resolved.yaml").write_text(found.stdout)
+    again = paceline("validate", "resolved.yaml", "--resolved", cwd=job.parent)
+    assert "kind: m2po" in again.stdout
+    assert again.stdout == found.stdout.partition("\n")[2]
+
+
+def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
+    listed = paceline("recipes", cwd=tmp_path)
+    assert "\nm2po  " in listed.stdout
+    assert "(arXiv 2510.01161, section 4)" in listed.stdout
+    shown = paceline("recipes", "show", "m2po", cwd=tmp_path)
+    assert "corrections: [{kind: m2po, tau: 0.04}]" in shown.stdout
+    wrong = paceline("recipes", "show", "m2pp", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "paceline: recipe: 'm2pp' is not installed; did you mean 'm2po'?\n",
+    )
 
 
 @pytest.mark.parametrize(

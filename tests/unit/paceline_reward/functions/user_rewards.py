@@ -75,3 +75,9 @@ def stray(item: RewardInput, *, pid_file: str) -> float:
         Path(pid_file).write_text(str(os.getpid()))
     time.sleep(600)
     return 0.0
+
+
+def told(item: RewardInput) -> float:
+    """A number made of all that an item has besides its response."""
+    turns = sum(turn.reward + item.max_tokens * turn.num_tokens for turn in item.turns)
+    return turns + sum(item.parts.values())

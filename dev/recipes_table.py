@@ -1,0 +1,68 @@
+"""Generates the table of recipes in docs/methods.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.config import resolve_job
+from paceline.config.named import named
+from paceline.config.recipes import Recipe, recipe
+from paceline.plugins import declared, registry
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
+BEGIN = "<!-- table: written by dev/recipes_table.py -->\n"
+END = "<!-- end of table -->\n"
+JOB = {
+    "name": "any",
+    "model": {"path": "any"},
+    "tasks": {"environment": "arithmetic"},
+    "reward": ["exact"],
+}
+
+
+def files() -> dict[Path, str]:
+    """Path and content of the file."""
+    head, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    tail = rest.partition(END)[2]
+    return {DOCUMENT: head + BEGIN + table() + END + tail}
+
+
+def table() -> str:
+    """The table as Markdown."""
+    head = ["| recipe | method | sets | needs | evidence | claim |", "|---|---|---|---|---|---|"]
+    points = registry.installed("recipes")
+    built_in = [name for name in points if points[name].module.startswith("paceline.methods.")]
+    return "\n".join([*head, *(_row(recipe(name)) for name in sorted(built_in))]) + "\n"
+
+
+def _row(each: Recipe) -> str:
+    sets = ", ".join(f"`{kind}`" for kind in _kinds(each.fragment()))
+    needs = ", ".join(f"`{need}`" for need in _needs(each.name))
+    method = each.method
+    cells = (f"`{each.name}`", each.title, sets, needs, method.evidence, method.claim)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _kinds(value: Any) -> Iterator[str]:
+    """Names of the plug-ins in a fragment."""
+    if isinstance(value, dict):
+        if "kind" in value:
+            yield value["kind"]
+        for inner in value.values():
+            yield from _kinds(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _kinds(inner)
+
+
+def _needs(name: str) -> list[str]:
+    """What the plug-ins of a recipe declare."""
+    found: set[str] = set()
+    own = {*_kinds(recipe(name).fragment())}
+    for each in named(resolve_job(JOB | {"recipe": name})):
+        if each.name in own and each.kind in {"advantages", *registry.SLOTS}:
+            source = registry.options_of(each.kind, each.name)
+            found.update(declared(source).needs_with(each.options))
+    return sorted(found)
