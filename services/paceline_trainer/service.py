@@ -38,6 +38,7 @@ from paceline_trainer.liveness import TrainerLiveness
 from paceline_trainer.ranks.distributed import RankGroup, StopBroadcast
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
+from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import load_policy, load_reference, shard
@@ -182,7 +183,7 @@ class TrainerService(Service):
         torch.set_num_threads(spec.trainer.threads)
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
-        objective = load_objective(trainer.objective)
+        objective = load_objective(trainer.objective, trainer.hooks)
         policy = load_policy(spec.model.path, gradient_checkpointing=trainer.gradient_checkpointing)
         group = self._group = RankGroup(self._rank_info)
         self._stop_broadcast = StopBroadcast(self._rank_info)
@@ -191,7 +192,11 @@ class TrainerService(Service):
         reference = None
         if "reference" in objective.needs:
             reference = load_reference(spec.model.path, group, dtype=trainer.dtype)
-        mismatch = mismatch_of(spec, policy, group)
+        mismatch = mismatch_of(spec, policy, group, snapshots="snapshots" in objective.needs)
+        average = None
+        if "weight_average" in objective.needs:
+            options = objective.proximal.options
+            average = WeightAverage(policy, beta=options.beta, reset_below=options.reset_below)
         learner = Learner(
             policy=policy,
             optimizer=optimizer,
@@ -201,6 +206,7 @@ class TrainerService(Service):
             mini_batches=trainer.mini_batches,
             mismatch=mismatch,
             reference=reference,
+            average=average,
         )
         base = self._settings.storage or self._settings.run_dir
         checkpoints = Checkpoints(

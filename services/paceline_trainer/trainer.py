@@ -154,7 +154,12 @@ class Trainer:
         self.step = self._checkpoint_step = await self._run(self._engine.group.from_first, step)
         if self.step:
             engine = self._engine
-            await self._run(checkpoints.load, self.step, engine.policy, engine.optimizer)
+            state = engine.learner.state()
+            if not await self._run(
+                checkpoints.load, self.step, engine.policy, engine.optimizer, state
+            ):
+                log.warning("the checkpoint has no state of slots", step=self.step)
+                await self._run(engine.learner.start_again)
         log.info("training starts", step=self.step, rank=self._rank_info.rank, parent=self._parent)
 
     async def _rewind(self, found: FoundCheckpoint) -> tuple[int, int]:
@@ -198,7 +203,7 @@ class Trainer:
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
         with self.clock.measure("stepping"), self._traces.stage("train.step"):
-            await self._run(self._engine.mismatch.published, version, step)
+            await self._run(self._engine.mismatch.versions.published, version, step)
             metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
@@ -223,7 +228,11 @@ class Trainer:
         engine = self._engine
         with self.clock.measure("checkpointing"):
             path = await self._run(
-                engine.checkpoints.save, self.step, engine.policy, engine.optimizer
+                engine.checkpoints.save,
+                self.step,
+                engine.policy,
+                engine.optimizer,
+                engine.learner.state(),
             )
             self._checkpoint_step = self.step
             if self._rank_info.first:

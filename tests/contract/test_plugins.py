@@ -25,6 +25,7 @@ REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "exact": ({}, [1.0, 0.0]),
     "regex": ({"pattern": r"^\d+$"}, [1.0, 0.0]),
     "environment": ({}, [0.5, 0.25]),
+    "overlong": ({}, [0.0, 0.0]),
     "python": ({"function": "paceline.rewards.exact:exact", "casefold": True}, [1.0, 0.0]),
 }
 
@@ -94,7 +95,7 @@ SLOT_OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in registry.SLOTS if kind != "proximals" for name in built_in(kind)],
+    [(kind, name) for kind in registry.SLOTS for name in built_in(kind)],
 )
 def test_slots(kind: str, name: str) -> None:
     slots.fulfils_the_contract(kind, name, SLOT_OPTIONS.get(name))

@@ -14,7 +14,7 @@ import importlib, pkgutil, re, sys
 package = importlib.import_module(sys.argv[1])
 # What of a method runs in the trainer alone.
 TRAINER = (
-    r"paceline\.(objective\..*|methods\.(\w+\.(correction|regulariser|shaping|surrogate)|"
+    r"paceline\.(objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
     r"parts\.(aggregation|batch|proximal|slots|surrogates|whole_batch)))"
 )
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):

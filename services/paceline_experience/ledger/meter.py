@@ -33,15 +33,25 @@ STATISTICS = (
     "ratio",
     "ratio_max",
     "clip_fraction",
-    "kl",
+    "active_fraction",
     "behaviour_weight",
+    "ess",
+    "kl_behaviour",
+    "kl_proximal",
+    "kl_reference",
+    "token_age",
+    "token_age_max",
+    "interpolated",
+    "average_reset",
+    "lr_factor",
     "out_of_bounds",
     "mismatch_kl",
     "mismatch_k1",
     "logprob_diff_max",
     "skipped_updates",
-    "value_loss",
+    "nonfinite_updates",
 )
+OF_SLOTS = ("_zeroed", "_weight", "_weight_max")  # ends of statistics of single corrections
 _PURPOSES = wire.members_of(Purpose, types_pb2.Purpose.DESCRIPTOR)
 GROUPS = {"open": "open_groups", "ready": "ready_groups", "headroom": "headroom_groups"}
 
@@ -122,8 +132,8 @@ class JobMeter:
         for names in (BATCH, STEP):
             for name in names.keys() & values.keys():
                 metrics.set(names[name], float(values[name]), job=job)
-        for name in STATISTICS:
-            if name in values:
+        for name in values:
+            if name in STATISTICS or name.endswith(OF_SLOTS):
                 metrics.set("objective", float(values[name]), job=job, statistic=name)
         for age, count in values.get("staleness", {}).items():
             metrics.observe("staleness", [float(age)] * int(count), job=job)

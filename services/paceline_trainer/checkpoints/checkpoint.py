@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -112,8 +113,16 @@ class Checkpoints:
         self._damaged = [each for each, _ in newer]
         return FoundCheckpoint(folder.step, tuple(text for _, text in sorted(newer, reverse=True)))
 
-    def save(self, step: int, policy: PolicyModel, optimizer: Optimizer) -> str:
+    def save(
+        self,
+        step: int,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        slots: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Collective: write the state after `step` updates, and remove old checkpoints.
+
+        `slots`: tensors of the objective's slots.
 
         Raises:
             FencedError: a newer incarnation has written this step.
@@ -126,7 +135,7 @@ class Checkpoints:
         self._group.barrier()
         model, inner = get_state_dict(policy, optimizer.inner)
         random = {str(self._group.rank_info.rank): torch.get_rng_state()}
-        state = {"model": model, "optimizer": inner, "random": random}
+        state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
         writer = self._storage.writer(folder.name)
         with _translated(folder.name):
             save(state, storage_writer=writer)
@@ -136,10 +145,17 @@ class Checkpoints:
         self._group.barrier()
         return self._storage.path_of(folder.name)
 
-    def load(self, step: int, policy: PolicyModel, optimizer: Optimizer) -> None:
+    def load(
+        self,
+        step: int,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        slots: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bool:
         """Collective: load the checkpoint of a step, whatever world size wrote it.
 
-        Loads the one that `find` has returned, if it is of this step.
+        Loads the one that `find` has returned, if it is of this step. `slots` are filled in place;
+        returns whether the checkpoint has all of them, if not they stay as they are.
 
         Raises:
             NotFoundError: there is none.
@@ -151,8 +167,12 @@ class Checkpoints:
         model, inner = get_state_dict(policy, optimizer.inner)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
         rank = str(self._group.rank_info.rank)
-        if f"random.{rank}" in reader.read_metadata().state_dict_metadata:
+        written = reader.read_metadata().state_dict_metadata
+        if f"random.{rank}" in written:
             state["random"] = {rank: torch.get_rng_state()}
+        has_slots = all(any(key.startswith(f"slots.{name}") for key in written) for name in slots)
+        if has_slots:
+            state["slots"] = {**slots}
         with _translated(folder.name):
             load(state, storage_reader=reader)
         set_state_dict(
@@ -163,6 +183,7 @@ class Checkpoints:
         )
         if "random" in state:
             torch.set_rng_state(state["random"][rank])
+        return has_slots
 
     def discard_after(self, step: int) -> None:
         """Rank 0: remove damaged checkpoints, and those after the step of a rewind.

@@ -5,39 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
-from paceline.methods.parts.batch import Scale
+from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
-from paceline_trainer.columns import Columns, Ints, Share, columns
+from paceline_trainer.columns import Columns, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan, policy_tokens
+from paceline_trainer.step.average import WeightAverage
+from paceline_trainer.step.data import policy_tokens
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import PolicyModel, TokenScores, reshard
+from paceline_trainer.step.model import PolicyModel, TokenScores
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.scorer import TokenScorer, UpdateShard
 from paceline_trainer.step.tokens import StepKnowledge, StepTokens
 from paceline_trainer.traces import Stage, no_stage
 
 MAX_NONFINITE_STEPS = 3  # in a row; then the job fails
 _NAMED_GROUPS = 8
 log = Log("learner")
-
-
-@dataclass(slots=True)
-class UpdateShard:
-    """This rank's sequences of an update, and the totals of all ranks."""
-
-    layout: Layout
-    chunks: list[Ints]
-    num_micro_batches: int  # maximum over the ranks; those with fewer run idle ones
-    scale: Scale
-    has_gradient: bool  # an advantage on any rank is not zero
 
 
 @dataclass(slots=True)
@@ -48,6 +40,8 @@ class Tally:
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     norms: list[float] = field(default_factory=list[float])
+    factors: list[float] = field(default_factory=list[float])  # of the learning rate, by hooks
+    numbers: list[dict[str, float]] = field(default_factory=list[dict[str, float]])  # of hooks
     skipped: int = 0
     nonfinite: int = 0  # updates that were skipped since their loss or gradient was not finite
     fed: int = 0
@@ -75,15 +69,17 @@ class Learner:
         mini_batches: int = 1,
         mismatch: Mismatch | None = None,
         reference: PolicyModel | None = None,
+        average: WeightAverage | None = None,
     ) -> None:
         self._policy = policy
+        self._average = average
+        self._scorer = TokenScorer(policy=policy, group=group, budget=budget)
         self._optimizer = optimizer
         self._objective = objective
         self._group = group
         self._mismatch = mismatch
         self._reference = reference
         self._entropy = "entropy" in objective.needs
-        self._budget = budget
         self._mini_batches = mini_batches
         self._nonfinite_steps = 0  # in a row
 
@@ -96,12 +92,13 @@ class Learner:
         with stage("prepare"):
             data = columns(share.samples)
             data.check_vocabulary(self._policy.vocab_size)
-            parts = self._parts(data)
+            rows = np.array_split(np.arange(data.num_sequences), self._mini_batches)
+            parts = self._scorer.parts(data, rows)
             self._check(share, parts)
         with stage("mismatch"):
             mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
         with stage("score"):
-            known = self._known(data, parts)
+            known = self._known(data, parts, share.step)
         tally = Tally()
         for part in parts:
             with stage("update"):
@@ -110,28 +107,23 @@ class Learner:
                 self._report_nonfinite(share, data, part)
         self._check_finite(tally, share.step)
         with stage("metrics"):
-            return self._metrics(tally, parts, share.step) | mismatch
+            metrics = self._metrics(tally, parts, known, share.step)
+        return metrics | mismatch | self._follow(tally, metrics)
 
-    def _parts(self, data: Columns) -> list[UpdateShard]:
-        split = np.array_split(np.arange(data.num_sequences), self._mini_batches)
-        cost, layouts = self._policy.cost(), self._policy.layouts
-        plans = [plan(data, s, budget=self._budget, cost=cost, layouts=layouts) for s in split]
-        local: list[float] = []
-        for rows, (_, chunks) in zip(split, plans, strict=True):
-            tokens = int(data.policy_counts[rows].sum())
-            local += [tokens, len(rows), float(_has_advantage(data, rows)), len(chunks)]
-        world = self._group.rank_info.world
-        all_ranks = self._group.gather(local).reshape(world, len(plans), 4)
-        return [
-            UpdateShard(
-                layout=layout,
-                chunks=chunks,
-                num_micro_batches=int(gathered[:, 3].max()),
-                scale=Scale(int(gathered[:, 0].sum()), int(gathered[:, 1].sum()), world),
-                has_gradient=bool(gathered[:, 2].any()),
-            )
-            for (layout, chunks), gathered in zip(plans, all_ranks.transpose(1, 0, 2), strict=True)
-        ]
+    def state(self) -> dict[str, Any]:
+        """Tensors of slots that a checkpoint has to keep; loading one fills them in place."""
+        return {} if self._average is None else self._average.state()
+
+    def start_again(self) -> None:
+        """Begin without the state of a checkpoint, with the weights that were loaded."""
+        if self._average is not None:
+            self._average.start_again()
+
+    def _follow(self, tally: Tally, metrics: dict[str, float]) -> dict[str, float]:
+        """Let the average follow the weights, if an update has changed them."""
+        if self._average is None or not tally.norms:
+            return {}
+        return {"average_reset": float(self._average.follow(metrics["active_fraction"]))}
 
     def _check(self, share: Share, parts: Sequence[UpdateShard]) -> None:
         """Warn if the ledger's counts differ from those of all ranks, which are exact."""
@@ -148,61 +140,61 @@ class Learner:
                 header_sequences=share.total_sequences,
             )
 
-    def _known(self, data: Columns, parts: Sequence[UpdateShard]) -> StepTokens:
+    def _known(self, data: Columns, parts: Sequence[UpdateShard], step: int) -> StepTokens:
         """What stays the same during the updates of a step."""
+        scorer, mismatch, average = self._scorer, self._mismatch, self._average
         behaviour = torch.from_numpy(data.behaviour).to(self._group.device)
+        ages = torch.zeros_like(behaviour, dtype=torch.int64)
+        if mismatch is not None:
+            ages = torch.from_numpy(mismatch.versions.ages(data.versions, step)).to(ages)
+
+        def sampled() -> Tensor:
+            if mismatch is None:
+                return torch.full_like(behaviour, torch.nan)
+            return scorer.sampled(data, mismatch.history, mismatch.versions)
+
+        def averaged() -> Tensor:
+            if average is None:
+                raise InvalidError("only a proximal policy that needs weight_average has one")
+            return scorer.averaged(data, parts, average)
+
         known = StepKnowledge(
-            behaviour, len(parts), lambda: self._score(self._policy, data, parts).logprobs
+            behaviour=behaviour,
+            ages=ages,
+            num_updates=len(parts),
+            current=lambda: scorer.score(data, parts).logprobs,
+            sampled=sampled,
+            averaged=averaged,
         )
         reference = self._reference
         return StepTokens(
-            proximal=self._objective.proximal(known),
-            reference=None if reference is None else self._score(reference, data, parts).logprobs,
+            centre=self._objective.centre(known),
+            reference=None
+            if reference is None
+            else scorer.score(data, parts, policy=reference).logprobs,
+            ages=ages,
         )
-
-    @torch.no_grad()
-    def _score(
-        self,
-        policy: PolicyModel,
-        data: Columns,
-        parts: Sequence[UpdateShard],
-        *,
-        entropy: bool = False,
-    ) -> TokenScores:
-        """Scores [num_tokens] of this rank's tokens under the weights of a policy."""
-        logprobs = torch.zeros(data.num_tokens, device=self._group.device)
-        entropies = torch.zeros_like(logprobs) if entropy else None
-        for part in parts:
-            for index in range(part.num_micro_batches):
-                micro = self._assemble(data, part, index)
-                scores = _forward(policy, micro, entropy=entropy)
-                select = torch.from_numpy(micro.tokens.select)
-                logprobs[select] = scores.logprobs
-                if entropies is not None and scores.entropy is not None:
-                    entropies[select] = scores.entropy
-        reshard(policy)
-        return TokenScores(logprobs, entropies)
 
     def _plan(self, data: Columns, part: UpdateShard, known: StepTokens) -> UpdatePlan | None:
         """What slots find in the whole update before its first gradient."""
         if not self._objective.plans:
             return None
-        if known.proximal is None or self._objective.plans_on_scores:
-            found = self._score(self._policy, data, [part], entropy=self._entropy)
+        fixed = known.proximal if known.between is None else None
+        if fixed is None or self._objective.plans_on_scores:
+            found = self._scorer.score(data, [part], entropy=self._entropy)
         else:
-            found = TokenScores(known.proximal, None)
-        rows = np.sort(np.concatenate(part.chunks)) if part.chunks else np.zeros(0, np.int64)
-        own = policy_tokens(data, rows, self._group.device)
+            found = TokenScores(fixed, None)
+        return self._objective.plan(self._whole(data, part, known, found))
+
+    def _whole(
+        self, data: Columns, part: UpdateShard, known: StepTokens, found: TokenScores
+    ) -> WholeBatch:
+        """All tokens of an update, with scores [num_tokens]."""
+        own = policy_tokens(data, part.rows, self._group.device)
         select = torch.from_numpy(own.select)
         entropy = None if found.entropy is None else found.entropy[select]
         scores = TokenScores(found.logprobs[select], entropy)
-        whole = known.batch(own, scores, part.scale)
-        return self._objective.plan(WholeBatch(whole, self._group.gather))
-
-    def _assemble(self, data: Columns, part: UpdateShard, index: int) -> MicroBatch:
-        if index >= len(part.chunks):
-            return idle(self._group.device)
-        return assemble(data, part.chunks[index], part.layout, self._group.device)
+        return WholeBatch(known.batch(own, scores, part.scale), self._group.gather)
 
     def _update(
         self,
@@ -223,24 +215,41 @@ class Learner:
             update = self._plan(data, part, known)
         self._optimizer.zero()
         total: Tensor | float = 0.0
+        seen = torch.zeros(data.num_tokens, device=self._group.device)
         for index in range(part.num_micro_batches):
             with stage("forward"):
-                micro = self._assemble(data, part, index)
-                scores = _forward(self._policy, micro, entropy=self._entropy)
+                micro = self._scorer.micro_batch(data, part, index)
+                scores = self._scorer.forward(micro, entropy=self._entropy)
                 tokens = known.batch(micro.tokens, scores, part.scale)
                 loss = self._objective.loss(tokens, update)
             with stage("backward"):
                 loss.value.backward()
             total = total + loss.value.detach() / part.scale.world
+            if self._objective.hooks:
+                seen[torch.from_numpy(micro.tokens.select)] = scores.logprobs.detach()
             tally.fed += micro.input_ids.numel()
             tally.add(loss.sums | {"surprise": -scores.logprobs.detach().sum()}, loss.maxima)
         with stage("optimizer"):
-            whole = bool(np.isfinite(self._group.gather([float(total)])).all())
-            norm = self._optimizer.update(step) if whole else math.nan
-        finite = math.isfinite(norm)
+            hooked = bool(self._objective.hooks)
+            whole = self._whole(data, part, known, TokenScores(seen, None)) if hooked else None
+            return self._step_optimizer(whole, total, tally, step)
+
+    def _step_optimizer(
+        self, whole: WholeBatch | None, total: Tensor | float, tally: Tally, step: int
+    ) -> bool:
+        """Take the step that the gradients and hooks ask for; returns whether all was finite."""
+        finite = bool(np.isfinite(self._group.gather([float(total)])).all())
         if finite:
-            tally.norms.append(norm)
-            tally.loss = tally.loss + total
+            scale = StepScale(1.0) if whole is None else self._objective.scale_step(whole)
+            tally.factors.append(scale.factor)
+            tally.numbers.append(scale.log)
+            vetoed = not scale.factor
+            norm = 0.0 if vetoed else self._optimizer.update(step, factor=scale.factor)
+            finite = math.isfinite(norm)
+            tally.skipped += vetoed
+            if finite and not vetoed:
+                tally.norms.append(norm)
+                tally.loss = tally.loss + total
         tally.skipped += not finite
         tally.nonfinite += not finite
         self._optimizer.zero()
@@ -248,7 +257,7 @@ class Learner:
 
     def _report_nonfinite(self, share: Share, data: Columns, part: UpdateShard) -> None:
         """Log the groups of this rank whose tokens are not finite under the present weights."""
-        found = self._score(self._policy, data, [part]).logprobs.cpu().numpy()
+        found = self._scorer.score(data, [part]).logprobs.cpu().numpy()
         wrong = ~np.isfinite(found + data.behaviour + data.advantages)
         rows = np.unique(np.repeat(data.rows, data.policy_counts)[wrong])
         names = {sample.row: sample.group_id for sample in share.samples}
@@ -270,9 +279,13 @@ class Learner:
                 "is from before. The log of the trainer names the groups"
             )
 
-    def _metrics(self, tally: Tally, parts: Sequence[UpdateShard], step: int) -> dict[str, float]:
+    def _metrics(
+        self, tally: Tally, parts: Sequence[UpdateShard], known: StepTokens, step: int
+    ) -> dict[str, float]:
         sums = {name: float(value) for name, value in tally.sums.items()}
         maxima = {name: float(value) for name, value in tally.maxima.items()}
+        sums["token_age"] = float(known.ages.sum())
+        maxima["token_age_max"] = float(known.ages.max()) if known.ages.numel() else 0.0
         local = [float(tally.loss), float(tally.fed), *sums.values(), *maxima.values()]
         gathered = self._group.gather(local)
         summed, largest = gathered.sum(axis=0), gathered.max(axis=0)
@@ -281,6 +294,13 @@ class Learner:
         tokens = sum(part.scale.tokens for part in parts)
         metrics = {name: value / max(tokens, 1) for name, value in sums.items()} | maxima
         metrics["entropy_estimate"] = metrics.pop("surprise", 0.0)
+        squares = metrics.pop("behaviour_weight_squared", 0.0)
+        if squares:
+            metrics["ess"] = metrics["behaviour_weight"] ** 2 / squares
+        if self._objective.hooks and tally.factors:
+            metrics["lr_factor"] = sum(tally.factors) / len(tally.factors)
+            for name in tally.numbers[0]:
+                metrics[name] = sum(own[name] for own in tally.numbers) / len(tally.numbers)
         return metrics | {
             "loss": float(summed[0]) / len(parts),
             "grad_norm": sum(tally.norms) / max(len(tally.norms), 1),
@@ -291,21 +311,3 @@ class Learner:
             "skipped_updates": float(tally.skipped),
             "nonfinite_updates": float(tally.nonfinite),
         }
-
-
-def _forward(policy: PolicyModel, micro: MicroBatch, *, entropy: bool) -> TokenScores:
-    return policy(
-        micro.input_ids,
-        micro.position_ids,
-        micro.hidden_indices,
-        micro.tokens.targets,
-        micro.tokens.temperature,
-        entropy=entropy,
-    )
-
-
-def _has_advantage(data: Columns, rows: Ints) -> bool:
-    return any(
-        data.advantages[data.policy_starts[row] : data.policy_starts[row + 1]].any()
-        for row in rows.tolist()
-    )

@@ -48,12 +48,15 @@ class Optimizer:
         """Drop all gradients."""
         self.inner.zero_grad(set_to_none=True)
 
-    def update(self, step: int) -> float:
-        """Clip and step; returns the gradient's norm. If it is not finite, nothing is updated."""
+    def update(self, step: int, *, factor: float = 1.0) -> float:
+        """Clip and step, with a factor on the learning rate; returns the gradient's norm.
+
+        If it is not finite, nothing is updated.
+        """
         total: Tensor = nn.utils.clip_grad_norm_(self._parameters, self._spec.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         if math.isfinite(norm):
             for group in self.inner.param_groups:
-                group["lr"] = self.lr(step)
+                group["lr"] = self.lr(step) * factor
             self.inner.step()
         return norm

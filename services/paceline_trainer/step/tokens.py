@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.parts.batch import Scale, TokenBatch
+from paceline.methods.parts.proximal import Between
 from paceline_trainer.step.data import PolicyTokens
 from paceline_trainer.step.model import TokenScores
 
@@ -18,20 +19,30 @@ class StepKnowledge:
     """See `paceline.methods.parts.proximal.KnownTokens`."""
 
     behaviour: Tensor
+    ages: Tensor
     num_updates: int
-    score: Callable[[], Tensor]
-
-    def current(self) -> Tensor:
-        """Log-probs under the present weights."""
-        return self.score()
+    current: Callable[[], Tensor]
+    sampled: Callable[[], Tensor]
+    averaged: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """Log-probs [num_tokens] in the order of the columns, fixed for all updates of a step."""
+    """Columns [num_tokens] that are fixed for all updates of a step."""
 
-    proximal: Tensor | None
+    centre: Between | Tensor | None
     reference: Tensor | None
+    ages: Tensor
+
+    @property
+    def proximal(self) -> Tensor | None:
+        """Log-probs of the proximal policy, as far as they are fixed."""
+        return self.centre.logprobs if isinstance(self.centre, Between) else self.centre
+
+    @property
+    def between(self) -> Tensor | None:
+        """Shares by which other log-probs follow the current policy."""
+        return self.centre.share if isinstance(self.centre, Between) else None
 
     def batch(self, own: PolicyTokens, scores: TokenScores, scale: Scale) -> TokenBatch:
         """What slots are given: `own` tokens, and their scores under the present weights."""
@@ -43,6 +54,8 @@ class StepTokens:
             num_sequences=own.num_sequences,
             scale=scale,
             proximal=_chosen(self.proximal, own),
+            between=_chosen(self.between, own),
+            ages=_chosen(self.ages, own),
             weights=own.weights,
             keys=own.keys,
             reference=_chosen(self.reference, own),

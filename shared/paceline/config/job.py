@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
-from paceline.config.objective import ObjectiveSpec
+from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
@@ -193,6 +193,8 @@ class TrainerSpec(StrictModel):
     """Optimisation, checkpoints and publication."""
 
     objective: ObjectiveSpec = ObjectiveSpec()
+    hooks: Slots = ()
+    """Change the learning rate of single updates, or veto them."""
     optimizer: OptimizerSpec = OptimizerSpec()
     tokens_per_micro_batch: int = Field(default=4096, gt=0, le=1 << 26)
     mini_batches: int = Field(default=1, gt=0, le=4096)

@@ -46,6 +46,8 @@ def named(spec: JobSpec) -> Iterator[NamedPlugin]:
         yield _named("advantages", f"experience.advantage_shaping.{index}", each)
     yield _named("engines", "rollout.engine", spec.rollout.engine)
     yield from _slots(spec.trainer.objective)
+    for index, each in enumerate(spec.trainer.hooks):
+        yield _named("hooks", f"trainer.hooks.{index}", each)
     for index, each in enumerate(spec.tracking):
         yield _named("trackers", f"tracking.{index}", each)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paceline.config.job import JobSpec
 
 GROUP = "group>=2"
-BY_TRAINER = frozenset({"entropy", "reference", "whole_batch"})
+BY_TRAINER = frozenset({"entropy", "reference", "snapshots", "weight_average", "whole_batch"})
 """What every trainer computes for the slots that need it."""
 BY_LEDGER = frozenset({"memory", "tokens", "turns"})
 """What advantages are given on request (see `paceline.plugins.EpisodeBatch` and `Context`)."""

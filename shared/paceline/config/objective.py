@@ -21,8 +21,9 @@ class ObjectiveSpec(StrictModel):
     """
 
     proximal: PluginSpec = PluginSpec(kind="batch")
-    """Whose log-probs clipping is centred on: `batch` (the weights at the start of the step) or
-    `behaviour` (the policy that sampled)."""
+    """Whose log-probs clipping is centred on: `batch` (the weights at the start of the step),
+    `behaviour` (the policy that sampled, as the engine computed it), `snapshot` (the same, as the
+    trainer does), `interpolated` or `ewma` (the average of the last steps)."""
     shaping: Slots = ()
     corrections: Slots = (PluginSpec(kind="behaviour_weight"),)
     """Weights of tokens for stale samples and engine mismatch; multiplied."""

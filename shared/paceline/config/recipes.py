@@ -30,6 +30,7 @@ JOINED = frozenset(
         "trainer.objective.shaping",
         "trainer.objective.corrections",
         "trainer.objective.regularisers",
+        "trainer.hooks",
     }
 )
 """Lists of which every recipe may add its own entries; other values can have one only."""

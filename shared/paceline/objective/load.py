@@ -10,19 +10,20 @@ from paceline.objective.pipeline import Objective
 from paceline.objective.slot import Slot, find_slot
 
 
-def load_objective(spec: ObjectiveSpec) -> Objective:
+def load_objective(spec: ObjectiveSpec, hooks: Sequence[PluginSpec] = ()) -> Objective:
     """The objective, with the options of its slots validated and bound.
 
     Raises:
         InvalidError: there is no such plug-in, or it has no such option.
     """
     return Objective(
-        proximal=_load("proximals", "proximal", [spec.proximal])[0],
-        shaping=_load("shapings", "shaping", spec.shaping),
-        corrections=_load("corrections", "corrections", spec.corrections),
-        surrogate=_load("surrogates", "surrogate", [spec.surrogate])[0],
-        regularisers=_load("regularisers", "regularisers", spec.regularisers),
-        aggregation=_load("aggregations", "aggregation", [spec.aggregation])[0],
+        proximal=_load("proximals", "objective.proximal", [spec.proximal])[0],
+        shaping=_load("shapings", "objective.shaping", spec.shaping),
+        corrections=_load("corrections", "objective.corrections", spec.corrections),
+        surrogate=_load("surrogates", "objective.surrogate", [spec.surrogate])[0],
+        regularisers=_load("regularisers", "objective.regularisers", spec.regularisers),
+        aggregation=_load("aggregations", "objective.aggregation", [spec.aggregation])[0],
+        hooks=_load("hooks", "hooks", hooks),
     )
 
 
@@ -32,5 +33,5 @@ def _load(kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
     for index, plugin in enumerate(plugins):
         before = kinds[:index].count(plugin.kind)
         name = f"{plugin.kind}_{before + 1}" if before else plugin.kind
-        found.append(find_slot(kind, f"trainer.objective.{field}", plugin, name=name))
+        found.append(find_slot(kind, f"trainer.{field}", plugin, name=name))
     return found

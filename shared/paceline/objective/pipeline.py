@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
-from paceline.methods.parts.proximal import KnownTokens
+from paceline.methods.parts.proximal import Between, KnownTokens
+from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.surrogates import k3, log_ratio
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.slot import Slot
@@ -36,13 +37,15 @@ class Objective:
         surrogate: Slot,
         regularisers: Sequence[Slot] = (),
         aggregation: Slot,
+        hooks: Sequence[Slot] = (),
     ) -> None:
-        self._proximal = proximal
+        self.proximal = proximal
         self._shaping = shaping
         self._corrections = corrections
         self._surrogate = surrogate
         self._regularisers = regularisers
         self._aggregation = aggregation
+        self.hooks = hooks
         self._after_masks = getattr(aggregation.options, "denominator", "") == "after_masks"
 
     @property
@@ -53,7 +56,7 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """What the trainer has to compute for the slots."""
-        return frozenset[str]().union(*(slot.needs for slot in self.slots))
+        return self.proximal.needs.union(*(slot.needs for slot in (*self.slots, *self.hooks)))
 
     @property
     def plans(self) -> bool:
@@ -66,10 +69,20 @@ class Objective:
         found = [slot.planned for slot in self.slots if slot.planned is not None]
         return "entropy" in self.needs or any(each.needs_logprobs for each in found)
 
-    def proximal(self, known: KnownTokens) -> Tensor | None:
+    def centre(self, known: KnownTokens) -> Between | Tensor | None:
         """Log-probs [N] of the proximal policy; None: equal to those of the only update."""
-        found: Tensor | None = self._proximal(known)
+        found: Between | Tensor | None = self.proximal(known)
         return found
+
+    @torch.no_grad()
+    def scale_step(self, whole: WholeBatch) -> StepScale:
+        """Ask the hooks for the factor of the learning rate of an update. Collective."""
+        factor, numbers = 1.0, dict[str, float]()
+        for hook in self.hooks:
+            own: StepScale = hook(whole)
+            factor *= own.factor
+            numbers |= {f"{hook.name}_{name}": value for name, value in own.log.items()}
+        return StepScale(factor, numbers)
 
     @torch.no_grad()
     def plan(self, whole: WholeBatch) -> UpdatePlan:
@@ -130,10 +143,17 @@ class _SlotLog:
 
     def __init__(self, tokens: TokenBatch) -> None:
         weight = log_ratio(tokens.old, tokens.behaviour).exp()
-        self.sums: dict[str, Tensor] = {"behaviour_weight": weight.sum()}
+        self.sums: dict[str, Tensor] = {
+            "behaviour_weight": weight.sum(),
+            "behaviour_weight_squared": weight.square().sum(),
+        }
         self.maxima: dict[str, Tensor] = {"behaviour_weight_max": _largest(weight)}
         current = tokens.logprobs.detach()
         self.sums["kl_behaviour"] = _kl(tokens.behaviour, current)
+        if tokens.proximal is not None or tokens.between is not None:
+            self.sums["kl_proximal"] = _kl(tokens.old, current)
+        if tokens.between is not None:
+            self.sums["interpolated"] = (~tokens.between.isnan()).sum()
         if tokens.reference is not None:
             self.sums["kl_reference"] = _kl(current, tokens.reference)
 

@@ -25,11 +25,15 @@ KINDS = (
     "surrogates",
     "regularisers",
     "aggregations",
+    "hooks",
     "engines",
     "trackers",
 )
-SLOTS = ("proximals", "shapings", "corrections", "surrogates", "regularisers", "aggregations")
-"""Kinds that the objective of a trainer is made of."""
+SLOTS = (
+    *("proximals", "shapings", "corrections", "surrogates", "regularisers", "aggregations"),
+    "hooks",
+)
+"""Kinds that the objective of a trainer is made of, and hooks of its steps."""
 # Kinds that a job file may name as `module:attribute`: rewards run in child processes of reward
 # workers, slots of the objective in the job's own trainer. The others run in processes that jobs
 # share, or belong to the installation.

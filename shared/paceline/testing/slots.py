@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,13 +30,19 @@ SPLITS = (2, 4)  # ranks between which the update is split
 def fulfils_the_contract(kind: str, plugin: Any, options: Mapping[str, Any] | None = None) -> None:
     """A finite loss with a gradient, the same for every split into micro-batches and ranks.
 
+    Of a proximal policy: log-probs of the right shape; of a hook: the same factor for every split.
+
     Args:
-        kind: `shapings`, `corrections`, `surrogates`, `regularisers` or `aggregations`.
+        kind: one of `registry.SLOTS`.
         plugin: the function of tokens and options, or its name.
         options: those that have no default, or others.
     """
     objective = objective_with(kind, plugin, options or {})
     whole = token_batch()
+    if kind == "proximals":
+        return _a_centre(objective)
+    if kind == "hooks":
+        return _a_hook(objective)
     one = _checked(objective, whole, _plan(objective, whole))
     for at in range(1, len(LENGTHS)):
         parts = [token_batch(first=0, last=at), token_batch(first=at, last=len(LENGTHS))]
@@ -79,6 +86,8 @@ _FIELDS = {
     "surrogates": ("surrogate", False),
     "regularisers": ("regularisers", True),
     "aggregations": ("aggregation", False),
+    "proximals": ("proximal", False),
+    "hooks": ("hooks", True),
 }
 
 
@@ -137,6 +146,71 @@ def on_ranks(
 
     with ThreadPoolExecutor(len(batches)) as pool:
         return [*pool.map(run, range(len(batches)))]
+
+
+def _a_centre(objective: Objective) -> None:
+    import torch
+
+    from paceline.methods.parts.proximal import Between
+
+    for num_updates in (1, 3):
+        known = _Known(num_updates)
+        found = objective.centre(known)
+        for values in (found.share, found.logprobs) if isinstance(found, Between) else (found,):
+            if values is not None:
+                shape = tuple(values.shape)
+                expect(shape == (sum(LENGTHS),), f"values of shape {shape}; one per token is due")
+                expect(not values.requires_grad, "values with a gradient")
+        if isinstance(found, Between):
+            share = found.share[~found.share.isnan()]
+            inside = bool(((share >= 0) & (share <= 1)).all())
+            expect(inside, f"shares of {share.tolist()}; they are between 0 and 1")
+        if found is not None:
+            between = found.share if isinstance(found, Between) else None
+            fixed = found.logprobs if isinstance(found, Between) else found
+            batch = replace(token_batch(), proximal=fixed, between=between)
+            expect(torch.isfinite(batch.old).all(), f"log-probs of {batch.old.tolist()}")
+
+
+class _Known:
+    """What is known of the tokens of `token_batch`; one version's weights are not kept."""
+
+    def __init__(self, num_updates: int) -> None:
+        import torch
+
+        tokens = token_batch()
+        self.behaviour = tokens.behaviour
+        self.ages = torch.arange(len(tokens.behaviour)) % 4
+        self.num_updates = num_updates
+
+    def current(self) -> Tensor:
+        return self.behaviour + 0.1
+
+    def sampled(self) -> Tensor:
+        return (self.behaviour + 0.01).masked_fill(self.ages == 3, float("nan"))
+
+    def averaged(self) -> Tensor:
+        return self.behaviour + 0.05
+
+
+def _a_hook(objective: Objective) -> None:
+    from paceline.methods.parts.whole_batch import WholeBatch, alone
+
+    for apart in (0.1, -100.0, 100.0):
+
+        def work(_: int, tokens: TokenBatch, gather: Any) -> tuple[float, dict[str, float]]:
+            fixed = replace(tokens, logprobs=tokens.logprobs.detach())
+            scale = objective.scale_step(WholeBatch(fixed, gather))
+            return scale.factor, scale.log
+
+        one = work(0, token_batch(apart=apart), alone)
+        expect(math.isfinite(one[0]) and one[0] >= 0.0, f"a factor of {one[0]}")
+        expect(all(map(math.isfinite, one[1].values())), f"numbers for the log: {one[1]}")
+        for ranks in SPLITS:
+            cuts = [round(rank * len(LENGTHS) / ranks) for rank in range(ranks + 1)]
+            parts = [token_batch(first=a, last=b, apart=apart) for a, b in pairwise(cuts)]
+            found = on_ranks(parts, work)
+            expect(found == [one] * ranks, f"{ranks} ranks find {found}, one finds {one}")
 
 
 def _plan(objective: Objective, tokens: TokenBatch, gather: Any = None) -> UpdatePlan:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.objective.load import load_objective
@@ -30,9 +31,10 @@ from paceline_trainer.columns import Share
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import find_rank
 from paceline_trainer.step.learner import Learner
-from paceline_trainer.step.mismatch import Mismatch, WeightHistory
+from paceline_trainer.step.mismatch import Mismatch
 from paceline_trainer.step.model import load_policy, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import VersionSteps, WeightHistory
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.weights.seeder import WeightSeeder
 
@@ -49,13 +51,16 @@ def main(what: str, folder: Path) -> None:
         {"corrections": [{"kind": "behaviour_weight", "upper": None}]} | job["options"]
     )
     history = WeightHistory(policy, dtype="float32", max_versions=1, max_bytes=1 << 30)
-    mismatch = Mismatch(group=group, history=history, num_sequences=100, budget=10_000)
+    versions = VersionSteps(group)
+    mismatch = Mismatch(
+        group=group, history=history, versions=versions, num_sequences=100, budget=10_000
+    )
     history.keep(0)
-    mismatch.published(job.get("version", 0) if rank_info.first else -1, 0)
+    mismatch.versions.published(job.get("version", 0) if rank_info.first else -1, 0)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
-        objective=load_objective(plugin),
+        objective=load_objective(plugin, [PluginSpec(kind=each) for each in job.get("hooks", ())]),
         group=group,
         budget=60,
         mismatch=mismatch,

@@ -10,10 +10,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.errors import InvalidError
+from paceline.methods.parts.slots import StepScale
+from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.load import load_objective
+from paceline.plugins import StrictModel
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
@@ -28,6 +32,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"aggregation": "seq_mean_token_mean", "corrections": ["m2po"], "surrogate": "bapo"},
     {"aggregation": {"kind": "seq_mean_token_sum_norm", "norm": 9}},
     {"corrections": ["high_entropy", "tis"], "regularisers": [{"kind": "entropy", "coef": 0.1}]},
+    {"hooks": ["vcpo_step"], "proximal": "interpolated"},
     {
         "corrections": ["mis"],
         "aggregation": {"kind": "seq_mean_token_mean", "denominator": "after_masks"},
@@ -45,10 +50,11 @@ def make(
 ) -> tuple[PolicyModel, Learner]:
     budget = options.pop("budget", 100_000)
     mini_batches = options.pop("mini_batches", 1)
+    hooks = [PluginSpec(kind=each) for each in options.pop("hooks", ())]
     plugin = ObjectiveSpec.model_validate(UNBOUNDED | options)
     policy = load_policy(str(path))
     shard(policy, group, dtype=dtype)
-    objective = load_objective(plugin)
+    objective = load_objective(plugin, hooks)
     needed = "reference" in objective.needs
     reference = load_reference(str(path), group, dtype=dtype) if needed else None
     learner = Learner(
@@ -81,7 +87,7 @@ def test_micro_batches_are_one_batch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OBJECTIVES[::2])
+@pytest.mark.parametrize("options", [*OBJECTIVES[::2], OBJECTIVES[-2]])
 def test_two_ranks_are_one_rank(
     llama: Path,
     group: RankGroup,
@@ -97,7 +103,8 @@ def test_two_ranks_are_one_rank(
         json.dumps(
             {
                 "path": str(llama),
-                "options": options,
+                "options": {k: v for k, v in options.items() if k != "hooks"},
+                "hooks": options.get("hooks", ()),
                 "samples": [s.SerializeToString().hex() for s in samples],
                 "header": [len(samples), columns(samples).num_tokens],
             }
@@ -145,6 +152,32 @@ def test_what_is_not_finite_moves_nothing_and_ends_the_job_at_the_third_step(
         learner.step(share_of(bad, step=step))
     with pytest.raises(InvalidError, match="in 3 steps in a row, the last one step 6"):
         learner.step(share_of(bad, step=6))
+
+
+def half(whole: WholeBatch, options: StrictModel) -> StepScale:
+    del options
+    return StepScale(0.5, {"tokens": float(whole.scale_tokens)})
+
+
+def never(whole: WholeBatch, options: StrictModel) -> StepScale:
+    del whole, options
+    return StepScale(0.0)
+
+
+def test_hooks_scale_and_veto_an_update(llama: Path, group: RankGroup, make_samples: Any) -> None:
+    share = share_of(make_samples(8))
+    moved: dict[str, float] = {}
+    for hooks in ((), ("half",), ("half", "half"), ("never", "half")):
+        policy, learner = make(llama, group, hooks=[f"{__name__}:{each}" for each in hooks])
+        before = weights_of(policy)
+        metrics = learner.step(share)
+        moved["".join(hooks)] = float((weights_of(policy) - before).norm())
+        assert metrics.get("lr_factor", 1.0) == (0.0 if "never" in hooks else 0.5 ** len(hooks))
+        assert metrics["skipped_updates"] == ("never" in hooks)
+    # AdamW's first step has the length of the learning rate.
+    assert moved["half"] == pytest.approx(moved[""] / 2, rel=1e-3)
+    assert moved["halfhalf"] == pytest.approx(moved[""] / 4, rel=1e-3)
+    assert moved["neverhalf"] == 0.0
 
 
 def test_mini_batches_update_more_than_once(

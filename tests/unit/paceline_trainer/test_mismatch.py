@@ -14,8 +14,9 @@ from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.mismatch import Mismatch, WeightHistory, choose
+from paceline_trainer.step.mismatch import Mismatch, choose
 from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
 
 def make(path: Path, group: RankGroup, *, max_versions: int = 4, **options: Any) -> Mismatch:
@@ -23,7 +24,7 @@ def make(path: Path, group: RankGroup, *, max_versions: int = 4, **options: Any)
     shard(policy, group, dtype="float32")
     history = WeightHistory(policy, dtype="float32", max_versions=max_versions, max_bytes=1 << 30)
     chosen: dict[str, Any] = {"num_sequences": 100, "budget": 10_000, **options}
-    return Mismatch(group=group, history=history, **chosen)
+    return Mismatch(group=group, history=history, versions=VersionSteps(group), **chosen)
 
 
 def policy_of(mismatch: Mismatch) -> PolicyModel:
@@ -38,7 +39,7 @@ def move(policy: PolicyModel) -> None:
 
 def publish(mismatch: Mismatch, version: int) -> None:
     mismatch.history.keep(version)
-    mismatch.published(version, version)
+    mismatch.versions.published(version, version)
 
 
 def weights_of(policy: PolicyModel) -> list[torch.Tensor]:

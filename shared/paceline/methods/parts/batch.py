@@ -36,6 +36,7 @@ class TokenBatch:
     num_sequences: int
     scale: Scale
     proximal: Tensor | None = None  # None: equals `logprobs`, as there is one update per batch
+    between: Tensor | None = None  # share by which `old` is between `behaviour` and `logprobs`
     weights: Tensor | None = None  # of the samples; None: all one
     keys: Tensor | None = None  # int64 [N], unique over all ranks, in order of row and token
     reference: Tensor | None = None  # if a slot needs `reference`
@@ -43,11 +44,18 @@ class TokenBatch:
     counted: Tensor | None = None  # bool [N], tokens that the denominators count; None: all
     correction: Tensor | None = None  # product of the corrections, for regularisers
     temperature: Tensor | float = 1.0
+    ages: Tensor | None = None  # int64 [N], steps between the version that sampled and this step
 
     @property
     def old(self) -> Tensor:
         """Log-probs of the proximal policy, the centre of clipping; without gradient."""
-        return self.logprobs.detach() if self.proximal is None else self.proximal
+        current = self.logprobs.detach()
+        if self.between is None:
+            return current if self.proximal is None else self.proximal
+        mixed = self.behaviour + self.between * (current - self.behaviour)
+        if self.proximal is None:
+            return mixed
+        return torch.where(self.between.isnan(), self.proximal, mixed)
 
     def among(self, keys: Tensor) -> Tensor:
         """Bool [N]: tokens whose keys are among these."""

@@ -1,8 +1,8 @@
 """The slots of an objective, in the order in which the trainer calls them.
 
-`shaping -> corrections -> surrogate -> regularisers -> aggregation`. A slot is a function of tokens
-and options. One that looks at the whole update before its first gradient declares a plan with
-`planned`, and is called with what the plan returned as second argument:
+`shaping -> corrections -> surrogate -> regularisers -> aggregation -> hooks`. A slot is a function
+of tokens and options. One that looks at the whole update before its first gradient declares a plan
+with `planned`, and is called with what the plan returned as second argument:
 
     def threshold(whole: WholeBatch, options: MyOptions) -> float: ...
 
@@ -16,7 +16,7 @@ not import torch, as it is checked at submit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
@@ -66,6 +66,23 @@ class Aggregation(Protocol):
 
     def __call__(self, losses: Tensor, tokens: TokenBatch, options: Any) -> Tensor:
         """A number; its sum over micro-batches and ranks is exact with `tokens.scale`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepScale:
+    """What a hook returns: a factor of the learning rate, and numbers for the log."""
+
+    factor: float
+    """1: none; 0: this update does not happen."""
+    log: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class Hook(Protocol):
+    """Called after the gradients of an update, before the optimiser takes its step."""
+
+    def __call__(self, whole: WholeBatch, options: Any) -> StepScale:
+        """The factors of several hooks are multiplied; `whole` has all tokens of the update."""
         ...
 
 

@@ -51,9 +51,9 @@ class WholeBatch:
         """Number of true entries of `mask` [N]."""
         return int(self._total([float(mask.sum())])[0])
 
-    def max(self, values: Tensor) -> float:
-        """The largest of `values` [N] that are not negative; 0 without tokens."""
-        own = float(values.max()) if values.numel() else 0.0
+    def max(self, values: Tensor, *, empty: float = 0.0) -> float:
+        """The largest of `values` [N], which are not below `empty`: what ranks without any have."""
+        own = float(values.max()) if values.numel() else empty
         return float(self._gather([own]).max())
 
     def sum(self, values: Tensor, mask: Tensor | None = None) -> float:

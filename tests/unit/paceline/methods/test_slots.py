@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config.base import PluginSpec
 from paceline.config.objective import ObjectiveSpec
 from paceline.methods.bapo.options import BapoOptions
 from paceline.methods.bapo.surrogate import bounds, share
@@ -19,6 +20,7 @@ from paceline.methods.m2po.options import M2poOptions
 from paceline.methods.m2po.surrogate import cap
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.whole_batch import WholeBatch
+from paceline.methods.ppo_ewma.options import EwmaOptions
 from paceline.objective.load import load_objective
 
 
@@ -400,3 +402,50 @@ def _sum(values: np.ndarray, parts: int) -> float:
         thread.join()
     assert len(set(found)) == 1
     return found[0]
+
+
+def _sampled(weights: list[float], shift: float = 0.0) -> WholeBatch:
+    """One sequence of two tokens for each weight of policy / behaviour, times exp(shift)."""
+    logs = [math.log(weight) + shift for weight in weights for _ in range(2)]
+    tokens = batch(
+        (2,) * len(weights),
+        logprobs=[-30.0 + each / 2 for each in logs],
+        behaviour=[-30.0] * len(logs),
+        proximal=None,
+        advantages=[1.0] * len(logs),
+    )
+    return WholeBatch(detached(tokens))
+
+
+@pytest.mark.parametrize("shift", [0.0, -30.0, 20.0])
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [({}, 0.816497), ({"base": 0.55}, 1.0), ({"rule": "linear"}, 0.666667)],
+)
+def test_the_step_is_scaled_by_the_effective_sample_size(
+    options: dict[str, Any], factor: float, shift: float
+) -> None:
+    hooks = [PluginSpec.model_validate({"kind": "vcpo_step"} | options)]
+    scale = load_objective(ObjectiveSpec(), hooks).scale_step(_sampled([1.0, 1.0, 4.0], shift))
+    assert scale.factor == pytest.approx(factor, abs=1e-5)
+    assert scale.log["vcpo_step_ess"] == pytest.approx(0.666667, abs=1e-5)
+
+
+def test_without_sequences_there_is_no_step() -> None:
+    hooks = load_objective(ObjectiveSpec(), [PluginSpec(kind="vcpo_step")])
+    assert hooks.scale_step(_sampled([])).factor == 0.0
+
+
+def test_missing_old_logits_on_the_example_of_the_paper() -> None:
+    """Discrepancy mask, staleness clip, and the active tokens that decide about a reset."""
+    tokens = batch(
+        (4,),
+        logprobs=[-1.0, -0.5, -2.0, -0.7],
+        proximal=[-1.2, -0.5, -1.5, -0.7],
+        behaviour=[-1.3, -0.5, -1.3, -2.0],
+        advantages=[1.0] * 4,
+    )
+    loss = loss_of(tokens, corrections=[{"kind": "icepop", "lower": 0.5, "upper": 2.0}])
+    assert loss.value.item() == pytest.approx(-0.705698, abs=2e-6)
+    assert float(loss.sums["active_fraction"]) == 2
+    assert [EwmaOptions(window=each).beta for each in (2, 4, 8)] == pytest.approx([0.5, 2 / 3, 0.8])

@@ -1,0 +1,124 @@
+"""Policy versions as the trainer knows them: the steps they are from, and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from paceline_trainer.columns import Ints
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
+
+MAX_KNOWN_VERSIONS = 1024  # whose step is remembered
+Shards = list[Tensor]
+
+
+class VersionSteps:
+    """The step that each published version is from. Collective: all ranks know the same."""
+
+    def __init__(self, group: RankGroup, *, publish_every: int = 1) -> None:
+        """`publish_every`: steps between versions, for those from before the start."""
+        self._group = group
+        self._publish_every = publish_every
+        self._steps: dict[int, int] = {}  # version -> step
+
+    def __getitem__(self, version: int) -> int:
+        return self._steps[version]
+
+    def published(self, version: int, step: int) -> None:
+        """Share rank 0's newest version and its step with all ranks; negative: there is none."""
+        newest, its_step = self._group.gather([version, step])[0].astype(int).tolist()
+        if newest >= 0:
+            self._steps[newest] = its_step
+        for old in list(self._steps)[:-MAX_KNOWN_VERSIONS]:
+            del self._steps[old]
+
+    def present(self, versions: Ints) -> list[int]:
+        """Known versions among those of any rank."""
+        known, local = sorted(self._steps), set(versions.tolist())
+        gathered = self._group.gather([float(version in local) for version in known])
+        return [version for version, column in zip(known, gathered.T, strict=True) if column.any()]
+
+    def ages(self, versions: Ints, step: int) -> Ints:
+        """How many steps each version is behind `step`.
+
+        That of a version from before the start is counted back from the oldest known one; it is 0
+        if none is known.
+        """
+        if not self._steps:
+            return np.zeros_like(versions)
+        own, inverse = np.unique(versions, return_inverse=True)
+        oldest = min(self._steps)
+        steps = [
+            self._steps.get(version, self._steps[oldest] - self._publish_every * (oldest - version))
+            for version in own.tolist()
+        ]
+        found: Ints = np.maximum(step - np.array(steps, np.int64), 0)
+        return found[inverse]
+
+
+class WeightHistory:
+    """This rank's shards of the newest published weights, in engine precision and main memory."""
+
+    def __init__(
+        self, policy: PolicyModel, *, dtype: str, max_versions: int, max_bytes: int
+    ) -> None:
+        self.policy = policy
+        self._dtype = DTYPES[dtype]
+        self._max_versions = max_versions
+        self._max_bytes = max_bytes
+        self._copies: dict[int, Shards] = {}  # by step, oldest first
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._copies
+
+    @torch.no_grad()
+    def keep(self, step: int) -> None:
+        """Copy the current weights, and drop old copies to stay within the limits."""
+        shards = [s.to("cpu", self._dtype, copy=True) for s in local_shards(self.policy)]
+        size = sum(shard.nbytes for shard in shards)
+        limit = min(self._max_versions, self._max_bytes // max(size, 1))
+        self._copies.pop(step, None)
+        for old in list(self._copies)[: max(len(self._copies) + 1 - limit, 0)]:
+            del self._copies[old]
+        if limit:
+            self._copies[step] = shards
+
+    @contextmanager
+    def restored(self, step: int) -> Generator[None]:
+        """Give the policy the weights of `step` inside the context."""
+        with with_weights(self.policy, self._copies[step]):
+            yield
+
+
+def local_shards(policy: PolicyModel) -> Shards:
+    """This rank's part of each parameter."""
+    return [local(parameter.detach()) for parameter in policy.parameters()]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, which shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@contextmanager
+def with_weights(policy: PolicyModel, shards: Sequence[Tensor]) -> Generator[None]:
+    """Give a policy other weights inside the context; `shards` are those of this rank."""
+    current = [shard.to("cpu", copy=True) for shard in local_shards(policy)]
+    try:
+        _set(policy, shards)
+        yield
+    finally:
+        _set(policy, current)
+
+
+@torch.no_grad()
+def _set(policy: PolicyModel, shards: Sequence[Tensor]) -> None:
+    reshard(policy)
+    for own, other in zip(local_shards(policy), shards, strict=True):
+        own.copy_(other)

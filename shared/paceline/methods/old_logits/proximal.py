@@ -1,0 +1,32 @@
+"""The policy that sampled each token, as the trainer computes it, or an approximation by age."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.methods.old_logits.options import InterpolatedOptions, SnapshotOptions
+from paceline.methods.parts.proximal import Between, KnownTokens
+
+
+def interpolated(known: KnownTokens, options: InterpolatedOptions) -> Between:
+    """Log-probs of the start of this step, approximated by the age of each token.
+
+    With k steps from the version that sampled to this one, and one more to the weights that are
+    trained, the share is k / (k + 1).
+    """
+    del options
+    return Between(_share(known))
+
+
+def snapshot(known: KnownTokens, options: SnapshotOptions) -> Between | Tensor:
+    """Log-probs under the weights that sampled each token; `interpolated` where not kept."""
+    del options
+    found = known.sampled()
+    missing = found.isnan()
+    return Between(torch.where(missing, _share(known), torch.nan), found)
+
+
+def _share(known: KnownTokens) -> Tensor:
+    ages = known.ages.to(known.behaviour.dtype)
+    return ages / (ages + 1.0)
