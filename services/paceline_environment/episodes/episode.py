@@ -162,7 +162,9 @@ class Episode:
         if turn is not None and turn.tokens:
             builder = TranscriptBuilder.resume(builder.build())
             builder.add_policy(turn.tokens, turn.logprobs, turn.versions)
-        return builder.build(steps=len(self._actions) > 1 or not self.over)
+        # The mark of an only turn says nothing, unless the environment has rewarded it.
+        several = len(self._actions) > 1 or not self.over
+        return builder.build(steps=several or self.environment_reward != 0.0)
 
     def progress(self) -> EpisodeProgress:
         """What another worker needs to resume this episode."""

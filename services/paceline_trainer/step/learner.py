@@ -45,6 +45,7 @@ class Tally:
     skipped: int = 0
     nonfinite: int = 0  # updates that were skipped since their loss or gradient was not finite
     fed: int = 0
+    tokens: int = 0  # of all ranks, in updates with a gradient: what sums are over
 
     def add(self, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
         """Add the sums and maxima of one micro-batch."""
@@ -211,6 +212,7 @@ class Learner:
             # Momentum alone must not move the weights.
             tally.skipped += 1
             return True
+        tally.tokens += part.scale.tokens
         with stage("plan"):
             update = self._plan(data, part, known)
         self._optimizer.zero()
@@ -284,15 +286,16 @@ class Learner:
     ) -> dict[str, float]:
         sums = {name: float(value) for name, value in tally.sums.items()}
         maxima = {name: float(value) for name, value in tally.maxima.items()}
-        sums["token_age"] = float(known.ages.sum())
         maxima["token_age_max"] = float(known.ages.max()) if known.ages.numel() else 0.0
-        local = [float(tally.loss), float(tally.fed), *sums.values(), *maxima.values()]
+        ages = float(known.ages.sum())
+        local = [float(tally.loss), float(tally.fed), ages, *sums.values(), *maxima.values()]
         gathered = self._group.gather(local)
         summed, largest = gathered.sum(axis=0), gathered.max(axis=0)
-        sums = dict(zip(sums, summed[2:].tolist(), strict=False))
-        maxima = dict(zip(maxima, largest[2 + len(sums) :].tolist(), strict=True))
+        sums = dict(zip(sums, summed[3:].tolist(), strict=False))
+        maxima = dict(zip(maxima, largest[3 + len(sums) :].tolist(), strict=True))
         tokens = sum(part.scale.tokens for part in parts)
-        metrics = {name: value / max(tokens, 1) for name, value in sums.items()} | maxima
+        metrics = {name: value / max(tally.tokens, 1) for name, value in sums.items()} | maxima
+        metrics["token_age"] = float(summed[2]) / max(tokens, 1)
         metrics["entropy_estimate"] = metrics.pop("surprise", 0.0)
         squares = metrics.pop("behaviour_weight_squared", 0.0)
         if squares:

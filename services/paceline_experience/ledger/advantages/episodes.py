@@ -68,6 +68,7 @@ def _logprobs(trajectories: Sequence[pb.Trajectory]) -> np.ndarray:
 
 
 def _turns(trajectories: Sequence[pb.Trajectory]) -> Turns:
+    """All turns; a transcript without marks is one turn without a reward of the environment."""
     rows: list[tuple[int, int, int, int, float, bool, bool]] = []
     first = 0  # policy token of the transcript
     for episode, trajectory in enumerate(trajectories):
@@ -78,6 +79,9 @@ def _turns(trajectories: Sequence[pb.Trajectory]) -> Turns:
                 start, end = np.searchsorted(places, (mark.start, mark.end)).tolist()
                 flags = (mark.matched_expert, mark.patched)
                 rows.append((episode, turn, first + start, first + end, mark.reward, *flags))
+                turn += 1
+            if not transcript.steps and len(places):
+                rows.append((episode, turn, first, first + len(places), 0.0, False, False))
                 turn += 1
             first += len(places)
     columns = list(zip(*rows, strict=True)) or [()] * 7

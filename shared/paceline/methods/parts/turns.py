@@ -13,10 +13,10 @@ def turns_of(batch: EpisodeBatch) -> Turns:
     """The turns of a batch.
 
     Raises:
-        InvalidError: no episode has any; the environment marks no turns.
+        InvalidError: there are none.
     """
     if batch.turns is None or not len(batch.turns.episodes):
-        raise InvalidError("no episode of the batch has a turn; the environment must mark turns")
+        raise InvalidError("no episode of the batch has policy tokens")
     return batch.turns
 
 

@@ -138,7 +138,7 @@ def test_a_turn_that_one_episode_alone_reaches_has_no_turn_advantage() -> None:
     batch = of_one_group([0, 0], turns=[(0, 2, 1.0), (0, 1, 5.0), (1, 1, 0.0)])
     found = mapo(batch, START, group=0.0)
     assert found.tolist() == [1.0, 1.0, 0.0, -1.0] or abs(found[2]) == 0.0
-    with pytest.raises(InvalidError, match="no episode of the batch has a turn"):
+    with pytest.raises(InvalidError, match="no episode of the batch has policy tokens"):
         mapo(of_one_group([0, 1]), START)
 
 

@@ -1,0 +1,150 @@
+"""Runs every recipe through all services, on the small model and the same tasks.
+
+One installation; the jobs follow each other, so that each has the whole machine. A recipe is laid
+under the same job file, which sets model, tasks, batch and learning rate. What is recorded: the
+held-out reward before and after, the reward of the last five batches, seconds a step, and the
+difference of the held-out reward to the default objective at equal samples. The small model learns
+within few steps whatever the objective, so the table says that a recipe trains and what it costs,
+not that its paper's claim holds.
+
+    .venv/bin/python benchmarks/recipes.py --json benchmarks/results/recipes.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pipeline import ROOT, machine
+
+from paceline.api.documents import MetricRow
+from paceline.client import Client
+from paceline.enums import JobState, Purpose
+from paceline.plugins import registry
+
+JOB = ROOT / "examples" / "arithmetic.yaml"
+WAIT_S = 600.0
+TAIL = 5  # batches
+DEFAULT = "default"
+# What a recipe asks of a job besides the model and the tasks.
+OWN: dict[str, dict[str, Any]] = {
+    "fapo": {
+        "reward": [
+            {"kind": "exact"},
+            # Stands for a judge: flags the sums that begin with 1.
+            {"kind": "regex", "name": "flawed", "weight": 0.0, "pattern": "^(1)"},
+        ]
+    },
+    # Answers of this task may use the whole of `max_tokens`, which is 4.
+    "dapo": {"reward": [{"kind": "exact"}, {"kind": "overlong", "limit": 8, "buffer": 2}]},
+    "dr_grpo": {
+        "trainer": {"objective": {"aggregation": {"kind": "seq_mean_token_sum_norm", "norm": 4}}}
+    },
+}
+
+
+def main() -> int:
+    """Run the jobs and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--recipes", nargs="+", default=sorted(registry.installed("recipes")))
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {"machine": machine(), "steps": arguments.steps, "recipes": {}}
+    with serving() as client:
+        for name in (DEFAULT, *arguments.recipes):
+            runs = [run(client, name, seed, arguments.steps) for seed in arguments.seeds]
+            found["recipes"][name] = runs
+            print(name, json.dumps(runs), flush=True)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    failed = [name for name, runs in found["recipes"].items() if any("error" in x for x in runs)]
+    print(f"failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+@contextmanager
+def serving() -> Generator[Client]:
+    """A client of an installation on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        command = [sys.executable, "-m", "paceline.cli", "up", "--port", "0"]
+        with (run_dir / "up.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, "--run-dir", folder], stdout=log, stderr=log, cwd=ROOT
+            )
+        try:
+            yield _client(run_dir)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _client(run_dir: Path) -> Client:
+    deadline = time.monotonic() + 60.0
+    while not (run_dir / "gateway.json").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError((run_dir / "up.log").read_text())
+        time.sleep(0.2)
+    found = json.loads((run_dir / "gateway.json").read_text())
+    return Client(found["url"], token=(run_dir / "token").read_text().strip())
+
+
+def run(client: Client, name: str, seed: int, steps: int) -> dict[str, Any]:
+    """One job to its end; an `error` instead of figures if it did not succeed."""
+    job = yaml.safe_load(JOB.read_text())
+    job["model"]["path"] = str(ROOT / job["model"]["path"])
+    job["tasks"]["seed"] = seed
+    job["stop"] = {"steps": steps}
+    job["eval"] |= {"every": steps}
+    job["name"] = f"{name.replace('_', '-')}-{seed}"
+    for section, values in OWN.get(name, {}).items():
+        own = job.get(section)
+        job[section] = own | values if isinstance(own, dict) else values
+    if name != DEFAULT:
+        job["recipe"] = name
+    view = client.submit(job)
+    status = client.wait(view.status.job_id, timeout_s=WAIT_S).status
+    if status.state is not JobState.SUCCEEDED:
+        return {"seed": seed, "error": f"{status.state.name.lower()}: {status.reason}"}
+    return {"seed": seed} | figures(rows(client, status.job_id))
+
+
+def rows(client: Client, job_id: str) -> list[MetricRow]:
+    """The history of a job."""
+    found: list[MetricRow] = []
+    while page := client.list_metrics(job_id, after=len(found)).rows:
+        found += page
+    return found
+
+
+def figures(history: list[MetricRow]) -> dict[str, Any]:
+    """Rewards, seconds a step, and what the corrections did."""
+    steps = [row.values for row in history if row.kind is Purpose.TRAIN]
+    evals = [row.values["reward"] for row in history if row.kind is Purpose.EVAL]
+    busy = [row["step_s"] for row in steps if "step_s" in row]
+    last = steps[-TAIL:]
+    slots = {name for row in last for name in row if name.endswith("_zeroed")}
+    return {
+        "steps": len(steps),
+        "eval_before": evals[0],
+        "eval_after": evals[-1],
+        "reward_last": statistics.mean(row["reward_mean"] for row in last),
+        "step_s": statistics.median(busy),
+        "zeroed": {name: statistics.mean(row.get(name, 0.0) for row in last) for name in slots},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
