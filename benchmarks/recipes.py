@@ -43,7 +43,9 @@ OWN: dict[str, dict[str, Any]] = {
             {"kind": "exact"},
             # Stands for a judge: flags the sums that begin with 1.
             {"kind": "regex", "name": "flawed", "weight": 0.0, "pattern": "^(1)"},
-        ]
+        ],
+        # In the paper rewards are -1 and 1; here they are 0 and 1.
+        "experience": {"advantage": {"kind": "fapo", "penalty": 0.5}},
     },
     # Answers of this task may use the whole of `max_tokens`, which is 4.
     "dapo": {"reward": [{"kind": "exact"}, {"kind": "overlong", "limit": 8, "buffer": 2}]},
@@ -111,7 +113,7 @@ def run(client: Client, name: str, seed: int, steps: int) -> dict[str, Any]:
     job["name"] = f"{name.replace('_', '-')}-{seed}"
     for section, values in OWN.get(name, {}).items():
         own = job.get(section)
-        job[section] = own | values if isinstance(own, dict) else values
+        job[section] = {**own, **values} if isinstance(own, dict) else values
     if name != DEFAULT:
         job["recipe"] = name
     view = client.submit(job)

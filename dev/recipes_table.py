@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from paceline.config.named import named
 from paceline.config.recipes import Recipe, recipe
 from paceline.plugins import declared, registry
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "methods.md"
+RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
 BEGIN = "<!-- table: written by dev/recipes_table.py -->\n"
 END = "<!-- end of table -->\n"
 JOB = {
@@ -31,17 +35,31 @@ def files() -> dict[Path, str]:
 
 def table() -> str:
     """The table as Markdown."""
-    head = ["| recipe | method | sets | needs | evidence | claim |", "|---|---|---|---|---|---|"]
+    head = [
+        "| recipe | method | sets | needs | evidence | claim | held-out reward |",
+        "|---|---|---|---|---|---|--:|",
+    ]
+    rewards = _rewards()
     points = registry.installed("recipes")
     built_in = [name for name in points if points[name].module.startswith("paceline.methods.")]
-    return "\n".join([*head, *(_row(recipe(name)) for name in sorted(built_in))]) + "\n"
+    rows = (_row(recipe(name), rewards.get(name, "")) for name in sorted(built_in))
+    return "\n".join([*head, *rows]) + "\n"
 
 
-def _row(each: Recipe) -> str:
+def _rewards() -> dict[str, str]:
+    """The mean over seeds after the runs of `benchmarks/recipes.py`."""
+    measured = json.loads(RESULTS.read_text())["recipes"]
+    return {
+        name: f"{statistics.mean(run['eval_after'] for run in runs):.3f}"
+        for name, runs in measured.items()
+    }
+
+
+def _row(each: Recipe, reward: str) -> str:
     sets = ", ".join(f"`{kind}`" for kind in _kinds(each.fragment()))
     needs = ", ".join(f"`{need}`" for need in _needs(each.name))
     method = each.method
-    cells = (f"`{each.name}`", each.title, sets, needs, method.evidence, method.claim)
+    cells = (f"`{each.name}`", each.title, sets, needs, method.evidence, method.claim, reward)
     return "| " + " | ".join(cells) + " |"
 
 
