@@ -132,8 +132,10 @@ class JobMeter:
         for names in (BATCH, STEP):
             for name in names.keys() & values.keys():
                 metrics.set(names[name], float(values[name]), job=job)
-        for name in values:
-            if name in STATISTICS or name.endswith(OF_SLOTS):
+        # Names beyond the limit of the label are summed up, so those of all jobs come first.
+        of_slots = sorted(name for name in values if name.endswith(OF_SLOTS))
+        for name in (*STATISTICS, *of_slots):
+            if name in values:
                 metrics.set("objective", float(values[name]), job=job, statistic=name)
         for age, count in values.get("staleness", {}).items():
             metrics.observe("staleness", [float(age)] * int(count), job=job)

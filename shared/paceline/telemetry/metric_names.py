@@ -74,7 +74,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "event": ("stalled", "slow", "failed", "damaged", "superseded"),
     "episode_stage": ("generate", "environment", "reward", "other"),
     "workload": ("environment", "reward", "rollout"),
-    "statistic": 12,  # of an objective
+    "statistic": 32,  # of an objective
     "part": 8,  # of a reward
     "pool": 16,  # of an installation
     "method": 64,  # of a service
@@ -292,7 +292,7 @@ NAMES: dict[str, Spec] = {
         "objective",
         "job statistic",
         "experience",
-        "Statistics of the objective: entropy_estimate, clip_fraction, kl, mismatch_kl, ...",
+        "Statistics of the objective: entropy_estimate, clip_fraction, kl_behaviour, ess, ...",
     ),
     # trainer
     "phase_seconds": _counter("trainer_seconds", "job phase", "trainer", "Seconds by phase."),
