@@ -74,7 +74,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "event": ("stalled", "slow", "failed", "damaged", "superseded"),
     "episode_stage": ("generate", "environment", "reward", "other"),
     "workload": ("environment", "reward", "rollout"),
-    "statistic": 32,  # of an objective
+    "statistic": 28,  # of an objective
     "part": 8,  # of a reward
     "pool": 16,  # of an installation
     "method": 64,  # of a service
