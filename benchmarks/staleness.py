@@ -1,9 +1,9 @@
 """How much of its gain a method keeps when all samples are k steps old.
 
-One process: the trainer's learner, a sampler with weights of its own, and a queue between them that
-delays every batch by k steps. The sampler is the same model in the same precision, so that age is
-the only difference between the policy that sampled and the one that is trained. Every method is a
-recipe; all have the same tasks, batches, learning rate and number of updates.
+One process: the trainer's learner, the torch engine, and a queue between them that delays every
+batch by k steps. Both compute in float32, so that age is the only difference between the policy
+that sampled and the one that is trained. Every method is a recipe; all have the same tasks,
+batches, learning rate and number of updates.
 
     .venv/bin/python benchmarks/staleness.py --json benchmarks/results/staleness.json
 """
@@ -11,6 +11,7 @@ recipe; all have the same tasks, batches, learning rate and number of updates.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import statistics
@@ -26,14 +27,17 @@ from typing import Any
 import numpy as np
 import torch
 from pipeline import ROOT, machine
-from torch import Tensor
 from transformers import AutoTokenizer
 
 from paceline.config import JobSpec, resolve_job
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.objective.load import load_objective
+from paceline.plugins import EngineRequest
+from paceline.types import SamplingParams
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
+from paceline.weights import SnapshotHeader, Staging, plan
+from paceline_rollout.engines.torch.engine import TorchEngine
 from paceline_trainer.columns import Share
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import RankInfo
@@ -44,10 +48,11 @@ from paceline_trainer.step.model import PolicyModel, load_policy, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards
 
+JOB = "staleness"
 MODEL = ROOT / "models" / "arithmetic"
 METHODS = ("ppo", "decoupled_ppo", "tis", "m2po", "bapo", "vcpo", "minpro", "ppo_ewma", "gspo")
 DELAYS = (0, 4, 16, 64)
-GROUPS, SIZE, MAX_TOKENS, HELD_OUT = 16, 8, 4, 500
+GROUPS, SIZE, MAX_TOKENS, HELD_OUT = 16, 8, 4, 400
 MINI_BATCHES = 4
 
 
@@ -102,7 +107,8 @@ def run(case: Case) -> dict[str, Any]:
     spec = job(case)
     group = RankGroup(RankInfo())
     learner, policy, mismatch = make(spec, group)
-    sampler = Sampler(policy, seed=case.seed)
+    loop = asyncio.new_event_loop()
+    sampler = Sampler(loop, policy, seed=case.seed)
     queue = deque(sampler.batch(0) for _ in range(case.delay))
     curve, rows = [sampler.held_out()], list[dict[str, float]]()
     for step in range(case.steps):
@@ -112,9 +118,11 @@ def run(case: Case) -> dict[str, Any]:
         samples = queue.popleft()
         tokens = sum(len(each.logprobs) for each in samples)
         rows.append(learner.step(Share("b", step, len(samples), tokens, tuple(samples))))
-        sampler.follow(policy)
+        sampler.follow(step + 1)
         if (step + 1) % max(case.steps // 8, 1) == 0:
             curve.append(sampler.held_out())
+    sampler.close()
+    loop.close()
     group.close()
     last = rows[-case.steps // 8 :]
     names = ("entropy_estimate", "kl_behaviour", "ess", "clip_fraction", "active_fraction")
@@ -137,7 +145,7 @@ def job(case: Case) -> JobSpec:
     """The job file of a case."""
     raw = {
         "recipe": case.method,
-        "name": "staleness",
+        "name": JOB,
         "model": {"path": str(MODEL)},
         "tasks": {"environment": "arithmetic"},
         "reward": ["exact"],
@@ -177,34 +185,47 @@ def make(spec: JobSpec, group: RankGroup) -> tuple[Learner, PolicyModel, Mismatc
 
 
 class Sampler:
-    """Samples answers with weights of its own, which follow those of the trainer."""
+    """The torch engine in this process; it samples with the weights that it was given last."""
 
-    def __init__(self, policy: PolicyModel, *, seed: int) -> None:
-        self._model = load_policy(str(MODEL)).inner
+    def __init__(self, loop: asyncio.AbstractEventLoop, policy: PolicyModel, *, seed: int) -> None:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(MODEL), local_files_only=True)
         self._tokenizer = tokenizer
         self._end = int(tokenizer.eos_token_id)
-        self._chance = torch.Generator().manual_seed(seed)
+        self._loop = loop
+        self._policy = policy
+        self._seed = seed
         self._order = np.random.default_rng(seed)
         self._train = ArithmeticTasks(seed)
         self._held_out = ArithmeticTasks(1, split="heldout")
-        self.follow(policy)
+        self._engine = TorchEngine(
+            model_dir=MODEL,
+            dtype="float32",
+            max_context=64,
+            max_concurrent=256,
+            threads=1,
+            tokenizer_dir=None,
+            job_id=JOB,
+        )
+        self._asked = 0
+        loop.run_until_complete(self._engine.start())
+        self._emissions = self._engine.emissions()
+        self.follow(0)
 
-    @torch.no_grad()
-    def follow(self, policy: PolicyModel) -> None:
-        """Take over the weights."""
-        for own, other in zip(self._model.parameters(), local_shards(policy), strict=True):
-            own.copy_(other)
+    def close(self) -> None:
+        """Stop the engine."""
+        self._loop.run_until_complete(self._engine.close())
+
+    def follow(self, version: int) -> None:
+        """Load the weights that the trainer has now."""
+        self._loop.run_until_complete(
+            self._engine.load(_snapshot(self._policy, version), "in_flight")
+        )
 
     def batch(self, version: int) -> list[pb.TrainSample]:
         """A batch of groups, with GRPO's advantages."""
         chosen = self._order.choice(len(self._train), GROUPS, replace=False).tolist()
         payloads = [json.loads(self._train[place].payload) for place in chosen]
-        prompts = [
-            self._tokenizer.encode(each["question"], add_special_tokens=False)
-            for each in payloads
-            for _ in range(SIZE)
-        ]
+        prompts = [tokens for each in payloads for tokens in [self._prompt(each)] * SIZE]
         said = self._sample(prompts, temperature=1.0)
         answers = [each["answer"] for each in payloads for _ in range(SIZE)]
         rewards = np.array([self._right(s, a) for (s, _), a in zip(said, answers, strict=True)])
@@ -219,51 +240,69 @@ class Sampler:
     def held_out(self) -> float:
         """Share of right greedy answers."""
         payloads = [json.loads(self._held_out[place].payload) for place in range(HELD_OUT)]
-        said = self._sample(
-            [
-                self._tokenizer.encode(each["question"], add_special_tokens=False)
-                for each in payloads
-            ],
-            temperature=0.0,
-        )
+        said = self._sample([self._prompt(each) for each in payloads], temperature=0.0)
         right = [
             self._right(s, each["answer"]) for (s, _), each in zip(said, payloads, strict=True)
         ]
         return statistics.mean(right)
 
+    def _prompt(self, payload: dict[str, str]) -> list[int]:
+        return self._tokenizer.encode(payload["question"], add_special_tokens=False)
+
     def _right(self, tokens: Sequence[int], answer: str) -> float:
         text = tokens[:-1] if tokens and tokens[-1] == self._end else tokens
         return float(self._tokenizer.decode(text).replace(" ", "") == answer)
 
-    @torch.no_grad()
     def _sample(
         self, prompts: Sequence[list[int]], *, temperature: float
     ) -> list[tuple[list[int], list[float]]]:
-        """Tokens and log-probs of an answer to each prompt; prompts are padded on the left."""
-        longest = max(map(len, prompts))
-        tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        logprobs: list[Tensor] = []
-        for _ in range(MAX_TOKENS):
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
-            found = self._model(
-                input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+        """Tokens and log-probs of an answer to each prompt."""
+        requests = [
+            EngineRequest(
+                str(self._asked + place),
+                tuple(prompt),
+                SamplingParams(
+                    max_tokens=MAX_TOKENS,
+                    temperature=temperature,
+                    stop_tokens=(self._end,),
+                    seed=(self._seed << 32) + self._asked + place,
+                ),
             )
-            scores = torch.log_softmax(found.logits[:, -1].float(), -1)
-            if temperature:
-                drawn = torch.multinomial(scores.exp(), 1, generator=self._chance)
-            else:
-                drawn = scores.argmax(-1, keepdim=True)
-            logprobs.append(scores.gather(-1, drawn))
-            tokens = torch.cat([tokens, drawn], 1)
-            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
-        answers, chances = tokens[:, longest:].tolist(), torch.cat(logprobs, 1).tolist()
-        lengths = [_length(each, self._end) for each in answers]
-        return [(a[:n], c[:n]) for a, c, n in zip(answers, chances, lengths, strict=True)]
+            for place, prompt in enumerate(prompts)
+        ]
+        first, self._asked = self._asked, self._asked + len(prompts)
+        found = self._loop.run_until_complete(self._run(requests))
+        return [found[str(first + place)] for place in range(len(prompts))]
+
+    async def _run(
+        self, requests: Sequence[EngineRequest]
+    ) -> dict[str, tuple[list[int], list[float]]]:
+        found = {each.request_id: (list[int](), list[float]()) for each in requests}
+        self._engine.submit(requests)
+        left = len(requests)
+        while left:
+            for output in await anext(self._emissions):
+                if output.error:
+                    raise RuntimeError(output.error)
+                tokens, logprobs = found[output.request_id]
+                tokens.extend(output.tokens)
+                logprobs.extend(output.logprobs)
+                left -= output.finish_reason is not None
+        return found
 
 
-def _length(tokens: list[int], end: int) -> int:
-    return tokens.index(end) + 1 if end in tokens else len(tokens)
+def _snapshot(policy: PolicyModel, version: int) -> Staging:
+    """The policy's weights as the trainer publishes them."""
+    named = dict(zip(dict(policy.inner.named_parameters()), local_shards(policy), strict=True))
+    entries, size = plan([(name, "float32", tuple(x.shape)) for name, x in named.items()])
+    staging = Staging(
+        SnapshotHeader(JOB, version, version, version - 1, -1, 1, size, size, entries)
+    )
+    for entry in entries:
+        values = named[entry.name].detach().contiguous().view(torch.uint8)
+        staging.fill(entry.offset, values.numpy().tobytes())
+    staging.finish()
+    return staging
 
 
 def _sample(

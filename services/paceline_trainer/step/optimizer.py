@@ -29,6 +29,7 @@ class Optimizer:
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.eps,
+            fused=True,
         )
 
     def lr(self, step: int) -> float:

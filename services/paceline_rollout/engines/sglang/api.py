@@ -22,6 +22,9 @@ from paceline.errors import (
 PROBE_TIMEOUT_S = 5.0
 CONTROL_TIMEOUT_S = 60.0
 UPDATE_TIMEOUT_S = 600.0
+# SGLang closes a connection that was idle for 5 s. One that is kept as long here can close
+# under a request, and a POST is not sent again.
+_KEEPALIVE_S = 2.0
 _ERRORS: dict[int, type[PacelineError]] = {
     400: InvalidError,
     401: AuthenticationError,
@@ -38,7 +41,7 @@ class SglangClient:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=PROBE_TIMEOUT_S),
             headers=headers,
         )
