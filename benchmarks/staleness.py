@@ -75,19 +75,19 @@ def main() -> int:
     parser.add_argument("--delays", type=int, nargs="+", default=DELAYS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=192)
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     path: Path = arguments.json
     found: dict[str, Any] = {"machine": machine(), "runs": []}
     if path.exists():
         found = json.loads(path.read_text())
-    done = {tuple(run[name] for name in ("method", "delay", "seed")) for run in found["runs"]}
+    done = {tuple(run[name] for name in ("method", "delay", "seed", "lr")) for run in found["runs"]}
     wanted = product(arguments.seeds, arguments.delays, arguments.methods)
     cases = [
         Case(method, delay, seed, arguments.steps, arguments.lr)
         for seed, delay, method in wanted
-        if (method, delay, seed) not in done
+        if (method, delay, seed, arguments.lr) not in done
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")

@@ -88,7 +88,7 @@ SLOT_OPTIONS: dict[str, dict[str, Any]] = {
     "entropy": {"coef": 0.01},
     "kl": {"coef": 0.01},
     "kl_penalty": {"coef": 0.01},
-    "d3s_tokens": {"share": 0.3},
+    "d3s_tokens": {"start": 0.1, "end": 0.3},
     "seq_mean_token_sum_norm": {"norm": 8},
 }
 

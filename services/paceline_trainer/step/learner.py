@@ -19,9 +19,9 @@ from paceline.telemetry.logs import Log
 from paceline_trainer.columns import Columns, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
-from paceline_trainer.step.data import policy_tokens
+from paceline_trainer.step.data import PolicyTokens, policy_tokens
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import PolicyModel, TokenScores
+from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.scorer import TokenScorer, UpdateShard
 from paceline_trainer.step.tokens import StepKnowledge, StepTokens
@@ -174,6 +174,8 @@ class Learner:
             if reference is None
             else scorer.score(data, parts, policy=reference).logprobs,
             ages=ages,
+            step=step,
+            total_steps=self._optimizer.total_steps,
         )
 
     def _plan(self, data: Columns, part: UpdateShard, known: StepTokens) -> UpdatePlan | None:
@@ -221,9 +223,10 @@ class Learner:
         for index in range(part.num_micro_batches):
             with stage("forward"):
                 micro = self._scorer.micro_batch(data, part, index)
-                scores = self._scorer.forward(micro, entropy=self._entropy)
+                readers = self._readers(micro.tokens, step)
+                scores = self._scorer.forward(micro, entropy=self._entropy, readers=readers)
                 tokens = known.batch(micro.tokens, scores, part.scale)
-                loss = self._objective.loss(tokens, update)
+                loss = self._objective.loss(tokens, update, scores.of_logits)
             with stage("backward"):
                 loss.value.backward()
             total = total + loss.value.detach() / part.scale.world
@@ -235,6 +238,12 @@ class Learner:
             hooked = bool(self._objective.hooks)
             whole = self._whole(data, part, known, TokenScores(seen, None)) if hooked else None
             return self._step_optimizer(whole, total, tally, step)
+
+    def _readers(self, own: PolicyTokens, step: int) -> LogitReaders | None:
+        slots = self._objective.logit_slots
+        if not slots:
+            return None
+        return LogitReaders([slot.on_logits for slot in slots], own.keys, step)
 
     def _step_optimizer(
         self, whole: WholeBatch | None, total: Tensor | float, tally: Tally, step: int

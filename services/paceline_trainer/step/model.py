@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from paceline.errors import ConfigError, InvalidError
+from paceline.methods.parts.slots import LogitRows
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Cost, Layout
 
@@ -33,6 +35,19 @@ class TokenScores(NamedTuple):
 
     logprobs: Tensor  # [P]
     entropy: Tensor | None  # [P] of the full distribution, in nats, if it was asked for
+    of_logits: tuple[Tensor, ...] = ()  # [P] each, what functions of logits have returned
+
+
+class LogitReaders(NamedTuple):
+    """Functions of the logits of target tokens, and what they are given beside them."""
+
+    functions: Sequence[Callable[[LogitRows], Tensor]]
+    keys: Tensor  # [P]
+    step: int
+
+    def part(self, at: slice) -> LogitReaders:
+        """Those of some target tokens."""
+        return self._replace(keys=self.keys[at])
 
 
 class PolicyModel(nn.Module):
@@ -57,6 +72,7 @@ class PolicyModel(nn.Module):
         temperature: Tensor | float,
         *,
         entropy: bool = False,
+        readers: LogitReaders | None = None,
     ) -> TokenScores:
         """Scores of `targets`, from the hidden states at flat `hidden_indices`.
 
@@ -69,23 +85,35 @@ class PolicyModel(nn.Module):
         chosen = hidden.reshape(-1, hidden.shape[-1])[hidden_indices]
         size = max(self._max_logits // self.vocab_size, 1)
         if len(chosen) <= size:
-            return self._head(chosen, targets, temperature, entropy)
+            return self._head(chosen, targets, temperature, entropy, readers)
         chunks: list[TokenScores] = []
         for start in range(0, len(chosen), size):
             at = slice(start, start + size)
             heat = temperature[at] if isinstance(temperature, Tensor) else temperature
             found: Any = checkpoint(
-                self._head, chosen[at], targets[at], heat, entropy, use_reentrant=False
+                self._head,
+                chosen[at],
+                targets[at],
+                heat,
+                entropy,
+                None if readers is None else readers.part(at),
+                use_reentrant=False,
             )
             chunks.append(found)
         entropies = [each.entropy for each in chunks if each.entropy is not None]
         return TokenScores(
             torch.cat([each.logprobs for each in chunks]),
             torch.cat(entropies) if entropies else None,
+            tuple(map(torch.cat, zip(*(each.of_logits for each in chunks), strict=True))),
         )
 
     def _head(
-        self, hidden: Tensor, targets: Tensor, temperature: Tensor | float, entropy: bool
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: Tensor | float,
+        entropy: bool,
+        readers: LogitReaders | None,
     ) -> TokenScores:
         logits = self._scaled(cast(Any, self.inner).get_output_embeddings()(hidden)).float()
         if isinstance(temperature, Tensor):
@@ -94,10 +122,14 @@ class PolicyModel(nn.Module):
             logits = logits / temperature
         normaliser = logits.logsumexp(-1)
         logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+        read: tuple[Tensor, ...] = ()
+        if readers is not None:
+            rows = LogitRows(logits, targets, readers.keys, readers.step)
+            read = tuple(function(rows) for function in readers.functions)
         if not entropy:
-            return TokenScores(logprobs, None)
+            return TokenScores(logprobs, None, read)
         expected = (logits.softmax(-1) * logits).sum(-1)
-        return TokenScores(logprobs, normaliser - expected)
+        return TokenScores(logprobs, normaliser - expected, read)
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Scale or cap the logits of the head, as some model families do."""

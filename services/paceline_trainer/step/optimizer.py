@@ -16,7 +16,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, spec: OptimizerSpec, *, total_steps: int) -> None:
         self._spec = spec
-        self._total = total_steps
+        self.total_steps = total_steps
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim > 1]
         vectors = [p for p in self._parameters if p.ndim <= 1]
@@ -39,7 +39,7 @@ class Optimizer:
             return spec.lr * (step + 1) / spec.warmup_steps
         if spec.schedule == "constant":
             return spec.lr
-        decay_steps = max(self._total - spec.warmup_steps, 1)
+        decay_steps = max(self.total_steps - spec.warmup_steps, 1)
         done = min((step - spec.warmup_steps) / decay_steps, 1.0)
         if spec.schedule == "linear":
             return spec.lr * (1.0 - done)

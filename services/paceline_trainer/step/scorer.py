@@ -14,7 +14,7 @@ from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan
-from paceline_trainer.step.model import PolicyModel, TokenScores, reshard
+from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores, reshard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
 
@@ -70,7 +70,12 @@ class TokenScorer:
         return assemble(data, part.chunks[index], part.layout, self._group.device)
 
     def forward(
-        self, micro: MicroBatch, *, entropy: bool = False, policy: PolicyModel | None = None
+        self,
+        micro: MicroBatch,
+        *,
+        entropy: bool = False,
+        readers: LogitReaders | None = None,
+        policy: PolicyModel | None = None,
     ) -> TokenScores:
         """Scores of a micro-batch, with a gradient."""
         return (policy or self._policy)(
@@ -80,6 +85,7 @@ class TokenScorer:
             micro.tokens.targets,
             micro.tokens.temperature,
             entropy=entropy,
+            readers=readers,
         )
 
     @torch.no_grad()

@@ -33,6 +33,8 @@ class StepTokens:
     centre: Between | Tensor | None
     reference: Tensor | None
     ages: Tensor
+    step: int = 0
+    total_steps: int = 1
 
     @property
     def proximal(self) -> Tensor | None:
@@ -61,6 +63,8 @@ class StepTokens:
             reference=_chosen(self.reference, own),
             entropy=scores.entropy,
             temperature=own.temperature,
+            step=self.step,
+            total_steps=self.total_steps,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from paceline.config.job import JobSpec
 
 GROUP = "group>=2"
+MOVING_RATIO = "ratio"
 BY_TRAINER = frozenset({"entropy", "reference", "snapshots", "weight_average", "whole_batch"})
 """What every trainer computes for the slots that need it."""
 BY_LEDGER = frozenset({"memory", "tokens", "turns"})
@@ -24,6 +25,19 @@ class Need:
 
 
 NEEDS = {
+    MOVING_RATIO: Need(
+        met=lambda spec: (
+            spec.trainer.objective.proximal.kind != "batch"
+            or spec.trainer.mini_batches > 1
+            or bool(spec.trainer.objective.inert)
+        ),
+        reason=lambda _, plugin: (
+            f"'batch' with {plugin} and trainer.mini_batches 1: the ratio is always 1, so nothing "
+            "is clipped; allowed: another proximal policy such as 'behaviour', more mini-batches, "
+            "or trainer.objective.inert: true"
+        ),
+        field="trainer.objective.proximal",
+    ),
     GROUP: Need(
         met=lambda spec: spec.experience.group_size >= 2,
         reason=lambda spec, plugin: (

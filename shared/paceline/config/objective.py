@@ -30,6 +30,16 @@ class ObjectiveSpec(StrictModel):
     surrogate: PluginSpec = PluginSpec(kind="ppo_clip")
     regularisers: Slots = ()
     aggregation: PluginSpec = PluginSpec(kind="token_mean")
+    inert: bool | None = None
+    """Accept a surrogate that the job names although its ratio is always 1, so that nothing is
+    clipped: with the proximal policy `batch` and one mini-batch. Unset: such a job is refused."""
+
+    @model_validator(mode="after")
+    def _default_is_inert(self) -> ObjectiveSpec:
+        """With the default surrogate and one mini-batch, clipping starts to act with a second."""
+        if self.inert is None and "surrogate" not in self.model_fields_set:
+            object.__setattr__(self, "inert", True)
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,12 @@ class Objective:
         found = [slot.planned for slot in self.slots if slot.planned is not None]
         return "entropy" in self.needs or any(each.needs_logprobs for each in found)
 
+    @property
+    def logit_slots(self) -> list[Slot]:
+        """Slots that read logits, in the order of the results that `loss` is given."""
+        losses = (self._surrogate, *self._regularisers)
+        return [slot for slot in losses if slot.of_logits is not None]
+
     def centre(self, known: KnownTokens) -> Between | Tensor | None:
         """Log-probs [N] of the proximal policy; None: equal to those of the only update."""
         found: Between | Tensor | None = self.proximal(known)
@@ -101,15 +107,23 @@ class Objective:
             scale = replace(scale, tokens=whole.count(kept), sequences=whole.total(sequences))
         return UpdatePlan(by_slot, scale)
 
-    def loss(self, tokens: TokenBatch, plan: UpdatePlan | None = None) -> Loss:
-        """The loss of a micro-batch, with sums and maxima for the log of each slot."""
+    def loss(
+        self, tokens: TokenBatch, plan: UpdatePlan | None = None, of_logits: Sequence[Tensor] = ()
+    ) -> Loss:
+        """The loss of a micro-batch, with sums and maxima for the log of each slot.
+
+        `of_logits`: what each of the `logit_slots` has found, [N].
+        """
         by_slot = {} if plan is None else plan.by_slot
+        names = [slot.name for slot in self.logit_slots]
+        found_of = dict(zip(names, of_logits, strict=True))
         log = _SlotLog(tokens)
         for slot in self._shaping:
             shaped = slot(_detached(tokens), *by_slot.get(slot.name, ()))
             tokens = replace(tokens, advantages=shaped)
         weights = self._weights(_detached(tokens), by_slot, log.weights)
-        found = self._surrogate(tokens, *by_slot.get(self._surrogate.name, ()))
+        given = _with_logits(tokens, self._surrogate, found_of)
+        found = self._surrogate(given, *by_slot.get(self._surrogate.name, ()))
         log.surrogate(tokens, found.clipped, weights)
         log.sums |= {f"{self._surrogate.name}_{name}": x for name, x in found.sums.items()}
         counted = weights > 0 if self._after_masks else None
@@ -117,7 +131,8 @@ class Objective:
         tokens = replace(tokens, correction=weights, counted=counted, scale=scale)
         losses = found.loss * weights
         for slot in self._regularisers:
-            added = slot(tokens, *by_slot.get(slot.name, ()))
+            given = _with_logits(tokens, slot, found_of)
+            added = slot(given, *by_slot.get(slot.name, ()))
             log.sums[slot.name] = added.detach().sum()
             losses = losses + added
         if tokens.weights is not None:
@@ -173,6 +188,10 @@ class _SlotLog:
             "active_fraction": ((weights > 0) & ~cut).sum(),
         }
         self.maxima["ratio_max"] = _largest(ratio)
+
+
+def _with_logits(tokens: TokenBatch, slot: Slot, found: Mapping[str, Tensor]) -> TokenBatch:
+    return replace(tokens, of_logits=found[slot.name]) if slot.name in found else tokens
 
 
 def _detached(tokens: TokenBatch) -> TokenBatch:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from torch import Tensor
+
 from paceline.config.base import PluginSpec
 from paceline.config.load import validate
 from paceline.errors import ConfigError, InvalidError
-from paceline.methods.parts.slots import Planned, plan_of
+from paceline.methods.parts.slots import LogitRows, OfLogits, Planned, logits_of, plan_of
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.plugins import declared, registry
 
@@ -28,6 +30,16 @@ class Slot:
     def planned(self) -> Planned | None:
         """Its plan, if it has one."""
         return plan_of(self.function)
+
+    @property
+    def of_logits(self) -> OfLogits | None:
+        """Its function of logits, if it has one."""
+        return logits_of(self.function)
+
+    def on_logits(self, rows: LogitRows) -> Tensor:
+        """What its function of logits returns, [n]."""
+        assert self.of_logits is not None
+        return self.of_logits(rows, self.options)
 
     def plan(self, whole: WholeBatch) -> tuple[Any, ...]:
         """What its function is called with in addition: the result of its plan, or nothing."""

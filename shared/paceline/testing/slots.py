@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     from paceline.methods.parts.batch import Loss, TokenBatch
     from paceline.objective.pipeline import Objective, UpdatePlan
+    from paceline.objective.slot import Slot
 
     Floats = NDArray[np.float64]
 
 LENGTHS = (5, 1, 8, 3)  # tokens of each sequence
+OTHER_LOGITS = (0.3, -0.2, 0.0)  # of the tokens that were not sampled
 SEED = 11
 SPLITS = (2, 4)  # ranks between which the update is split
 
@@ -224,7 +226,7 @@ def _plan(objective: Objective, tokens: TokenBatch, gather: Any = None) -> Updat
 def _checked(objective: Objective, batch: TokenBatch, plan: UpdatePlan) -> Loss:
     import torch
 
-    loss = objective.loss(batch, plan)
+    loss = objective.loss(batch, plan, [_read(slot, batch) for slot in objective.logit_slots])
     expect(loss.value.ndim == 0, f"a loss of shape {tuple(loss.value.shape)}; one number is due")
     expect(torch.isfinite(loss.value), f"a loss of {loss.value}")
     batch.logprobs.grad = None
@@ -236,6 +238,23 @@ def _checked(objective: Objective, batch: TokenBatch, plan: UpdatePlan) -> Loss:
     for name, value in {**loss.sums, **loss.maxima}.items():
         expect(value.ndim == 0 and torch.isfinite(value), f"{name} is {value}; one number is due")
     return loss
+
+
+def _read(slot: Slot, batch: TokenBatch) -> Tensor:
+    """What a slot finds in logits that follow the log-probs of the batch."""
+    import torch
+
+    from paceline.methods.parts.slots import LogitRows
+
+    assert batch.keys is not None
+    others = torch.tensor(OTHER_LOGITS).expand(len(batch.keys), -1)
+    logits = torch.cat([batch.logprobs[:, None], others], 1)
+    found = slot.on_logits(LogitRows(logits, torch.zeros_like(batch.keys), batch.keys, batch.step))
+    expect(
+        found.shape == batch.keys.shape,
+        f"{tuple(found.shape)} from logits; one number per row {tuple(batch.keys.shape)} is due",
+    )
+    return found
 
 
 def _adds_up(one: Loss, losses: list[Loss], whole: TokenBatch, parts: list[TokenBatch]) -> None:

@@ -41,7 +41,7 @@ def test_an_unknown_need_is_refused() -> None:
     (line,) = problems(spec_of(experience={"advantage": "unheard_of"}))
     assert line.startswith(
         "experience.advantage: advantage 'unheard_of' needs 'telepathy', "
-        "which is unknown; known: entropy, group>=2, memory, reference, "
+        "which is unknown; known: entropy, group>=2, memory, ratio, reference, "
     )
 
 
@@ -57,6 +57,24 @@ def test_a_need_may_depend_on_options() -> None:
 def test_what_the_trainer_computes_is_refused_to_nobody() -> None:
     slots = {"corrections": ["high_entropy"], "regularisers": [{"kind": "kl", "coef": 0.1}]}
     assert not list(problems(spec_of(trainer={"objective": slots})))
+
+
+@pytest.mark.parametrize("kind", ["ppo_clip", "gspo", "cispo", "bapo"])
+def test_clipping_that_cannot_act_is_refused(kind: str) -> None:
+    (line,) = problems(spec_of(trainer={"objective": {"surrogate": kind}}))
+    assert line.startswith(f"trainer.objective.proximal: 'batch' with surrogate '{kind}'")
+    assert "allowed: another proximal policy such as 'behaviour', more mini-batches" in line
+    for trainer in (
+        {"objective": {"surrogate": kind, "proximal": "behaviour"}},
+        {"objective": {"surrogate": kind}, "mini_batches": 2},
+        {"objective": {"surrogate": kind, "inert": True}},
+        {"objective": {"corrections": ["tis"]}},
+        {},
+    ):
+        spec = spec_of(trainer=trainer)
+        assert not list(problems(spec))
+        # The accepted job has all values, and stays acceptable.
+        assert not list(problems(parse_job(spec.model_dump(mode="json"))))
 
 
 def test_only_installed_rewards_run_inline() -> None:

@@ -46,7 +46,7 @@ def main(what: str, folder: Path) -> None:
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
-    optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2), total_steps=10)
+    optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2, eps=1e-5), total_steps=10)
     plugin = ObjectiveSpec.model_validate(
         {"corrections": [{"kind": "behaviour_weight", "upper": None}]} | job["options"]
     )

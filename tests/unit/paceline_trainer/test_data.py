@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.errors import InvalidError
+from paceline.methods.otr.options import OtrOptions
+from paceline.methods.otr.surrogate import one_token
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.step.data import Cost, Layout, assemble, plan
-from paceline_trainer.step.model import PolicyModel, load_policy
+from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores, load_policy
 
 CPU = torch.device("cpu")
 CHEAP_PAIRS = Cost(token=1e6, pair=1e-9)
@@ -77,13 +80,22 @@ def test_head_in_pieces_is_the_same(llama: Path, make_samples: Any) -> None:
     m = assemble(data, np.arange(8), "padded", CPU)
     pieces = PolicyModel(policy.inner, max_logits=32 * 5)
     inputs = (m.input_ids, m.position_ids, m.hidden_indices, m.tokens.targets, m.tokens.temperature)
-    whole, cut = policy(*inputs, entropy=True), pieces(*inputs, entropy=True)
+    options = OtrOptions(mode="sampled", samples=16)
+    readers = LogitReaders([partial(one_token, options=options)], m.tokens.keys, 3)
+    whole = policy(*inputs, entropy=True, readers=readers)
+    cut = pieces(*inputs, entropy=True, readers=readers)
     parameters = list(policy.parameters())
-    one = torch.autograd.grad(whole.logprobs.sum() + whole.entropy.sum(), parameters)
-    two = torch.autograd.grad(cut.logprobs.sum() + cut.entropy.sum(), parameters)
+    one = torch.autograd.grad(_sum(whole), parameters)
+    two = torch.autograd.grad(_sum(cut), parameters)
+    assert torch.allclose(whole.of_logits[0], cut.of_logits[0], atol=1e-6)
     assert torch.allclose(whole.logprobs, cut.logprobs, atol=1e-6)
     assert torch.allclose(whole.entropy, cut.entropy, atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(one, two, strict=True))
+
+
+def _sum(scores: TokenScores) -> torch.Tensor:
+    assert scores.entropy is not None
+    return scores.logprobs.sum() + scores.entropy.sum() + scores.of_logits[0].sum()
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 100))

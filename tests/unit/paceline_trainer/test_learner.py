@@ -25,6 +25,8 @@ from paceline_trainer.step.model import PolicyModel, load_policy, load_reference
 from paceline_trainer.step.optimizer import Optimizer
 
 WORKER = Path(__file__).with_name("ranks.py")
+# Adam makes a whole step of a gradient that is rounding only, unless its epsilon is larger.
+ABOVE_ROUNDING = 1e-5
 UNBOUNDED = {"corrections": [{"kind": "behaviour_weight", "upper": None}]}
 OBJECTIVES: list[dict[str, Any]] = [
     {"aggregation": "token_mean"},
@@ -33,6 +35,11 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"aggregation": {"kind": "seq_mean_token_sum_norm", "norm": 9}},
     {"corrections": ["high_entropy", "tis"], "regularisers": [{"kind": "entropy", "coef": 0.1}]},
     {"hooks": ["vcpo_step"], "proximal": "interpolated"},
+    {
+        "shaping": ["echo_hybrid"],
+        "corrections": ["dart_steps"],
+        "surrogate": {"kind": "otr", "mode": "sampled", "samples": 16},
+    },
     {
         "corrections": ["mis"],
         "aggregation": {"kind": "seq_mean_token_mean", "denominator": "after_masks"},
@@ -59,7 +66,7 @@ def make(
     reference = load_reference(str(path), group, dtype=dtype) if needed else None
     learner = Learner(
         policy=policy,
-        optimizer=Optimizer(policy, OptimizerSpec(lr=lr), total_steps=10),
+        optimizer=Optimizer(policy, OptimizerSpec(lr=lr, eps=ABOVE_ROUNDING), total_steps=10),
         objective=objective,
         reference=reference,
         group=group,

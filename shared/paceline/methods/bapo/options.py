@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from paceline.plugins import StrictModel, declares
 
 
-@declares(needs=("whole_batch",))
+@declares(needs=("ratio", "whole_batch"))
 class BapoOptions(StrictModel):
     """Options of `bapo`."""
 

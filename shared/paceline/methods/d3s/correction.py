@@ -14,7 +14,8 @@ def chosen(whole: WholeBatch, options: D3sTokensOptions) -> Tensor:
     """Keys of this rank's tokens that train."""
     tokens = whole.tokens
     assert tokens.entropy is not None
-    return whole.largest_share(tokens.advantages.abs() * tokens.entropy, options.share)
+    share = (1.0 - tokens.progress) * options.start + tokens.progress * options.end
+    return whole.largest_share(tokens.advantages.abs() * tokens.entropy, share)
 
 
 @planned(chosen)

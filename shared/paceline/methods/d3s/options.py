@@ -24,5 +24,7 @@ class D3sEpisodesOptions(StrictModel):
 class D3sTokensOptions(StrictModel):
     """Options of `d3s_tokens`."""
 
-    share: float = Field(gt=0.0, le=1.0)
-    """Of the tokens of the update, those that train; the paper uses fewer than 20 %."""
+    start: float = Field(gt=0.0, le=1.0)
+    """Share of the tokens of an update that train at the first step; 0.1 is a reasonable start."""
+    end: float = Field(gt=0.0, le=1.0)
+    """At the last step; in between it changes linearly. The paper uses fewer than 20 %."""

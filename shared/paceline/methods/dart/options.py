@@ -15,3 +15,11 @@ class DartTrimOptions(StrictModel):
     """Episodes of each group that train."""
     success: float = 0.5
     """Rewards above it are successes."""
+
+
+@declares(needs=("entropy", "whole_batch"))
+class DartStepsOptions(StrictModel):
+    """Options of `dart_steps`."""
+
+    share: float = Field(default=0.8, gt=0.0, le=1.0)
+    """Of the turns of the update, those with the highest mean entropy of their tokens."""

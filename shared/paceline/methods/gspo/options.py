@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from paceline.plugins import StrictModel
+from paceline.plugins import StrictModel, declares
 
 
+@declares(needs=("ratio",))
 class GspoOptions(StrictModel):
     """Options of `gspo`: bounds of the sequence ratio, 1 - low to 1 + high."""
 

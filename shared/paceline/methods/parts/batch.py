@@ -45,6 +45,27 @@ class TokenBatch:
     correction: Tensor | None = None  # product of the corrections, for regularisers
     temperature: Tensor | float = 1.0
     ages: Tensor | None = None  # int64 [N], steps between the version that sampled and this step
+    of_logits: Tensor | None = None  # what the slot's own function of logits returned
+    step: int = 0  # optimiser steps before this one
+    total_steps: int = 1
+
+    @property
+    def progress(self) -> float:
+        """Share of the job's steps that are done: 0 at the first step, 1 at the last."""
+        return min(self.step / max(self.total_steps - 1, 1), 1.0)
+
+    @property
+    def turns(self) -> Tensor:
+        """int64 [N]: the key of the first token of each token's turn.
+
+        A turn is a run of policy tokens with no other token in between.
+        """
+        assert self.keys is not None
+        follows = torch.zeros_like(self.keys, dtype=torch.bool)
+        follows[1:] = (self.keys[1:] == self.keys[:-1] + 1) & (
+            self.sequences[1:] == self.sequences[:-1]
+        )
+        return self.keys[~follows][(~follows).cumsum(0) - 1]
 
     @property
     def old(self) -> Tensor:

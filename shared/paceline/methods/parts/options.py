@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.plugins import StrictModel
+from paceline.plugins import StrictModel, declares
 
 
+@declares(needs=("ratio",))
 class ClipOptions(StrictModel):
     """Bounds of a clipped ratio, 1 - low to 1 + high."""
 

@@ -9,6 +9,15 @@ with `planned`, and is called with what the plan returned as second argument:
     @planned(threshold)
     def my_correction(tokens: TokenBatch, threshold: float, options: MyOptions) -> Tensor: ...
 
+A surrogate or regulariser that needs the distribution over the whole vocabulary declares a function
+of logits with `reads_logits`, and finds its result in `tokens.of_logits`. It is called inside the
+head, on a chunk of tokens at a time, so that logits of all tokens never exist at once:
+
+    def margin(rows: LogitRows, options: MyOptions) -> Tensor: ...   # [n]
+
+    @reads_logits(margin)
+    def my_surrogate(tokens: TokenBatch, options: MyOptions) -> TokenLoss: ...
+
 `options` is a pydantic model, named by the slot's entry point in `paceline.options.<kind>`; it must
 not import torch, as it is checked at submit.
 """
@@ -27,6 +36,7 @@ from paceline.methods.parts.whole_batch import WholeBatch
 F = TypeVar("F", bound=Callable[..., Any])
 Plan = Callable[[WholeBatch, Any], Any]
 _ATTRIBUTE = "__paceline_plan__"
+_LOGITS = "__paceline_logits__"
 
 
 class Shaping(Protocol):
@@ -87,6 +97,19 @@ class Hook(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LogitRows:
+    """Some tokens of a micro-batch and their logits, inside the head."""
+
+    logits: Tensor  # float32 [n, vocabulary], at the sampling temperature, with a gradient
+    targets: Tensor  # int64 [n]
+    keys: Tensor  # int64 [n], see `TokenBatch.keys`
+    step: int
+
+
+OfLogits = Callable[[LogitRows, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """See `planned`."""
 
@@ -113,3 +136,21 @@ def planned(plan: Plan, *, needs_logprobs: bool = True) -> Callable[[F], F]:
 def plan_of(slot: Callable[..., Any]) -> Planned | None:
     """The plan of a slot; None if it has none."""
     return getattr(slot, _ATTRIBUTE, None)
+
+
+def reads_logits(function: OfLogits) -> Callable[[F], F]:
+    """Decorates a slot: `function(rows, options)` returns a number for each row, [n].
+
+    It is called again in the backward pass, and has to return the same numbers then.
+    """
+
+    def mark(slot: F) -> F:
+        setattr(slot, _LOGITS, function)
+        return slot
+
+    return mark
+
+
+def logits_of(slot: Callable[..., Any]) -> OfLogits | None:
+    """What a slot computes from logits; None if it does not read them."""
+    return getattr(slot, _LOGITS, None)

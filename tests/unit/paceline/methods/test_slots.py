@@ -33,7 +33,7 @@ def batch(lengths: tuple[int, ...] = (3, 2), **columns: Any) -> TokenBatch:
         "behaviour": [-1.3, -0.5, -1.3, -0.7, -2.0],
         "advantages": [1.0, 1.0, 1.0, -1.0, -1.0],
     } | columns
-    tensors = {
+    tensors: dict[str, Any] = {
         name: torch.tensor(value) if isinstance(value, list) else value
         for name, value in values.items()
     }
