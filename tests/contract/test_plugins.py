@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import pytest
 
-from paceline.plugins import EnvironmentPlugin, registry
+from paceline.plugins import EnvironmentPlugin, Keep, registry
 from paceline.testing import (
     advantages,
     environments,
@@ -27,6 +28,20 @@ REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "environment": ({}, [0.5, 0.25]),
     "overlong": ({}, [0.0, 0.0]),
     "python": ({"function": "paceline.rewards.exact:exact", "casefold": True}, [1.0, 0.0]),
+}
+FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "zero_variance": ({}, [(1.0, 1.0)], []),
+    "balanced": (
+        {"keep": 3},
+        [],
+        [
+            ((1.0, 1.0), (0, 1)),
+            ((0.0, 0.0, 1.0, 1.0, 1.0), (0, 1, 2)),
+            ((0.0, 0.0, 0.0, 0.0, 1.0, 1.0), (0, 1, 4)),
+            ((1.0, 1.0, 1.0, 0.5), (0, 1, 3)),
+            ((1.0, 1.0, 1.0, 1.0), (0, 1, 2)),
+        ],
+    ),
 }
 
 
@@ -63,7 +78,8 @@ def test_rewards(name: str) -> None:
 
 @pytest.mark.parametrize("name", built_in("filters"))
 def test_filters(name: str) -> None:
-    filters.fulfils_the_contract(name, keeps=[(0.0, 1.0)], drops=[(1.0, 1.0)])
+    options, drops, picks = FILTERS[name]
+    filters.fulfils_the_contract(name, options, keeps=[(0.0, 1.0)], drops=drops, picks=picks)
 
 
 @pytest.mark.parametrize("name", built_in("samplers"))
@@ -106,8 +122,17 @@ def too_large(batch: Any, context: Any) -> Any:
     return batch.rewards * 1e99
 
 
-def not_a_reason(rewards: Any) -> Any:
-    return rewards[0] > 0
+def not_a_decision(group: Any) -> Any:
+    return group.rewards[0] > 0
+
+
+def beyond(group: Any) -> Keep:
+    return Keep([len(group.rewards)])
+
+
+def fickle() -> Any:
+    answers = cycle([Keep(), Keep([0])])
+    return lambda group: next(answers)  # pyright: ignore
 
 
 class Forgetful:
@@ -174,7 +199,10 @@ class SlotSuite:
             {"items": [rewards.item("42")]},
             "nan for ''; expected a finite number or Score",
         ),
-        (filters, not_a_reason, {}, "the reason for .* is False; expected str"),
+        (filters, not_a_decision, {}, "the decision on .* is False; expected Keep or Drop"),
+        (filters, beyond, {}, r"the decision on .*: indices \[1\] of 1 episodes"),
+        (filters, fickle(), {"keeps": [(0.0, 1.0)]}, r"is \(0, 1\) once, then \(0,\)"),
+        (filters, "balanced", {"options": {"keep": 2}, "drops": [(1.0, 1.0)]}, r"\(0, 1\) of"),
         (
             samplers,
             Forgetful,

@@ -1,22 +1,29 @@
 """Plug-ins that fail in different ways."""
 
 import sys
-from collections.abc import Sequence
+from typing import Any
 
-from paceline.plugins import Context, EpisodeBatch
-
-
-def dividing_filter(rewards: Sequence[float]) -> str:
-    return str(len(rewards) / 0)
+from paceline.plugins import Context, EpisodeBatch, FinishedGroup, Keep
 
 
-def leaving_filter(rewards: Sequence[float]) -> str:
-    sys.exit(len(rewards) + 1)
+def dividing_filter(group: FinishedGroup) -> Keep:
+    return Keep([len(group.rewards) // 0])
 
 
-def choosy_filter(rewards: Sequence[float]) -> str:
+def leaving_filter(group: FinishedGroup) -> Keep:
+    sys.exit(len(group.rewards) + 1)
+
+
+def choosy_filter(group: FinishedGroup) -> Keep:
     """Fails on groups whose first reward is zero, and keeps the others."""
-    return "" if rewards[0] else str(1 / rewards[0])
+    return Keep() if group.rewards[0] else Keep([int(1 / group.rewards[0])])
+
+
+def answering_filter(group: FinishedGroup, *, indices: Any = None, mask: bool = False) -> Any:
+    """Keeps these indices; or the rewards above zero, as a mask; or answers with a word."""
+    if mask:
+        return Keep([reward > 0 for reward in group.rewards])
+    return "solved" if indices is None else Keep(indices)
 
 
 def raising_advantage(batch: EpisodeBatch, context: Context) -> list[float]:

@@ -42,7 +42,11 @@ def test_reward() -> None:
 
 
 def test_filter() -> None:
-    filters.fulfils_the_contract("solved", keeps=[(0.0, 1.0)], drops=[(1.0, 1.0)])
+    cut_off = filters.finished_group([0.0, 0.0], truncated=[True, True])
+    partly = filters.finished_group([0.0, 1.0, 0.0], truncated=[False, True, False])
+    filters.fulfils_the_contract(
+        "solved", keeps=[(0.0, 1.0)], drops=[(1.0, 1.0), cut_off], picks=[(partly, (0, 2))]
+    )
 
 
 def test_sampler() -> None:

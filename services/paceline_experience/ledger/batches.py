@@ -317,7 +317,7 @@ def _trained(
 ) -> Counter[str]:
     """The counters as they will be when these groups are trained."""
     after = Counter(counts)
-    episodes = sum(len(group.states) for group in groups)
+    episodes = sum(len(group.remaining) for group in groups)
     after.update({**tally, "taken": -episodes, "trained": episodes})
     return after
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from paceline import wire
 from paceline.enums import DropReason, EpisodeOutcome, EpisodeState
-from paceline.plugins import GroupFilter, registry
+from paceline.errors import InvalidError
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 from paceline.types import Trajectory
 from paceline.v1 import types_pb2
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.filters.chain import FilterChain, finished_group
 from paceline_experience.ledger.records import EpisodeSummary, OutcomeRecord, record_text
 from paceline_experience.ledger.state import GroupRecord, payload_name
 from paceline_experience.store.payloads import PayloadStore, pack
@@ -68,6 +68,27 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDecision:
+    """What becomes of a complete group."""
+
+    group_id: str
+    verdict: str  # `ready`, or the reason to drop the group
+    detail: str = ""  # what was wrong with it
+    left_out: tuple[int, ...] = ()  # episodes that the filters leave out of a group that is kept
+    outcome: str = ""  # for advantages with a memory
+
+    def script_argument(self) -> dict[str, object]:
+        """As `decide.lua` takes it."""
+        return {
+            "group": self.group_id,
+            "verdict": self.verdict,
+            "detail": self.detail,
+            "left_out": self.left_out,
+            "outcome": self.outcome,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A submitted trajectory, ready to be stored; an empty payload is not stored."""
 
@@ -107,10 +128,7 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._num_accepted, self._accepted_bytes = 0, 0
-        self._filters: list[tuple[str, GroupFilter, dict[str, Any]]] = [
-            (f.kind, registry.find("filters", f.kind), f.options)
-            for f in core.spec.experience.filters
-        ]
+        self._filters = FilterChain(core.spec)
 
     @property
     def mean_bytes(self) -> float:
@@ -228,49 +246,54 @@ class Groups:
         complete = [state.groups[name] for name in names if state.groups[name].complete]
         if not complete:
             return
-        verdicts = [
-            {"group": group.group_id, "verdict": verdict, "detail": detail}
-            | self._observed(group, verdict)
-            for group, (verdict, detail) in zip(complete, map(self._verdict, complete), strict=True)
-        ]
-        payloads = {g.group_id: g.payloads() for g in complete}
-        await self._core.change("decide", json.dumps(verdicts))
+        decisions = [self._decision(group) for group in complete]
+        fields = [each.script_argument() for each in decisions]
+        await self._core.change("decide", json.dumps(fields))
         for group in complete:
             if not group.is_eval:
                 self._core.meter.decided([f.reward for f in group.summaries()])
-        dropped = [name for name in payloads if name not in state.groups]
-        await self.free([p for name in dropped for p in payloads[name]])
-        if dropped:
+        gone = [name for group in complete for name in self._gone(group)]
+        await self.free(gone)
+        if gone:
             self._core.work.fire()
-        if len(dropped) < len(complete):
+        if any(group.group_id in state.groups for group in complete):
             self._core.ready.fire()
 
-    def _observed(self, group: GroupRecord, verdict: str) -> dict[str, str]:
-        """What advantages with a memory will be told of a decided group."""
-        if not self._observe or group.is_eval or verdict == DropReason.INVALID:
-            return {}
+    def _gone(self, before: GroupRecord) -> Iterable[str]:
+        """Payloads of episodes that a group has lost."""
+        after = self._core.state.groups.get(before.group_id)
+        kept = set(after.payloads()) if after else set[str]()
+        return (name for name in before.payloads() if name not in kept)
+
+    def _decision(self, group: GroupRecord) -> GroupDecision:
+        """What becomes of a complete group, according to the filters."""
+        try:
+            kept = self._filters.kept(finished_group(group))
+        except InvalidError as error:
+            log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
+            detail = clipped(error.message, self._core.limits.settings.reason_bytes)
+            return GroupDecision(group.group_id, DropReason.INVALID, detail=detail)
+        left_out = tuple(i for i in range(len(group.states)) if i not in kept) if kept else ()
+        return GroupDecision(
+            group.group_id,
+            EpisodeState.READY if kept else DropReason.FILTERED,
+            left_out=left_out,
+            outcome=self._observed(group, filtered=not kept),
+        )
+
+    def _observed(self, group: GroupRecord, *, filtered: bool) -> str:
+        """What advantages with a memory will be told of a decided group, as JSON."""
+        if not self._observe or group.is_eval:
+            return ""
         found = group.summaries()
         outcome = OutcomeRecord(
             seq=group.seq,
             task=group.position,
             rewards=tuple(e.reward for e in found),
             answers=tuple(e.answer for e in found),
-            filtered=verdict != EpisodeState.READY,
+            filtered=filtered,
         )
-        return {"outcome": record_text(outcome)}
-
-    def _verdict(self, group: GroupRecord) -> tuple[str, str]:
-        """The next state or drop reason of a complete group, and a detail."""
-        rewards = [f.reward for f in group.summaries()]
-        for index, (kind, check, options) in enumerate(self._filters):
-            try:
-                if check(rewards, **options):
-                    return DropReason.FILTERED, ""
-            except (Exception, SystemExit) as error:  # the boundary of a plug-in
-                log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
-                text = f"experience.filters.{index}: {kind}: {type(error).__name__}: {error}"
-                return DropReason.INVALID, clipped(text, self._core.limits.settings.reason_bytes)
-        return EpisodeState.READY, ""
+        return record_text(outcome)
 
     async def drop(self, names: Sequence[str], reason: DropReason) -> None:
         """Inside a transaction: drop whole groups."""
@@ -279,9 +302,8 @@ class Groups:
         state = self._core.state
         groups = [state.groups[name] for name in names if name in state.groups]
         payloads = [name for group in groups for name in group.payloads()]
-        await self._core.change(
-            "decide", json.dumps([{"group": name, "verdict": reason} for name in names])
-        )
+        decisions = [GroupDecision(name, reason).script_argument() for name in names]
+        await self._core.change("decide", json.dumps(decisions))
         await self.free(payloads)
         if reason is DropReason.STALE:
             # Otherwise slow tasks would be trained on less often than others.

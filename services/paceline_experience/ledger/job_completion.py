@@ -191,7 +191,7 @@ class JobCompletion:
         names = [
             name
             for name, group in state.groups.items()
-            if not group.states.strip(states) and (taken or not group.is_eval)
+            if not group.remaining.strip(states) and (taken or not group.is_eval)
         ]
         await self._groups.drop(names, reason)
         for step, batch in [*state.batches.items()]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from paceline.types import Task
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
 from paceline_experience.ledger.advantages.memory import Memory
+from paceline_experience.ledger.filters.chain import called, trial_group
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
 LEDGER_PLUGINS = frozenset({"environments", "samplers", "filters", "advantages"})
@@ -78,11 +79,11 @@ def try_plugins(spec: JobSpec) -> None:
     _try_task(sources.train, 0 if position is None else position, spec, field="tasks.options")
     if sources.evals is not None:
         _try_task(sources.evals, 0, spec, field="eval.options")
+    parts = [part.part for part in spec.reward]
     for index, each in enumerate(experience.filters):
         with _plugin_errors(f"experience.filters.{index}", each.kind):
-            reason = registry.find("filters", each.kind)((0.0, 1.0), **each.options)
-            _expect(reason, str, "a reason, or an empty text")
-    _try_advantages(spec)
+            called(registry.find("filters", each.kind), trial_group(parts), each.options)
+    _try_advantages(spec, parts)
 
 
 def task_sources(spec: JobSpec) -> Sources:
@@ -123,8 +124,8 @@ def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -
         _expect(source[position], Task, "a Task")
 
 
-def _try_advantages(spec: JobSpec) -> None:
-    batch = trial_batch([part.part for part in spec.reward])
+def _try_advantages(spec: JobSpec, parts: Sequence[str]) -> None:
+    batch = trial_batch(parts)
     estimate(parts_of(spec), batch, Context(0, spec.stop.steps, spec.tasks.seed), Memory())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.enums import StopReason
+from paceline.enums import EpisodeState, StopReason
 from paceline_experience.ledger.records import (
     BatchRecord,
     EpisodeSummary,
@@ -16,11 +16,17 @@ from paceline_experience.ledger.records import (
     Publication,
     parse_record,
 )
+from paceline_experience.store.store import LETTERS
+
+DROPPED = LETTERS[EpisodeState.DROPPED]
 
 
 @dataclass(slots=True)
 class GroupRecord:
-    """A group; `states` has a letter per episode (see `store.LETTERS`)."""
+    """A group; `states` has a letter per episode (see `store.LETTERS`).
+
+    Of a group that is kept, those that the filters have left out are dropped and have no result.
+    """
 
     group_id: str
     seq: int
@@ -28,7 +34,7 @@ class GroupRecord:
     states: str
     attempts: list[int]
     workers: list[str]
-    results: Sequence[EpisodeSummary | None]  # of finished episodes
+    results: Sequence[EpisodeSummary | None]  # of finished episodes that are not dropped
     num_requeues: int  # how often its task was admitted before
     version: int  # pinned, of an eval group; -1: training
     deadlines: list[float]
@@ -46,8 +52,13 @@ class GroupRecord:
         """Whether all episodes are finished and the group is not decided on yet."""
         return "f" in self.states and not self.states.strip("f")
 
+    @property
+    def remaining(self) -> str:
+        """The states of all episodes that are not dropped."""
+        return self.states.replace(DROPPED, "")
+
     def summaries(self) -> list[EpisodeSummary]:
-        """Summaries of all finished episodes, in order."""
+        """Summaries of all finished episodes that are not dropped, in order."""
         return [found for found in self.results if found is not None]
 
     def oldest_version(self) -> int:
@@ -235,13 +246,15 @@ def parse_group(
     attempts: list[int] = fields["attempts"]
     deadlines = [deadline] * len(states)
     if before is not None:
-        pairs = zip(before.attempts, before.deadlines, attempts, strict=True)
-        deadlines = [old if was == now else deadline for was, old, now in pairs]
+        leases = zip(before.attempts, before.deadlines, attempts, strict=True)
+        deadlines = [old if was == now else deadline for was, old, now in leases]
     known: Sequence[EpisodeSummary | None] = (None,) * len(states)
     if before is not None:
-        known = before.results
+        pairs = zip(states, before.results, strict=True)
+        known = [None if now == DROPPED else old for now, old in pairs]
     if found := results.get(group_id):
         known = [found.get(index, old) for index, old in enumerate(known)]
+    accepted = fields.get("accepted", False)
     return GroupRecord(
         group_id=group_id,
         seq=fields["seq"],
@@ -253,7 +266,8 @@ def parse_group(
         num_requeues=fields.get("again", 0),
         version=fields.get("version", -1),
         deadlines=deadlines,
-        oldest_seen=before.oldest_seen if before else -1,
-        accepted=fields.get("accepted", False),
+        # The results of an accepted group say it, and progress was also of what is left out.
+        oldest_seen=before.oldest_seen if before and not accepted else -1,
+        accepted=accepted,
         batch=fields.get("batch", -1),
     )

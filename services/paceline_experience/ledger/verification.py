@@ -69,6 +69,9 @@ def _recount(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[
     for name in [*_LIVE, "eval:queued", "eval:leased"]:
         if found[name] != numbers[name]:
             yield f"{name}: counted {numbers[name]}, found {found[name]}"
+    filtered = "drop:filtered"  # only filters drop a part of a group
+    if found["dropped"] > numbers[filtered]:
+        yield f"{filtered}: counted {numbers[filtered]}, found {found['dropped']}"
 
 
 def _groups(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[str]:
@@ -80,17 +83,18 @@ def _groups(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[s
     if still_open != numbers["groups:open"]:
         yield f"open groups: counted {numbers['groups:open']}, found {still_open}"
     for record in records:
-        states = set(record.states)
-        if len(states) > 1 and not states <= set("qlf"):
+        decided = set(record.remaining)
+        is_open = set(record.states) <= set("qlf")
+        if not is_open and (len(decided) != 1 or decided <= set("qlf")):
             yield f"group {record.group_id} is in states {record.states}"
-        if len(record.finished()) != len(record.states.replace("q", "").replace("l", "")):
+        if len(record.finished()) != len(record.remaining.replace("q", "").replace("l", "")):
             yield f"group {record.group_id} in states {record.states} has other results"
 
 
 def _batches(
     fixed: Sequence[BatchRecord], records: Sequence[GroupRecord], step: int
 ) -> Iterable[str]:
-    states = {record.group_id: record.states for record in records}
+    states = {record.group_id: record.remaining for record in records}
     owner: dict[str, int] = {}
     for batch in fixed:
         wanted = "n" if batch.committed else "t"
@@ -103,7 +107,7 @@ def _batches(
             if not states.get(name) or states[name].strip(wanted):
                 yield f"group {name} of step {batch.step} is in states {states.get(name, '')!r}"
     for name, letters in states.items():
-        if letters[0] in "tn" and name not in owner:
+        if letters[:1] in ("t", "n") and name not in owner:
             yield f"group {name} is {_STATES[letters[0]]} in no batch"
 
 

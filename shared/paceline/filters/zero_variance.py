@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from paceline.plugins import Drop, FinishedGroup, Keep
 
 
-def zero_variance(rewards: Sequence[float], *, tolerance: float = 1e-9) -> str:
-    """The reason to drop a group, or empty to keep it; a single episode is kept."""
+def zero_variance(group: FinishedGroup, *, tolerance: float = 1e-9) -> Keep | Drop:
+    """Drop a group without variance; a single episode is kept."""
+    rewards = group.rewards
     if len(rewards) < 2 or max(rewards) - min(rewards) > tolerance:
-        return ""
-    return "zero_variance"
+        return Keep()
+    return Drop("zero_variance")

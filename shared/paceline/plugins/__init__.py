@@ -31,7 +31,14 @@ from paceline.plugins.episodes import (
     GroupOutcome,
     Turns,
 )
-from paceline.plugins.groups import Advantage, GroupFilter, Sampler
+from paceline.plugins.groups import (
+    Advantage,
+    Drop,
+    Filter,
+    FinishedGroup,
+    Keep,
+    Sampler,
+)
 from paceline.plugins.methods import Method
 from paceline.plugins.model import StrictModel
 from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
@@ -45,6 +52,7 @@ __all__ = [
     "Advantages",
     "Context",
     "Declared",
+    "Drop",
     "Engine",
     "EngineFactory",
     "EngineLimits",
@@ -54,9 +62,11 @@ __all__ = [
     "Environment",
     "EnvironmentPlugin",
     "EpisodeBatch",
-    "GroupFilter",
+    "Filter",
+    "FinishedGroup",
     "GroupOutcome",
     "HeaderSpec",
+    "Keep",
     "Message",
     "Method",
     "Observation",

@@ -59,12 +59,15 @@ class EpisodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """A group of which all episodes were scored, whether it was kept or filtered out."""
+    """A group of which all episodes were scored, whether filters kept it, a part of it or nothing.
+
+    It has all episodes, also those that are not trained.
+    """
 
     task: int  # position in the task source
     rewards: tuple[float, ...]
     answers: tuple[str, ...]
-    filtered: bool = False
+    filtered: bool = False  # nothing of it was kept
 
 
 @dataclass(frozen=True, slots=True)

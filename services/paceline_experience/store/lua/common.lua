@@ -5,6 +5,7 @@ local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING
   ADVANTAGES, MEMORY, OUTCOMES, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
 local observed = {} -- outcome by group; false: there is none any more
+local trimmed = {} -- groups that have lost episodes, but are kept
 
 -- Reasons that lie with the task or the episode: another attempt would end the same way.
 local UNUSABLE = {invalid = true, oversized = true}
@@ -101,8 +102,16 @@ local function move(rec, i, to)
   touched[rec.id] = true
 end
 
+-- All episodes but those that were dropped from a group that is kept.
 local function move_all(rec, to)
-  for i = 1, #rec.states do move(rec, i, to) end
+  for i = 1, #rec.states do
+    if state_of(rec, i) ~= 'x' then move(rec, i, to) end
+  end
+end
+
+local function drop_episode(rec, i, reason)
+  move(rec, i, 'x')
+  bump((rec.version and 'eval:drop:' or 'drop:') .. reason, 1)
 end
 
 local function forget(rec)
@@ -121,10 +130,8 @@ end
 
 -- Drops the whole group; episode `only`, if given, for a reason of its own.
 local function drop(rec, reason, only, only_reason)
-  local kind = rec.version and 'eval:drop:' or 'drop:'
   for i = 1, #rec.states do
-    move(rec, i, 'x')
-    bump(kind .. (i == only and only_reason or reason), 1)
+    if state_of(rec, i) ~= 'x' then drop_episode(rec, i, i == only and only_reason or reason) end
   end
   if not rec.version then
     if rec.accepted then
@@ -141,15 +148,26 @@ local function drop(rec, reason, only, only_reason)
   forget(rec)
 end
 
+-- Filters keep only a part of a group: episodes at these indices (from 0) are dropped.
+local function leave_out(rec, indices)
+  for _, index in ipairs(indices) do
+    drop_episode(rec, index + 1, 'filtered')
+    trimmed[rec.id] = true
+  end
+end
+
 -- What a finished episode came to, as text that is passed on as it is.
 local function result_of(rec, i)
   local name = rec.id .. '/' .. (i - 1)
   return fresh[name] or redis.call('HGET', RESULTS, name)
 end
 
-local function forget_results(gid, size)
+-- Results of all episodes, or of those in the state `only`.
+local function forget_results(gid, rec, only)
   local names = {}
-  for i = 1, size do names[i] = gid .. '/' .. (i - 1) end
+  for i = 1, #rec.states do
+    if not only or state_of(rec, i) == only then names[#names + 1] = gid .. '/' .. (i - 1) end
+  end
   redis.call('HDEL', RESULTS, unpack(names))
 end
 
@@ -177,8 +195,9 @@ local function finish(answer)
       local text = ''
       if removed[gid] then
         redis.call('HDEL', GROUPS, gid)
-        forget_results(gid, #rec.states)
+        forget_results(gid, rec)
       else
+        if trimmed[gid] then forget_results(gid, rec, 'x') end
         text = cjson.encode(rec)
         redis.call('HSET', GROUPS, gid, text)
       end

@@ -46,6 +46,7 @@ local function outcome(item)
   local i = item.index + 1
   local state = state_of(rec, i)
   if state == '' or item.attempt < 1 or item.attempt > rec.attempts[i] then return 'dropped' end
+  if state == 'x' then return 'dropped' end  -- a filter has left it out
   if state ~= 'q' and state ~= 'l' then
     return cjson.decode(result_of(rec, i)).attempt == item.attempt and 'duplicate' or 'superseded'
   end

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
-from paceline.plugins import EnvironmentPlugin
+from paceline.plugins import EnvironmentPlugin, Keep
 
 DEEDS: dict[str, Callable[[], Any]] = {
     "": lambda: "",
@@ -76,10 +76,10 @@ class Straight:
         self._at = state["at"]
 
 
-def group_filter(rewards: Any, *, deed: str = "", least: float = 0.0) -> Any:
-    """Keep all groups, after a deed."""
-    del rewards, least
-    return do(deed)
+def group_filter(group: Any, *, deed: str = "", least: float = 0.0, only: int = 0) -> Any:
+    """Keep one episode of each group, after a deed."""
+    del group, least
+    return do(deed) or Keep([only])
 
 
 def advantage(batch: Any, context: Any, *, deed: str = "") -> Any:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.enums import Purpose
-from paceline.filters.zero_variance import zero_variance
 from paceline.types import Assignment, Task
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
@@ -70,9 +69,3 @@ def test_truncated_answers_are_masked(
     [(data, _, found)] = train_samples(kept, np.ones(1, np.float32), mask_truncated=mask)
     assert found == trainable
     assert pb.TrainSample.FromString(data).masked is mask
-
-
-def test_zero_variance() -> None:
-    assert zero_variance([1.0, 1.0, 1.0]) == "zero_variance"
-    assert zero_variance([1.0, 0.0]) == ""
-    assert zero_variance([1.0]) == ""

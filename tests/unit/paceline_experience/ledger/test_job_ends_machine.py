@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 
 from paceline.enums import JobState
 from paceline.errors import PacelineError
+from paceline.v1.experience_pb2 import TrainSample
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
@@ -52,6 +53,7 @@ class EndingMachine(RuleBasedStateMachine):
         self.site: Site = sites(self.store, Path(self.folder.name) / "run")
         self.durable = 0
         self.tried: set[tuple[int, int]] = set()
+        self.given: dict[int, set[tuple[str, int]]] = {}  # episodes of the batch of a step
         self.ordered = ""  # the end
         self.trainer_is_back = True
 
@@ -65,10 +67,20 @@ class EndingMachine(RuleBasedStateMachine):
         except PacelineError:
             return None
 
-    @initialize(measured=st.booleans(), steps=st.integers(0, 4), trainer_is_back=st.booleans())
-    def submit(self, measured: bool, steps: int, trainer_is_back: bool) -> None:
+    @initialize(
+        measured=st.booleans(),
+        steps=st.integers(0, 4),
+        trainer_is_back=st.booleans(),
+        filters=st.lists(st.integers(0, 99), max_size=2),
+    )
+    def submit(self, measured: bool, steps: int, trainer_is_back: bool, filters: list[int]) -> None:
+        """Each filter keeps any part of a group, as its seed says."""
         stop = {"steps": STEPS, "wall_s": 1000}
-        self.run(self.site.submit(eval=EVAL if measured else None, stop=stop))
+        named = [{"kind": "at_least_one", "seed": seed} for seed in filters]
+        experience = {"filters": named, "group_size": 3}
+        self.run(
+            self.site.submit(eval=EVAL if measured else None, stop=stop, experience=experience)
+        )
         self.run(self.site.begin(0))
         for _ in range(steps):
             self.train()
@@ -87,6 +99,8 @@ class EndingMachine(RuleBasedStateMachine):
         share = await self.site.take(step)
         if not share.stop:
             self.tried.add((self.site.incarnation, step + 1))
+            samples = [TrainSample.FromString(data) for data in share.samples]
+            self.given[step] = {(each.group_id, each.index) for each in samples}
             await self.site.commit(step, share.batch_id)
             await self.site.announce(step + 1)
 
@@ -239,10 +253,12 @@ class EndingMachine(RuleBasedStateMachine):
         assert status.summary["ledger_consistent"]
         assert status.summary["trajectories_missing"] == 0
         trained = report.counts["trained"] + report.counts["durable"]
-        assert status.summary["episodes_trained"] == trained == 4 * status.summary["steps"]
+        assert status.summary["episodes_trained"] == trained
         assert sum(status.summary["staleness_histogram"].values()) == trained
         listed, exported = self.run(self.site.listed()), self.site.exported()
         assert len(listed) == len(set(listed)) == trained
+        given = [self.given[step] for step in range(status.summary["steps"])]
+        assert set(listed) == set[tuple[str, int]]().union(*given)
         if "not_written" in status.summary:
             assert self.site.folder.is_file()
         else:

@@ -21,6 +21,8 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 from paceline.enums import GiveBackReason, ScoreStatus
+from paceline.plugins import registry
+from paceline.testing.filters import finished_group
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.ledger import BatchShare, EpisodeKey
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it
-B, S = 2, 1
+B, S, G = 2, 1, 3
 WORKERS = st.sampled_from(["w1", "w2"])
 
 
@@ -55,14 +57,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.store = Store(Redis(unix_socket_path=socket))
         self.run(self.store.command("FLUSHALL"))
-        self.world = worlds(self.store, experience={"payload_bytes": 1 << 30})
-        marks = Watermarks()  # on another disk than the store's
-        self.world.watermarks = lambda: marks
-        self.ledger = self.run(self.world.started())
+        self.worlds = worlds
         self.moments: list[Moment] = []
         self.granted, self.published = {1}, {0}
         self.incarnation, self.step, self.durable, self.version = 1, 0, 0, 0
         self.known: list[Lease] = []
+        self.tasks: dict[str, int] = {}  # positions, by group
         self.taken: BatchShare | None = None
         self.fixed: dict[int, set[tuple[str, int]]] = {}
         self.lineage: dict[int, set[tuple[str, int]]] = {}
@@ -80,20 +80,21 @@ class LedgerMachine(RuleBasedStateMachine):
         got = self.run(self.ledger.lease(worker_id=worker, train=credits, evals=0))
         assert sum(len(a.indices) for a in got) <= credits
         self.known += [(a, place) for a in got for place in range(len(a.indices))]
+        self.tasks.update({a.group_id: a.task.seed for a in got})
         after = self.run(self.ledger.live())
         if after.counts["admitted"] > before.counts["admitted"]:
-            kept = sum(after.counts[s] for s in ("ready", "taken", "trained", "durable")) // 2
-            assert kept + after.open_groups <= (S + self.step + 1) * B
+            accepted = self.ledger.counts["groups:accepted"]
+            assert accepted + after.open_groups <= (S + self.step + 1) * B
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0, float("nan")]), lag=st.integers(0, 2))
     def submit(self, data: st.DataObject, reward: float, lag: int) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(self.known), min_size=1, max_size=6))
+        some = data.draw(st.lists(st.sampled_from(self.known), min_size=1, max_size=6))
         status = data.draw(st.sampled_from([*["ok"] * 5, "infra_error"]))
         version = max(0, self.version - lag)
         items = [
             self.world.made(a, place, reward=reward, version=version, status=ScoreStatus(status))
-            for a, place in chosen
+            for a, place in some
         ]
         outcomes = self.run(self.ledger.submit(items))
         assert len(outcomes) == len(items)
@@ -101,12 +102,21 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(lag=st.integers(0, 1))
     def work_off(self, lag: int) -> None:
         got = self.run(self.ledger.lease(worker_id="w3", train=12, evals=0))
+        self.tasks.update({a.group_id: a.task.seed for a in got})
         items = self.world.whole(got, version=max(0, self.version - lag))
         outcomes = self.run(self.ledger.submit(items))
         assert set(outcomes) <= {"accepted"}
 
-    @initialize(steps=st.integers(0, 3))
-    def begin(self, steps: int) -> None:
+    @initialize(steps=st.integers(0, 3), filters=st.lists(st.integers(0, 99), max_size=2))
+    def begin(self, steps: int, filters: list[int]) -> None:
+        """Each filter keeps any part of a group, or nothing of it, as its seed says."""
+        named = [{"kind": "any_subset", "seed": seed} for seed in filters]
+        experience = {"payload_bytes": 1 << 30, "group_size": G, "filters": named}
+        self.world = self.worlds(self.store, experience=experience)
+        marks = Watermarks()  # on another disk than the store's
+        self.world.watermarks = lambda: marks
+        self.ledger = self.run(self.world.started())
+        self.filters, self.any_subset = filters, registry.find("filters", "any_subset")
         for _ in range(steps):
             self.work_and_train()
 
@@ -157,9 +167,20 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len({s.batch_id for s in shares}) == 1
         samples = [pb.TrainSample.FromString(x) for s in shares for x in s.samples]
         names = {(m.group_id, m.index) for m in samples}
-        assert len(names) == len(samples) == B * 2
+        assert len(names) == len(samples)
+        kept = {group: self.kept(group) for group, _ in names}
+        assert len(kept) == B
+        assert names == {(group, i) for group, indices in kept.items() for i in indices}
         assert self.fixed.setdefault(self.step, names) == names
         self.taken = shares[0]
+
+    def kept(self, group_id: str) -> list[int]:
+        """Indices of the episodes that the filters keep of a group."""
+        found = list(range(G))
+        for seed in self.filters:
+            group = finished_group([0.0] * len(found), task=self.tasks[group_id])
+            found = [found[i] for i in self.any_subset(group, seed=seed).of(len(found))]
+        return found
 
     async def _take(self, world: int) -> list[BatchShare] | None:
         async def one(rank: int) -> BatchShare:

@@ -76,6 +76,24 @@ def test_states_follow_each_other_without_a_gap(walk: list[str]) -> None:
     assert all(span.end_ns for span in followed.spans)
 
 
+def test_an_episode_that_a_filter_leaves_out_ends_once_and_its_group_goes_on() -> None:
+    followed = Followed()
+    base = GroupRecord("job.1", 1, 0, "qq", [1, 1], ["w", "w"], [None, None], 0, -1, [0.0, 0.0])
+    before: GroupRecord | None = None
+    for states in ("ll", "ff", "xr", "xt", "xn", "xd", ""):
+        after = replace(base, states=states) if states else None
+        followed.traces.on_changes(
+            [(before, after)], reasons=["filtered"] * (states == "xr"), step=0, incarnation=1
+        )
+        before = after
+    followed.traces.close()
+    roots = {root.attributes["index"]: root for root in followed.named("episode")}
+    assert len(followed.named("episode")) == 2
+    assert roots[0].attributes["dropped"] == "filtered"
+    assert "dropped" not in roots[1].attributes
+    assert roots[0].end_ns < roots[1].end_ns
+
+
 def trained(followed: Followed) -> None:
     for state in ("l", "f", "r", "t", "n"):
         followed.go(state)

@@ -1,0 +1,1 @@
+"""The filters of a job: what they are given, and the checks of what they answer."""
