@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from paceline.config.job import TrainerSpec
-from paceline.errors import FencedError, InvalidError, StateError
+from paceline.errors import FencedError, InvalidError, PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
@@ -199,12 +199,19 @@ class Trainer:
         return share
 
     async def learn(self, share: Share) -> dict[str, float]:
-        """Do one optimiser step; returns when all ranks have done it."""
+        """Do one optimiser step; returns when all ranks have done it.
+
+        Raises:
+            InvalidError: the batch or its loss cannot be trained on; names the newest checkpoint.
+        """
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
         with self.clock.measure("stepping"), self._traces.stage("train.step"):
             await self._run(self._engine.mismatch.versions.published, version, step)
-            metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
+            try:
+                metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
+            except InvalidError as error:
+                raise InvalidError(f"{error.message}. {await self._newest()}") from error
         self.step = share.step + 1
         self.tokens += metrics["tokens"]
         if self._gauges is not None:
@@ -244,6 +251,17 @@ class Trainer:
                     # A newer incarnation has resumed from an older step.
                     await self._run(engine.checkpoints.discard, self.step)
                     raise
+
+    async def _newest(self) -> str:
+        """Where the newest checkpoint is, for the reason of a job that fails."""
+        step = self._checkpoint_step
+        if not step:
+            return "There is no checkpoint yet"
+        try:
+            path = await self._run(self._engine.checkpoints.path, step)
+        except PacelineError as error:
+            path = f"it cannot be found ({error.message})"
+        return f"The newest checkpoint is of step {step}: {path}"
 
     async def publish(self) -> None:
         """Copy the weights; they are numbered and served in the background."""

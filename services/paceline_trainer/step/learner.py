@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidError
+from paceline.methods.parts.batch import TokenBatch
 from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
-from paceline_trainer.columns import Columns, Share, columns
+from paceline_trainer.columns import Columns, Ints, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import PolicyTokens, policy_tokens
@@ -103,9 +104,7 @@ class Learner:
         tally = Tally()
         for part in parts:
             with stage("update"):
-                finite = self._update(data, part, known, tally, step=share.step, stage=stage)
-            if not finite:
-                self._report_nonfinite(share, data, part)
+                self._update(share, data, part, known, tally, stage)
         self._check_finite(tally, share.step)
         with stage("metrics"):
             metrics = self._metrics(tally, parts, known, share.step)
@@ -193,27 +192,31 @@ class Learner:
         self, data: Columns, part: UpdateShard, known: StepTokens, found: TokenScores
     ) -> WholeBatch:
         """All tokens of an update, with scores [num_tokens]."""
-        own = policy_tokens(data, part.rows, self._group.device)
+        return WholeBatch(self._tokens(data, part.rows, part, known, found), self._group.gather)
+
+    def _tokens(
+        self, data: Columns, rows: Ints, part: UpdateShard, known: StepTokens, found: TokenScores
+    ) -> TokenBatch:
+        """The tokens of some sequences of an update, with scores [num_tokens]."""
+        own = policy_tokens(data, rows, self._group.device)
         select = torch.from_numpy(own.select)
         entropy = None if found.entropy is None else found.entropy[select]
-        scores = TokenScores(found.logprobs[select], entropy)
-        return WholeBatch(known.batch(own, scores, part.scale), self._group.gather)
+        return known.batch(own, TokenScores(found.logprobs[select], entropy), part.scale)
 
     def _update(
         self,
+        share: Share,
         data: Columns,
         part: UpdateShard,
         known: StepTokens,
         tally: Tally,
-        *,
-        step: int,
         stage: Stage,
-    ) -> bool:
-        """Update the policy unless loss or gradient is not finite; returns whether they were."""
+    ) -> None:
+        """Update the policy unless loss or gradient is not finite."""
         if not part.scale.tokens or not part.has_gradient:
             # Momentum alone must not move the weights.
             tally.skipped += 1
-            return True
+            return
         tally.tokens += part.scale.tokens
         with stage("plan"):
             update = self._plan(data, part, known)
@@ -237,7 +240,9 @@ class Learner:
         with stage("optimizer"):
             hooked = bool(self._objective.hooks)
             whole = self._whole(data, part, known, TokenScores(seen, None)) if hooked else None
-            return self._step_optimizer(whole, total, tally, step)
+            wrong = self._step_optimizer(whole, total, tally, share.step)
+        if wrong:
+            self._report_nonfinite(share, data, part, known, update, wrong)
 
     def _readers(self, own: PolicyTokens, step: int) -> LogitReaders | None:
         slots = self._objective.logit_slots
@@ -247,35 +252,52 @@ class Learner:
 
     def _step_optimizer(
         self, whole: WholeBatch | None, total: Tensor | float, tally: Tally, step: int
-    ) -> bool:
-        """Take the step that the gradients and hooks ask for; returns whether all was finite."""
-        finite = bool(np.isfinite(self._group.gather([float(total)])).all())
-        if finite:
+    ) -> str:
+        """Take the step that the gradients and hooks ask for; returns what was not finite."""
+        wrong = "" if np.isfinite(self._group.gather([float(total)])).all() else "loss"
+        if not wrong:
             scale = StepScale(1.0) if whole is None else self._objective.scale_step(whole)
             tally.factors.append(scale.factor)
             tally.numbers.append(scale.log)
             vetoed = not scale.factor
             norm = 0.0 if vetoed else self._optimizer.update(step, factor=scale.factor)
-            finite = math.isfinite(norm)
+            wrong = "" if math.isfinite(norm) else "gradient"
             tally.skipped += vetoed
-            if finite and not vetoed:
+            if not wrong and not vetoed:
                 tally.norms.append(norm)
                 tally.loss = tally.loss + total
-        tally.skipped += not finite
-        tally.nonfinite += not finite
+        tally.skipped += bool(wrong)
+        tally.nonfinite += bool(wrong)
         self._optimizer.zero()
-        return finite
+        return wrong
 
-    def _report_nonfinite(self, share: Share, data: Columns, part: UpdateShard) -> None:
-        """Log the groups of this rank whose tokens are not finite under the present weights."""
-        found = self._scorer.score(data, [part]).logprobs.cpu().numpy()
-        wrong = ~np.isfinite(found + data.behaviour + data.advantages)
-        rows = np.unique(np.repeat(data.rows, data.policy_counts)[wrong])
-        names = {sample.row: sample.group_id for sample in share.samples}
-        groups = sorted({names[row] for row in rows.tolist()})
+    @torch.no_grad()
+    def _report_nonfinite(
+        self,
+        share: Share,
+        data: Columns,
+        part: UpdateShard,
+        known: StepTokens,
+        update: UpdatePlan | None,
+        wrong: str,
+    ) -> None:
+        """Log the groups of this rank whose own loss is not finite under the present weights.
+
+        Collective. There are none if only the gradient is not finite.
+        """
+        scores = self._scorer.score(data, [part], entropy=self._entropy)
+        group_of = {sample.row: sample.group_id for sample in share.samples}
+        rows_of: dict[str, list[int]] = {}
+        for row in part.rows.tolist():
+            rows_of.setdefault(group_of[int(data.rows[row])], []).append(row)
+        groups: list[str] = []
+        for name, rows in sorted(rows_of.items()):
+            tokens = self._tokens(data, np.array(rows), part, known, scores)
+            if not math.isfinite(float(self._objective.loss(tokens, update).value)):
+                groups.append(name)
         log.error(
-            "update skipped: its loss or gradient is not finite",
-            step=share.step,
+            f"update skipped: its {wrong} is not finite",
+            step=share.step + 1,
             batch=share.batch_id,
             groups=",".join(groups[:_NAMED_GROUPS]) or "unknown",
             num_groups=len(groups),
@@ -285,9 +307,10 @@ class Learner:
         self._nonfinite_steps = self._nonfinite_steps + 1 if tally.nonfinite else 0
         if self._nonfinite_steps >= MAX_NONFINITE_STEPS:
             raise InvalidError(
-                f"loss or gradient was NaN or infinite in {MAX_NONFINITE_STEPS} steps in a row, "
-                f"the last one step {step}; no weights were changed by them, the newest checkpoint "
-                "is from before. The log of the trainer names the groups"
+                f"trainer.objective: loss or gradient was NaN or infinite in {MAX_NONFINITE_STEPS} "
+                f"steps in a row, the last one step {step + 1}. These updates were skipped, so "
+                "they changed no weights; the log of the trainer names their groups. Check the "
+                "slots of the objective and trainer.optimizer.lr"
             )
 
     def _metrics(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Self
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Self, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from paceline.plugins.model import JsonModel
 
@@ -14,6 +17,7 @@ Seconds = Annotated[float, Field(gt=0, le=365 * 86400)]
 NAME = r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?"
 Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 KIND_CHARS = 253
+Place = tuple[int | str, ...]  # keys and indices on the way to a value
 MAX_OPTIONS_BYTES = 1 << 16
 MAX_OPTIONS_DEPTH = 16
 
@@ -22,12 +26,19 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a plug-in if their nesting and JSON size are within bounds.
 
     Raises:
-        ValueError: they exceed a bound or are not JSON.
+        ValueError: they exceed a bound or are not JSON; names the option if a number is not finite.
     """
     if (depth := _depth(options)) > MAX_OPTIONS_DEPTH:
         raise ValueError(
             f"options are {depth} levels deep; at most {MAX_OPTIONS_DEPTH} are allowed"
         )
+    odd = [
+        InitErrorDetails(type="finite_number", loc=place, input=value)
+        for place, value in _numbers(options)
+        if not math.isfinite(value)
+    ]
+    if odd:
+        raise ValidationError.from_exception_data("options", odd)
     try:
         num_bytes = len(json.dumps(options, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
@@ -46,6 +57,18 @@ def _depth(value: Any) -> int:
             break
         level = [inner for each in level for inner in _inside(each)]
     return depth
+
+
+def _numbers(value: Any, place: Place = ()) -> Iterator[tuple[Place, float]]:
+    """Every float in mappings and lists, with its place; their depth is bounded."""
+    if isinstance(value, float):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, each in cast(dict[Any, Any], value).items():
+            yield from _numbers(each, (*place, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(cast("list[Any]", value)):
+            yield from _numbers(each, (*place, index))
 
 
 def _inside(value: Any) -> list[Any]:

@@ -15,12 +15,16 @@ from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from paceline.config.load import shown
 from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, registry
 
 MAX_FIELD = 200  # characters of a field that a message quotes
+# What pydantic converts where it is not strict: "no" to false, "0.5" to 0.5. Plug-ins are called
+# with the values of the job, to which "no" is true.
+_CONVERTED = frozenset({"bool_type", "float_type", "int_type"})
 # By kind: the number of positional arguments, and the keywords passed in addition to the options.
 _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "advantages": (2, frozenset()),
@@ -123,22 +127,43 @@ def _refusals(
     field: str, name: str, model: type[BaseModel], options: Mapping[str, Any]
 ) -> Iterator[str]:
     try:
-        # As JSON, the form in which options travel: lists may be tuples, strings are not numbers.
-        model.model_validate_json(json.dumps(options))
+        found = _errors(model, options)
     except (TypeError, ValueError, RecursionError) as error:
-        if not isinstance(error, ValidationError):
-            yield f"{field}: options of {name!r} are not JSON: {error}"
-            return
-        for item in error.errors(include_url=False):
-            where = f"{field}.{'.'.join(map(str, item['loc']))}"[:MAX_FIELD].rstrip(".")
-            if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
-                allowed = ", ".join(_names(model)) or "none"
-                yield f"{where}: unknown option of {name!r}; allowed: {allowed}"
-            elif item["type"] == "missing":
-                yield f"{where}: is missing"
-            else:
-                text = item["msg"].removeprefix("Value error, ")
-                yield f"{where}: {text} (got {shown(item['input'])})"
+        yield f"{field}: options of {name!r} are not JSON: {error}"
+        return
+    for item in found:
+        where = f"{field}.{'.'.join(map(str, item['loc']))}"[:MAX_FIELD].rstrip(".")
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+            allowed = ", ".join(_names(model)) or "none"
+            yield f"{where}: unknown option of {name!r}; allowed: {allowed}"
+        elif item["type"] == "missing":
+            yield f"{where}: is missing"
+        else:
+            text = item["msg"].removeprefix("Value error, ")
+            yield f"{where}: {text} (got {shown(item['input'])})"
+
+
+def _errors(model: type[BaseModel], options: Mapping[str, Any]) -> list[ErrorDetails]:
+    """What a model refuses; raises the errors of `json.dumps`."""
+    strict = [item for item in _of(model, options, strict=True) if item["type"] in _CONVERTED]
+    places = {item["loc"] for item in strict}
+    # What concerns no single option may follow from a conversion.
+    return strict + [
+        item
+        for item in _of(model, options, strict=None)
+        if item["loc"] not in places and (item["loc"] or not strict)
+    ]
+
+
+def _of(
+    model: type[BaseModel], options: Mapping[str, Any], *, strict: bool | None
+) -> list[ErrorDetails]:
+    try:
+        # As JSON, the form in which options travel: lists may be tuples.
+        model.model_validate_json(json.dumps(options), strict=strict)
+    except ValidationError as error:
+        return error.errors(include_url=False)
+    return []
 
 
 def _names(model: type[BaseModel]) -> list[str]:

