@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from paceline.methods.parts.slots import StepScale
 from paceline.methods.parts.whole_batch import WholeBatch
 from paceline.objective.pipeline import Objective, UpdatePlan
 from paceline.telemetry.logs import Log
-from paceline_trainer.columns import Columns, Ints, Share, columns
+from paceline_trainer.columns import Columns, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.data import PolicyTokens, policy_tokens
@@ -192,13 +193,13 @@ class Learner:
         self, data: Columns, part: UpdateShard, known: StepTokens, found: TokenScores
     ) -> WholeBatch:
         """All tokens of an update, with scores [num_tokens]."""
-        return WholeBatch(self._tokens(data, part.rows, part, known, found), self._group.gather)
+        own = policy_tokens(data, part.rows, self._group.device)
+        return WholeBatch(self._tokens(own, part, known, found), self._group.gather)
 
     def _tokens(
-        self, data: Columns, rows: Ints, part: UpdateShard, known: StepTokens, found: TokenScores
+        self, own: PolicyTokens, part: UpdateShard, known: StepTokens, found: TokenScores
     ) -> TokenBatch:
-        """The tokens of some sequences of an update, with scores [num_tokens]."""
-        own = policy_tokens(data, rows, self._group.device)
+        """The tokens of some sequences of an update, from scores [num_tokens]."""
         select = torch.from_numpy(own.select)
         entropy = None if found.entropy is None else found.entropy[select]
         return known.batch(own, TokenScores(found.logprobs[select], entropy), part.scale)
@@ -226,7 +227,7 @@ class Learner:
         for index in range(part.num_micro_batches):
             with stage("forward"):
                 micro = self._scorer.micro_batch(data, part, index)
-                readers = self._readers(micro.tokens, step)
+                readers = self._readers(micro.tokens, share.step)
                 scores = self._scorer.forward(micro, entropy=self._entropy, readers=readers)
                 tokens = known.batch(micro.tokens, scores, part.scale)
                 loss = self._objective.loss(tokens, update, scores.of_logits)
@@ -285,15 +286,18 @@ class Learner:
 
         Collective. There are none if only the gradient is not finite.
         """
-        scores = self._scorer.score(data, [part], entropy=self._entropy)
+        readers = partial(self._readers, step=share.step)
+        scores = self._scorer.score(data, [part], entropy=self._entropy, readers=readers)
         group_of = {sample.row: sample.group_id for sample in share.samples}
         rows_of: dict[str, list[int]] = {}
         for row in part.rows.tolist():
             rows_of.setdefault(group_of[int(data.rows[row])], []).append(row)
         groups: list[str] = []
         for name, rows in sorted(rows_of.items()):
-            tokens = self._tokens(data, np.array(rows), part, known, scores)
-            if not math.isfinite(float(self._objective.loss(tokens, update).value)):
+            own = policy_tokens(data, np.array(rows), self._group.device)
+            read = [column[torch.from_numpy(own.select)] for column in scores.of_logits]
+            loss = self._objective.loss(self._tokens(own, part, known, scores), update, read)
+            if not math.isfinite(float(loss.value)):
                 groups.append(name)
         log.error(
             f"update skipped: its {wrong} is not finite",

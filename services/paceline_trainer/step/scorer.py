@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from paceline.methods.parts.batch import Scale
 from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
-from paceline_trainer.step.data import Layout, MicroBatch, assemble, idle, plan
+from paceline_trainer.step.data import Layout, MicroBatch, PolicyTokens, assemble, idle, plan
 from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores, reshard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
@@ -96,20 +96,26 @@ class TokenScorer:
         *,
         entropy: bool = False,
         policy: PolicyModel | None = None,
+        readers: Callable[[PolicyTokens], LogitReaders | None] | None = None,
     ) -> TokenScores:
         """Scores [num_tokens] under the present weights of a policy; 0 for tokens of no part."""
         logprobs = torch.zeros(data.num_tokens, device=self._group.device)
         entropies = torch.zeros_like(logprobs) if entropy else None
+        read: list[Tensor] = []
         for part in parts:
             for index in range(part.num_micro_batches):
                 micro = self.micro_batch(data, part, index)
-                scores = self.forward(micro, entropy=entropy, policy=policy)
+                own = readers(micro.tokens) if readers is not None else None
+                scores = self.forward(micro, entropy=entropy, policy=policy, readers=own)
                 select = torch.from_numpy(micro.tokens.select)
                 logprobs[select] = scores.logprobs
+                read = read or [torch.zeros_like(logprobs) for _ in scores.of_logits]
+                for column, values in zip(read, scores.of_logits, strict=True):
+                    column[select] = values
                 if entropies is not None and scores.entropy is not None:
                     entropies[select] = scores.entropy
         reshard(policy or self._policy)
-        return TokenScores(logprobs, entropies)
+        return TokenScores(logprobs, entropies, tuple(read))
 
     @torch.no_grad()
     def sampled(self, data: Columns, history: WeightHistory, versions: VersionSteps) -> Tensor:

@@ -141,10 +141,15 @@ def test_nothing_to_train_moves_nothing(llama: Path, group: RankGroup, make_samp
     assert torch.equal(before, weights_of(policy))
 
 
+@pytest.mark.parametrize("surrogate", ["ppo_clip", "otr"])
 def test_what_is_not_finite_moves_nothing_and_ends_the_job_at_the_third_step(
-    llama: Path, group: RankGroup, make_samples: Any, caplog: pytest.LogCaptureFixture
+    llama: Path,
+    group: RankGroup,
+    make_samples: Any,
+    caplog: pytest.LogCaptureFixture,
+    surrogate: str,
 ) -> None:
-    policy, learner = make(llama, group)
+    policy, learner = make(llama, group, surrogate=surrogate)
     learner.step(share_of(make_samples(8)))
     before = weights_of(policy)
     bad = make_samples(8, seed=1)

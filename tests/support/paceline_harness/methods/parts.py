@@ -37,6 +37,9 @@ LISTS = frozenset(
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("shapings", "kl_penalty"): {"coef": 0.01},
     ("advantages", "dart_trim"): {"keep": 2},
+    ("filters", "balanced"): {"keep": 3},
+    # Every episode is a demonstration.
+    ("advantages", "supervised"): {"success": -1000.0},
 }
 _JOB: dict[str, Any] = {
     "name": "parts",

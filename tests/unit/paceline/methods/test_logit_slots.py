@@ -96,8 +96,12 @@ def batch(lengths: tuple[int, ...], **columns: Any) -> TokenBatch:
     } | columns
     sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     places = torch.cat([torch.arange(length) for length in lengths])
+    tensors: dict[str, Any] = {
+        name: torch.tensor(value) if isinstance(value, list) else value
+        for name, value in values.items()
+    }
     return TokenBatch(
-        **{n: torch.tensor(v) if isinstance(v, list) else v for n, v in values.items()},
+        **tensors,
         sequences=sequences,
         num_sequences=len(lengths),
         scale=Scale(total, len(lengths)),
