@@ -89,13 +89,14 @@ def test_uniform_numbers_are_in_their_interval_and_spread(key: int, step: int) -
 def batch(lengths: tuple[int, ...], **columns: Any) -> TokenBatch:
     """Sequences of these lengths, with keys as the trainer gives them."""
     total = sum(lengths)
+    sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    places = torch.cat([torch.arange(length) for length in lengths])
     values: dict[str, Any] = {
         "logprobs": [-1.0] * total,
         "behaviour": [-1.0] * total,
         "advantages": [1.0] * total,
+        "keys": (sequences << 24) + places,
     } | columns
-    sequences = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    places = torch.cat([torch.arange(length) for length in lengths])
     tensors: dict[str, Any] = {
         name: torch.tensor(value) if isinstance(value, list) else value
         for name, value in values.items()
@@ -105,7 +106,6 @@ def batch(lengths: tuple[int, ...], **columns: Any) -> TokenBatch:
         sequences=sequences,
         num_sequences=len(lengths),
         scale=Scale(total, len(lengths)),
-        **({} if "keys" in columns else {"keys": (sequences << 24) + places}),
     )
 
 
