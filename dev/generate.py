@@ -16,6 +16,7 @@ GENERATORS = (
     "dev/operations.py",
     "dev/metrics_table.py",
     "dev/recipes_table.py",
+    "dev/staleness_page.py",
     "deploy/helm/crd.py",
     "deploy/helm/readme.py",
     "deploy/helm/schema.py",

@@ -25,6 +25,7 @@ JOB: dict[str, Any] = {
     "model": {"path": "models/tiny"},
     "tasks": {"environment": "arithmetic"},
     "reward": ["exact", {"kind": "exact", "name": "flawed", "weight": 0.0}],
+    "trainer": {"objective": {"inert": True}},
 }
 PARTS = parts()
 # By JSON type: values of another one, some of which would be converted by a lenient check, and what
