@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,14 +103,15 @@ def traced(
 def die_amid_answers(pid: int, collector: Collector, gate: Path) -> None:
     """Kill a rollout worker during a request; the job cannot finish before `gate` exists."""
 
-    def num_asked(spans: list[Received]) -> int:
-        return sum(span.name == "ask" for span in spans)
-
     os.kill(pid, signal.SIGSTOP)
-    before = num_asked(collector.spans())
+    stopped_ns = time.time_ns()  # spans are sent late, so older ones still arrive
+
+    def num_asked(spans: list[Received]) -> int:
+        return sum(span.name == "ask" and span.start_ns > stopped_ns for span in spans)
+
     gate.touch()
     # Turns go where fewer are open, so that some now wait for the one that stands still.
-    collector.wait(lambda spans: num_asked(spans) >= before + 40, timeout_s=PATIENCE_S)
+    collector.wait(lambda spans: num_asked(spans) >= 16, timeout_s=PATIENCE_S)
     os.kill(pid, signal.SIGKILL)
 
 

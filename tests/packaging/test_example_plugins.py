@@ -107,7 +107,10 @@ def test_a_job_uses_a_plug_in_of_each_kind(
     installed: Path, tmp_path: Path, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:
     job = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    # A random model rarely ends an answer or begins it well, which is all that the filter leaves.
     job["model"] = tiny_job()["model"]
+    job["sampling"]["max_tokens"] = 8
+    job["experience"]["group_size"] = 32
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     said_by(installed / "paceline", "run", "job.yaml", "--run-dir", "run", cwd=tmp_path)
     run = tmp_path / "run"
@@ -125,7 +128,7 @@ def test_a_job_uses_a_plug_in_of_each_kind(
         line for path in run.glob("jobs/*/trajectories/*") for line in path.read_text().splitlines()
     ]
     episodes = [json.loads(line) for line in lines]
-    assert len(episodes) == 3 * 8 * 8
+    assert not any(episode["truncated"] for episode in episodes)  # those, the filter leaves out
     (order,) = said_by(installed / "python", "-c", TASKS).splitlines()
     for episode in episodes:
         assert episode["topology"] == "stripped"

@@ -15,7 +15,7 @@ package = importlib.import_module(sys.argv[1])
 # What of a method runs in the trainer alone.
 TRAINER = (
     r"paceline\.(objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
-    r"parts\.(aggregation|batch|proximal|slots|surrogates|whole_batch)))"
+    r"parts\.(aggregation|batch|proximal|slots|surrogates|uniform|whole_batch)))"
 )
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     if re.fullmatch(TRAINER, found.name):

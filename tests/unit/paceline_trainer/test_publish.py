@@ -76,7 +76,7 @@ def test_canary_is_what_the_engine_computes(
     model = receive(llama, stage(snapshot))
     tokens = torch.tensor(snapshot.canary_tokens)
     with torch.no_grad():
-        logits = cast(torch.Tensor, model(tokens[None]).logits)[0, :-1].float()
+        logits = cast(torch.Tensor, model(tokens[None, :-1]).logits)[0].float()
     expected = torch.log_softmax(logits, -1).gather(-1, tokens[1:, None])[:, 0]
     assert snapshot.canary_logprobs == pytest.approx(expected.tolist(), abs=tolerance)
 
