@@ -31,6 +31,9 @@ PIP_SCOPES = ("global.", "install.", ":env:.")
 
 def main(arguments: list[str]) -> int:
     """Install; returns the exit code of the installer."""
+    if len(arguments) < 2 or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 2
     folder, *wanted = arguments
     environment = Path(folder)
     if not (environment / "bin" / "python").exists():

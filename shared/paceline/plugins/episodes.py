@@ -70,6 +70,11 @@ class GroupOutcome:
     filtered: bool = False  # nothing of it was kept
 
 
+def progress(step: int, total_steps: int) -> float:
+    """How far a job of `total_steps` is at `step`, from 0: 0 at the first, 1 at the last."""
+    return min(step / max(total_steps - 1, 1), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an advantage knows besides its batch.
@@ -86,6 +91,11 @@ class Context:
     """All groups decided since the last batch was fixed, each once, in order of admission."""
     metrics: Sequence[Mapping[str, float]] = ()
     """What the trainer measured in its last steps, up to 20, the newest last."""
+
+    @property
+    def progress(self) -> float:
+        """How far the job is: 0 at its first step, 1 at its last."""
+        return progress(self.step, self.total_steps)
 
 
 @dataclass(frozen=True, slots=True)

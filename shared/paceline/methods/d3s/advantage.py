@@ -18,8 +18,7 @@ def d3s_episodes(
         InvalidError: no part with a value for each episode comes before.
     """
     before = episode_advantages_before(batch)
-    progress = min(context.step / max(context.total_steps - 1, 1), 1.0)
-    share = (1.0 - progress) * start + progress * end
+    share = (1.0 - context.progress) * start + context.progress * end
     labels = batch.groups if scope == "group" else np.zeros_like(batch.groups)
     weights = np.zeros(len(before))
     for own in members(labels):

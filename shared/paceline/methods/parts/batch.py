@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.plugins.episodes import progress
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -51,8 +53,8 @@ class TokenBatch:
 
     @property
     def progress(self) -> float:
-        """Share of the job's steps that are done: 0 at the first step, 1 at the last."""
-        return min(self.step / max(self.total_steps - 1, 1), 1.0)
+        """How far the job is: 0 at its first step, 1 at its last."""
+        return progress(self.step, self.total_steps)
 
     @property
     def turns(self) -> Tensor:

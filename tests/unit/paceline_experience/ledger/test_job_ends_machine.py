@@ -25,6 +25,7 @@ from redis.asyncio import Redis
 from paceline.enums import JobState
 from paceline.errors import PacelineError
 from paceline.v1.experience_pb2 import TrainSample
+from paceline_experience.ledger.staleness import stale_groups
 from paceline_experience.store.store import Store
 from paceline_harness.wires import Wire
 
@@ -94,8 +95,8 @@ class EndingMachine(RuleBasedStateMachine):
         step = await self.site.step()
         if not (await self.site.ledger()).stopping:
             await self.site.play(evals=0)
-        if len((await self._state()).ready) < 2 and step not in (await self._state()).batches:
-            return  # nothing to wait for here
+        if not await self._has_batch(step):
+            return
         share = await self.site.take(step)
         if not share.stop:
             self.tried.add((self.site.incarnation, step + 1))
@@ -107,13 +108,23 @@ class EndingMachine(RuleBasedStateMachine):
     async def _state(self) -> Any:
         return (await self.site.ledger())._core.state  # pyright: ignore[reportPrivateUsage]
 
+    async def _has_batch(self, step: int) -> bool:
+        """Whether a batch is there, or can be made of groups that are not stale by now.
+
+        If not, a trainer waits for more of them, which here nobody makes meanwhile.
+        """
+        ledger = await self.site.ledger()
+        state, spec = await self._state(), ledger._core.spec.experience  # pyright: ignore[reportPrivateUsage]
+        stale = stale_groups(state, state.ready, step=step, max_staleness=spec.max_staleness)
+        return step in state.batches or len(state.ready) - len(stale) >= spec.batch_groups
+
     @rule()
     def take(self) -> None:
         """A batch that is taken, and whose trainer dies."""
 
         async def taken() -> None:
             step = await self.site.step()
-            if step in (await self._state()).batches or len((await self._state()).ready) >= 2:
+            if await self._has_batch(step):
                 await self.site.take(step)
 
         self.attempt(taken())
