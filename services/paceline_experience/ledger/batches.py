@@ -161,7 +161,7 @@ class Batches:
         spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
         values, weights = await self._estimator.kept(fixed.step, groups)
         mask = self._core.spec.sampling.on_truncation == "mask"
-        samples: list[tuple[bytes, int, int]] = []
+        samples: list[shares.BatchSample] = []
         for number, (blob, own, weight, span) in enumerate(
             zip(blobs, values, weights, spans, strict=True)
         ):
@@ -183,10 +183,7 @@ class Batches:
         return Batch(
             batch_id=fixed.batch_id,
             step=fixed.step,
-            samples=tuple(data for data, _, _ in samples),
-            costs=tuple(tokens for _, tokens, _ in samples),
-            total_sequences=sum(trainable > 0 for _, _, trainable in samples),
-            total_tokens=sum(trainable for _, _, trainable in samples),
+            samples=tuple(samples),
             stats=fixed.stats,
         )
 

@@ -37,39 +37,70 @@ class BatchShare:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSample:
+    """An encoded `TrainSample` and its size in tokens."""
+
+    data: bytes
+    group: str
+    prompt: int  # tokens before the first of the policy, which its group has in common
+    tokens: int
+    trainable: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """All samples of a step, before they are split."""
 
     batch_id: str
     step: int
-    samples: tuple[bytes, ...]
-    costs: tuple[int, ...]  # tokens of each sample
-    total_sequences: int  # those with a trainable token
-    total_tokens: int  # trainable ones
+    samples: tuple[BatchSample, ...]
     stats: BatchStats
 
     def share(self, rank: int, world: int) -> BatchShare:
         """The share of one rank."""
-        indices = balance(self.costs, world)[rank]
         return BatchShare(
             batch_id=self.batch_id,
             step=self.step,
-            total_sequences=self.total_sequences,
-            total_tokens=self.total_tokens,
+            total_sequences=sum(each.trainable > 0 for each in self.samples),
+            total_tokens=sum(each.trainable for each in self.samples),
             stats=self.stats,
-            samples=tuple(self.samples[i] for i in indices),
+            samples=tuple(self.samples[i].data for i in balance(self.samples, world)[rank]),
         )
 
 
-def balance(costs: Sequence[int], world: int) -> list[list[int]]:
-    """Sample indices by rank: longest first, each to the rank with the fewest tokens."""
+def balance(samples: Sequence[BatchSample], world: int) -> list[list[int]]:
+    """Sample indices by rank, such that the busiest computes as few tokens as possible.
+
+    A rank computes a prompt once for all samples of its group, so groups stay whole unless they are
+    too few or too unequal.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, each in enumerate(samples):
+        groups.setdefault(each.group, []).append(index)
+    whole = _spread(samples, list(groups.values()), world)
+    split = _spread(samples, [[index] for index in range(len(samples))], world)
+    return min(whole, split, key=lambda parts: max(_computed(samples, part) for part in parts))
+
+
+def _spread(
+    samples: Sequence[BatchSample], units: Sequence[list[int]], world: int
+) -> list[list[int]]:
+    """Largest unit first, each to the rank with the fewest tokens."""
     parts: list[list[int]] = [[] for _ in range(world)]
     heap = [(0, rank) for rank in range(world)]
-    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+    sized = [(_computed(samples, unit), unit) for unit in units]
+    for size, unit in sorted(sized, key=lambda each: (-each[0], each[1][0])):
         tokens, rank = heapq.heappop(heap)
-        parts[rank].append(index)
-        heapq.heappush(heap, (tokens + costs[index], rank))
+        parts[rank].extend(unit)
+        heapq.heappush(heap, (tokens + size, rank))
     return [sorted(part) for part in parts]
+
+
+def _computed(samples: Sequence[BatchSample], part: Sequence[int]) -> int:
+    """Tokens of some samples, with the prompt of each group once."""
+    prompts = {samples[index].group: samples[index].prompt for index in part}
+    own = sum(samples[index].tokens - samples[index].prompt for index in part)
+    return own + sum(prompts.values())
 
 
 def train_samples(
@@ -80,8 +111,8 @@ def train_samples(
     weight: float = 1.0,
     trace: str = "",
     first_row: int = 0,
-) -> list[tuple[bytes, int, int]]:
-    """Encoded sample, number of tokens and of trainable tokens for each transcript.
+) -> list[BatchSample]:
+    """One sample for each transcript.
 
     `advantages` has one value, or one per policy token of all transcripts. A sample of weight 0 is
     masked.
@@ -89,7 +120,7 @@ def train_samples(
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
     masked = weight == 0 or (mask_truncated and trajectory.truncated)
     start = 0
-    found: list[tuple[bytes, int, int]] = []
+    found: list[BatchSample] = []
     for row, transcript in enumerate(trajectory.transcripts, first_row):
         sample = experience_pb2.TrainSample(
             group_id=trajectory.group_id,
@@ -108,10 +139,23 @@ def train_samples(
         )
         own = advantages if len(advantages) == 1 else advantages[start:][: len(transcript.logprobs)]
         start += len(transcript.logprobs)
-        data = _with_advantages(sample, own)
-        trainable = 0 if masked else len(transcript.logprobs)
-        found.append((data, len(transcript.tokens), trainable))
+        found.append(
+            BatchSample(
+                data=_with_advantages(sample, own),
+                group=trajectory.group_id,
+                prompt=_prompt(transcript),
+                tokens=len(transcript.tokens),
+                trainable=0 if masked else len(transcript.logprobs),
+            )
+        )
     return found
+
+
+def _prompt(transcript: types_pb2.Transcript) -> int:
+    """Tokens before the first of the policy."""
+    policy = types_pb2.TOKEN_SOURCE_POLICY
+    starts = (span.start for span in transcript.spans if span.source == policy)
+    return min(starts, default=len(transcript.tokens))
 
 
 def _with_advantages(sample: experience_pb2.TrainSample, values: Values) -> bytes:

@@ -1,14 +1,14 @@
 """Splits sequences into micro-batches of bounded size in which no sequence attends to another.
 
 There are two layouts. `padded`: rows of similar length under a causal mask; padding comes last, so
-no real token attends to it. `packed`: one row, positions restart at each sequence. Attention over
-a packed row costs the square of its whole length, so the cheaper layout depends on the lengths.
+no real token attends to it. `tree`: one row without padding, in which a prefix that sequences have
+in common occurs once; needs `TreeAttention`.
 A sequence ends with its last policy token, which is a target but never an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +17,11 @@ import torch
 from torch import Tensor
 
 from paceline_trainer.columns import Columns, Ints
+from paceline_trainer.step.attention import TreeAttention
+from paceline_trainer.step.tree import prefix_order, prefix_tree
 
-Layout = Literal["padded", "packed"]
+Layout = Literal["padded", "tree"]
+Planned = tuple[float, list[Ints]]  # price, and the sequences of each micro-batch
 MIN_GAP = 16  # tokens of padding in a row that are cheaper than one more micro-batch
 
 
@@ -50,29 +53,55 @@ class MicroBatch:
     """Inputs of one forward pass."""
 
     input_ids: Tensor  # [rows, length]
-    position_ids: Tensor | None  # packed only
+    position_ids: Tensor | None  # of a tree
     hidden_indices: (
         Tensor  # [P] row-major index of the hidden state that predicts each policy token
     )
     tokens: PolicyTokens
+    tree: TreeAttention | None = None
 
 
 def plan(
     columns: Columns, rows: Ints, *, budget: int, cost: Cost, layouts: Sequence[Layout]
 ) -> tuple[Layout, list[Ints]]:
     """Choose the cheapest layout; returns it and the sequences per micro-batch, longest first."""
-    used = _used(columns)[rows]
-    order = rows[np.argsort(-used, kind="stable")]
     best: tuple[float, Layout, list[Ints]] | None = None
     for layout in layouts:
-        parts = _split(_used(columns)[order], budget, layout)
-        chunks = [order[a:b] for a, b in parts]
-        cost_of_layout = sum(_price(_used(columns)[chunk], cost, layout) for chunk in chunks)
-        if best is None or cost_of_layout < best[0]:
-            best = (cost_of_layout, layout, chunks)
+        price, chunks = _PLANS[layout](columns, rows, budget, cost)
+        if best is None or price < best[0]:
+            best = (price, layout, chunks)
     if best is None:
         raise ValueError("no layout to choose from")
     return best[1], best[2]
+
+
+def _plan_padded(columns: Columns, rows: Ints, budget: int, cost: Cost) -> Planned:
+    used = _used(columns)[rows]
+    order = np.argsort(-used, kind="stable")
+    parts = _split_padded(used[order], budget)
+    price = 0.0
+    for start, end in parts:
+        length = int(used[order[start]])
+        price += (end - start) * length * (cost.token + cost.pair * length)
+    return price, [rows[order[start:end]] for start, end in parts]
+
+
+def _plan_tree(columns: Columns, rows: Ints, budget: int, cost: Cost) -> Planned:
+    used = _used(columns)[rows]
+    order, common = prefix_order(columns.tokens, columns.token_starts[rows], used)
+    used = used[order]
+    parts = _split_tree(used, common, budget)
+    new = used - common
+    for start, _ in parts:
+        new[start] = used[start]
+    price = float((new * (cost.token + cost.pair * used)).sum())
+    return price, [rows[order[start:end]] for start, end in parts]
+
+
+_PLANS: dict[Layout, Callable[[Columns, Ints, int, Cost], Planned]] = {
+    "padded": _plan_padded,
+    "tree": _plan_tree,
+}
 
 
 def _used(columns: Columns) -> Ints:
@@ -82,45 +111,63 @@ def _used(columns: Columns) -> Ints:
     return columns.positions[columns.policy_starts[1:] - 1]
 
 
-def _split(used: Ints, budget: int, layout: Layout) -> list[tuple[int, int]]:
+def _split_padded(used: Ints, budget: int) -> list[tuple[int, int]]:
     """Split sequences in order of falling length into runs of at most `budget` tokens."""
     parts: list[tuple[int, int]] = []
-    start = size = 0
+    start = 0
     for end, length in enumerate(used.tolist()):
         longest = int(used[start])
-        new_size = (end + 1 - start) * longest if layout == "padded" else size + length
-        sparse = layout == "padded" and longest - length > max(longest // 2, MIN_GAP)
-        if end > start and (new_size > budget or sparse):
+        sparse = longest - length > max(longest // 2, MIN_GAP)
+        if end > start and ((end + 1 - start) * longest > budget or sparse):
             parts.append((start, end))
-            start, size = end, 0
-        size += length
+            start = end
     return [*parts, (start, len(used))] if len(used) else []
 
 
-def _price(used: Ints, cost: Cost, layout: Layout) -> float:
-    count, length = (len(used), int(used.max())) if layout == "padded" else (1, int(used.sum()))
-    return count * length * (cost.token + cost.pair * length)
+def _split_tree(used: Ints, common: Ints, budget: int) -> list[tuple[int, int]]:
+    """Split sequences in prefix order into runs of at most `budget` distinct tokens."""
+    parts: list[tuple[int, int]] = []
+    start = size = 0
+    for end, (length, shared) in enumerate(zip(used.tolist(), common.tolist(), strict=True)):
+        if end > start and size + length - shared > budget:
+            parts.append((start, end))
+            start, size = end, 0
+        size += length - (shared if end > start else 0)
+    return [*parts, (start, len(used))] if len(used) else []
 
 
 def assemble(columns: Columns, chunk: Ints, layout: Layout, device: torch.device) -> MicroBatch:
-    """The tensors of one micro-batch."""
+    """The tensors of one micro-batch; a tree lays the sequences out in prefix order."""
+    if layout == "tree":
+        return _assemble_tree(columns, chunk, device)
     used = _used(columns)[chunk]
     tokens = policy_tokens(columns, chunk, device)
-    starts = columns.token_starts[chunk]
-    if layout == "padded":
-        inputs = _padded(columns.tokens, starts, used)
-        position_ids = None
-        offsets = np.arange(len(chunk)) * inputs.shape[1]
-    else:
-        inputs = columns.tokens[_ranges(starts, used)][None]
-        position_ids = _ranges(np.zeros_like(used), used)[None]
-        offsets = np.cumsum(used) - used
+    inputs = _padded(columns.tokens, columns.token_starts[chunk], used)
     sequences = np.repeat(np.arange(len(chunk)), columns.policy_counts[chunk])
+    indices = sequences * inputs.shape[1] + columns.positions[tokens.select] - 1
+    return MicroBatch(_tensor(inputs, device), None, _tensor(indices, device), tokens)
+
+
+def _assemble_tree(columns: Columns, chunk: Ints, device: torch.device) -> MicroBatch:
+    used, starts = _used(columns)[chunk], columns.token_starts[chunk]
+    order, common = prefix_order(columns.tokens, starts, used)
+    chunk, used, starts = chunk[order], used[order], starts[order]
+    tree = prefix_tree(used, common)
+    tokens = policy_tokens(columns, chunk, device)
+    inputs, positions = (np.zeros(tree.num_tokens, np.int64) for _ in range(2))
+    sequences = np.repeat(np.arange(len(chunk)), used)
+    inside = _ranges(np.zeros_like(used), used)
+    places = tree.places[sequences, inside]
+    inputs[places] = columns.tokens[starts[sequences] + inside]
+    positions[places] = inside
+    owners = np.repeat(np.arange(len(chunk)), columns.policy_counts[chunk])
+    indices = tree.places[owners, columns.positions[tokens.select] - 1]
     return MicroBatch(
-        input_ids=_tensor(inputs, device),
-        position_ids=None if position_ids is None else _tensor(position_ids, device),
-        hidden_indices=_tensor(offsets[sequences] + columns.positions[tokens.select] - 1, device),
+        input_ids=_tensor(inputs[None], device),
+        position_ids=_tensor(positions[None], device),
+        hidden_indices=_tensor(indices, device),
         tokens=tokens,
+        tree=TreeAttention(tree, device),
     )
 
 

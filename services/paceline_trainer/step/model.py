@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -17,7 +18,9 @@ from transformers.utils.logging import disable_progress_bar
 from paceline.errors import ConfigError, InvalidError
 from paceline.methods.parts.slots import LogitRows
 from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.attention import NAME, TreeAttention
 from paceline_trainer.step.data import Cost, Layout
+from paceline_trainer.step.tree import prefix_tree
 
 MAX_LOGITS = (
     1 << 24
@@ -71,16 +74,24 @@ class PolicyModel(nn.Module):
         targets: Tensor,
         temperature: Tensor | float,
         *,
+        tree: TreeAttention | None = None,
         entropy: bool = False,
         readers: LogitReaders | None = None,
     ) -> TokenScores:
         """Scores of `targets`, from the hidden states at flat `hidden_indices`.
 
+        With a `tree`, the inputs are one row; without, rows of sequences.
+
         Logits of all tokens never exist at once: beyond `max_logits` elements, the head runs in
         chunks, and again in the backward pass.
         """
         inner = cast(Any, self.inner)
-        out = inner.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        out = inner.base_model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=False,
+            **({} if tree is None else {"tree": tree, "attention_mask": tree.no_mask}),
+        )
         hidden: Tensor = out.last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[hidden_indices]
         size = max(self._max_logits // self.vocab_size, 1)
@@ -161,7 +172,7 @@ def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyMod
     disable_progress_bar()
     try:
         inner = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+            path, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: cannot read {path}: {error}") from None
@@ -248,9 +259,9 @@ def _no_dropout(inner: nn.Module) -> None:
 
 @torch.no_grad()
 def _probe(policy: PolicyModel) -> None:
-    """Compare with the model's own logits; allow packing only if no sequence sees another."""
+    """Compare with the model's own logits; allow trees only if paths do not see each other."""
     vocab = int(policy.config.get_text_config().vocab_size)
-    ids = torch.arange(8).view(2, 4) * 7 % vocab
+    ids = torch.tensor([[0, 7, 14, 21], [0, 7, 28, 35]]) % vocab
     targets = ids[:, 1:].reshape(-1)
     hidden_indices = torch.arange(8).view(2, 4)[:, :-1].reshape(-1)
     policy.eval()
@@ -264,7 +275,28 @@ def _probe(policy: PolicyModel) -> None:
             f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
             "last hidden states; this trainer cannot train it"
         )
-    positions = torch.arange(4).repeat(2)[None]
-    packed = policy(ids.view(1, 8), positions, hidden_indices, targets, 1.0).logprobs
-    if torch.allclose(expected, packed, atol=PROBE_TOLERANCE):
-        policy.layouts = ("padded", "packed")
+    if _takes_trees(policy, ids, targets, expected):
+        policy.layouts = ("padded", "tree")
+
+
+def _takes_trees(policy: PolicyModel, ids: Tensor, targets: Tensor, expected: Tensor) -> bool:
+    """Whether log-probs of two sequences with half of their tokens in common stay the same."""
+    if not getattr(policy.inner, "_supports_attention_backend", False):
+        return False
+    attention = TreeAttention(prefix_tree(np.array([4, 4]), np.array([0, 2])), ids.device)
+    row, positions = ids.reshape(-1)[[0, 1, 2, 3, 6, 7]], torch.tensor([0, 1, 2, 3, 2, 3])
+    places = torch.tensor([0, 1, 2, 0, 1, 4])
+    found = policy(row[None], positions[None], places, targets, 1.0, tree=attention).logprobs
+    same = torch.allclose(expected, found, atol=PROBE_TOLERANCE)
+    return same and attention.windows == _windows(policy.config)
+
+
+def _windows(config: Any) -> set[int | None]:
+    """The windows that attention has to be told of, which a probe is too short to see."""
+    config = config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds:
+        return {window}
+    by_kind = {"full_attention": None, "sliding_attention": window}
+    return {by_kind.get(kind, 0) for kind in kinds}  # no layer has a window of 0: refused

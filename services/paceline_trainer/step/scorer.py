@@ -84,6 +84,7 @@ class TokenScorer:
             micro.hidden_indices,
             micro.tokens.targets,
             micro.tokens.temperature,
+            tree=micro.tree,
             entropy=entropy,
             readers=readers,
         )

@@ -32,8 +32,8 @@ def flat_logprobs(policy: PolicyModel, data: Columns, layout: Layout, *, budget:
     found = torch.full((data.num_tokens,), torch.nan)
     for chunk in chunks:
         m = assemble(data, chunk, layout, CPU)
-        t = m.tokens
-        out = policy(m.input_ids, m.position_ids, m.hidden_indices, t.targets, t.temperature)
+        inputs = (m.input_ids, m.position_ids, m.hidden_indices)
+        out = policy(*inputs, m.tokens.targets, m.tokens.temperature, tree=m.tree)
         found[torch.from_numpy(m.tokens.select)] = out.logprobs.detach()
     return found
 
@@ -52,7 +52,7 @@ def plain_logprobs(policy: PolicyModel, samples: list[pb.TrainSample]) -> Tensor
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "tree"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_no_layout_leaks(
     llama: Path, make_samples: Any, layout: Layout, temperature: float
@@ -61,10 +61,6 @@ def test_no_layout_leaks(
     given_samples = make_samples(24, temperature=temperature)
     found = flat_logprobs(policy, columns(given_samples), layout, budget=100)
     assert torch.allclose(found, plain_logprobs(policy, given_samples), atol=1e-5)
-
-
-def test_llama_can_be_packed(llama: Path) -> None:
-    assert load_policy(str(llama)).layouts == ("padded", "packed")
 
 
 def test_temperatures_may_differ_in_a_batch(llama: Path, make_samples: Any) -> None:
@@ -103,7 +99,7 @@ def _sum(scores: TokenScores) -> torch.Tensor:
 def test_every_sequence_is_in_one_micro_batch(lengths: list[int], budget: int) -> None:
     data = columns([sample(length) for length in lengths])
     rows = np.arange(len(lengths))
-    for layout in ("padded", "packed"):
+    for layout in ("padded", "tree"):
         _, chunks = plan(data, rows, budget=budget, cost=DEAR_PAIRS, layouts=[layout])
         assert sorted(np.concatenate(chunks).tolist()) == rows.tolist()
         for chunk in chunks:
@@ -111,12 +107,13 @@ def test_every_sequence_is_in_one_micro_batch(lengths: list[int], budget: int) -
             assert fed <= budget or len(chunk) == 1
 
 
-def test_layout_follows_cost() -> None:
-    data = columns([sample(length) for length in (40, 25)])
-    rows = np.arange(2)
-    for cost, expected in ((CHEAP_PAIRS, "packed"), (DEAR_PAIRS, "padded")):
-        layout, _ = plan(data, rows, budget=500, cost=cost, layouts=["padded", "packed"])
-        assert layout == expected
+@pytest.mark.parametrize(
+    ("prompts", "expected"), [([1, 2], "padded"), ([1, 1], "tree")], ids=["apart", "shared"]
+)
+def test_layout_follows_cost(prompts: list[int], expected: Layout) -> None:
+    data = columns([sample(20, prompt=prompt) for prompt in prompts])
+    layout, _ = plan(data, np.arange(2), budget=500, cost=CHEAP_PAIRS, layouts=["padded", "tree"])
+    assert layout == expected
 
 
 def test_masked_and_empty_samples_are_left_out() -> None:
@@ -146,11 +143,11 @@ def test_broken_sample_is_named() -> None:
         columns([broken])
 
 
-def sample(policy_tokens: int) -> pb.TrainSample:
+def sample(policy_tokens: int, *, prompt: int = 0) -> pb.TrainSample:
     """One token of prompt, then policy tokens."""
     return pb.TrainSample(
         group_id="g",
-        tokens=range(policy_tokens + 1),
+        tokens=[prompt, *range(1, policy_tokens + 1)],
         spans=[
             types_pb2.TokenSpan(start=0, end=1, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
             types_pb2.TokenSpan(
