@@ -81,7 +81,8 @@ def main() -> None:
 def make_model(name: str, folder: Path) -> PolicyModel:
     """A random model, as the trainer loads it."""
     torch.manual_seed(0)
-    config = LlamaConfig(**(SMALL | SIZES[name]), tie_word_embeddings=True)
+    options: dict[str, Any] = SMALL | SIZES[name]
+    config = LlamaConfig(**options, tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return load_policy(str(folder))
 

@@ -204,8 +204,8 @@ def attention(
         if options.get(name) is not None:
             raise InvalidError(f"model: attention with {name!r}; the trainer has none")
     if tree is not None:
-        own = {"scaling": scaling, "window": sliding_window, "softcap": softcap}
-        return tree(query, key, value, **own), None
+        out = tree(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap)
+        return out, None
     if softcap is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
     out = attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap)

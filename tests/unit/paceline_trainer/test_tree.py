@@ -40,7 +40,13 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.3,
     "pad_token_id": 0,
 }
-GPT2: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+GPT2: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+}
 MODELS: dict[str, Any] = {
     "tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
     "window": MistralConfig(**SMALL, sliding_window=7),
