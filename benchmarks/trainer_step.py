@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from grpc import aio
+from numpy.typing import NDArray
 
 from paceline.config import JobSpec, parse_job
 from paceline.server.chassis import run_loop
@@ -33,7 +34,7 @@ from paceline.v1.experience_pb2_grpc import (
 from paceline.v1.jobs_pb2_grpc import JobsServicer, JobsStub, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, RosterStub, add_RosterServicer_to_server
 
-VOCAB, PROMPT, ANSWER = 32, 7, 4
+VOCAB, PROMPT, ANSWER, GROUP = 32, 7, 4, 8
 WARM_UP = 2
 
 
@@ -43,10 +44,11 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
     def __init__(self, *, steps: int, sequences: int) -> None:
         self._steps = steps
         self._step = 0
-        self._versions = 0
+        self._versions: dict[int, int] = {}  # by step
         self._total = sequences
         chance = np.random.default_rng(0)
-        self._samples = [sample(chance, i) for i in range(sequences)]
+        prompts = chance.integers(0, VOCAB, (sequences // GROUP + 1, PROMPT))
+        self._samples = [sample(chance, i, prompts[i // GROUP]) for i in range(sequences)]
         self.commits: list[tuple[float, dict[str, Any]]] = []
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
@@ -85,20 +87,20 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
         return pb.CommitCheckpointReply()
 
     async def PublishVersion(self, request: Any, context: Any) -> roster_pb2.PublishVersionReply:
-        """The next version number."""
-        version = types_pb2.PolicyVersion(version=self._versions, step=request.step)
-        self._versions += 1
+        """The next version number, and the same again for a step that is announced again."""
+        number = self._versions.setdefault(request.step, len(self._versions))
+        version = types_pb2.PolicyVersion(version=number, step=request.step)
         return roster_pb2.PublishVersionReply(version=version)
 
 
-def sample(chance: np.random.Generator, index: int) -> pb.TrainSample:
-    """A prompt and a short response."""
+def sample(chance: np.random.Generator, index: int, prompt: NDArray[np.int64]) -> pb.TrainSample:
+    """The prompt of its group and a short response."""
     length = PROMPT + ANSWER
     return pb.TrainSample(
-        group_id=f"g{index // 8}",
-        index=index % 8,
+        group_id=f"g{index // GROUP}",
+        index=index % GROUP,
         row=index,
-        tokens=chance.integers(0, VOCAB, length).tolist(),
+        tokens=[*prompt.tolist(), *chance.integers(0, VOCAB, ANSWER).tolist()],
         spans=[
             types_pb2.TokenSpan(start=0, end=PROMPT, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
             types_pb2.TokenSpan(start=PROMPT, end=length, source=types_pb2.TOKEN_SOURCE_POLICY),

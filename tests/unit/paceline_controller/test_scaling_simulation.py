@@ -120,7 +120,7 @@ def test_a_new_controller_leaves_sizes_alone_until_it_has_seen_a_step(name: str)
 
 
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_delays_the_right_number_but_not_for_an_hour(seed: int, name: str) -> None:
     """The first step alone may be off by more than the number may; later ones set it right."""
     run = Run(replace(LAWS[name], noise=0.2), seed=seed)
@@ -135,10 +135,9 @@ def test_noise_delays_the_right_number_but_not_for_an_hour(seed: int, name: str)
 
 
 @pytest.mark.parametrize("speed", [LAW.speed, BATCHING], ids=["even", "batching"])
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_changes_the_direction_at_most_once_an_hour(seed: int, speed: Speed) -> None:
+def test_noise_changes_the_direction_at_most_once_an_hour(speed: Speed) -> None:
     model = replace(LAW, noise=0.2, speed=speed)
-    run = Run(model, seed=seed, replicas=max(1, round(planned(model, OPTIONS))))
+    run = Run(model, seed=0, replicas=max(1, round(planned(model, OPTIONS))))
     run.on(hours=3)
     assert run.reversals <= 3
     assert run.near(run.planned, within=0.25)

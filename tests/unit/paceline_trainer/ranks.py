@@ -32,7 +32,7 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import find_rank
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.model import PolicyModel, load_policy, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 from paceline_trainer.weights.publish import Publisher, Snapshotter
@@ -40,15 +40,33 @@ from paceline_trainer.weights.seeder import WeightSeeder
 
 
 def main(what: str, folder: Path) -> None:
+    """Train a step under each objective in turn; write metrics and weights of each."""
     torch.set_num_threads(1)
-    rank_info = find_rank(os.environ)
-    group = RankGroup(rank_info)
+    group = RankGroup(find_rank(os.environ))
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
+    runs = [train(job, each, group) for each in job["objectives"]]
+    if what == "save":
+        _, policy, optimizer = runs[0]
+        Checkpoints(folder / "checkpoints", group=group, keep=2).save(1, policy, optimizer)
+    full = [[cast(DTensor, p).full_tensor() for p in policy.parameters()] for _, policy, _ in runs]
+    if group.rank_info.first:
+        (folder / "metrics.json").write_text(json.dumps([metrics for metrics, _, _ in runs]))
+        flat = [torch.cat([p.detach().reshape(-1) for p in weights]) for weights in full]
+        np.save(folder / "weights.npy", torch.stack(flat).numpy())
+    group.close()
+
+
+def train(
+    job: dict[str, Any], options: dict[str, Any], group: RankGroup
+) -> tuple[dict[str, float], PolicyModel, Optimizer]:
+    """One step under one objective; `options` may have `hooks` too."""
+    hooks = [PluginSpec(kind=each) for each in options.get("hooks", ())]
+    own = {name: value for name, value in options.items() if name != "hooks"}
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
     optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2, eps=1e-5), total_steps=10)
     plugin = ObjectiveSpec.model_validate(
-        {"corrections": [{"kind": "behaviour_weight", "upper": None}]} | job["options"]
+        {"corrections": [{"kind": "behaviour_weight", "upper": None}]} | own
     )
     history = WeightHistory(policy, dtype="float32", max_versions=1, max_bytes=1 << 30)
     versions = VersionSteps(group)
@@ -56,28 +74,21 @@ def main(what: str, folder: Path) -> None:
         group=group, history=history, versions=versions, num_sequences=100, budget=10_000
     )
     history.keep(0)
-    mismatch.versions.published(job.get("version", 0) if rank_info.first else -1, 0)
+    first = group.rank_info.first
+    mismatch.versions.published(job.get("version", 0) if first else -1, 0)
     learner = Learner(
         policy=policy,
         optimizer=optimizer,
-        objective=load_objective(plugin, [PluginSpec(kind=each) for each in job.get("hooks", ())]),
+        objective=load_objective(plugin, hooks),
         group=group,
         budget=60,
         mismatch=mismatch,
     )
     samples = [pb.TrainSample.FromString(bytes.fromhex(text)) for text in job["samples"]]
     # An uneven split: the second rank has fewer micro-batches and idles along.
-    mine = samples[: len(samples) - 5] if rank_info.first else samples[len(samples) - 5 :]
+    mine = samples[: len(samples) - 5] if first else samples[len(samples) - 5 :]
     sequences, tokens = job["header"]
-    metrics = learner.step(Share("b", 0, sequences, tokens, tuple(mine)))
-    if what == "save":
-        checkpoints = Checkpoints(folder / "checkpoints", group=group, keep=2)
-        checkpoints.save(1, policy, optimizer)
-    full = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
-    if rank_info.first:
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-        np.save(folder / "weights.npy", torch.cat([p.detach().reshape(-1) for p in full]).numpy())
-    group.close()
+    return learner.step(Share("b", 0, sequences, tokens, tuple(mine))), policy, optimizer
 
 
 async def seed(folder: Path) -> None:

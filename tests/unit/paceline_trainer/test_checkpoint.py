@@ -77,7 +77,7 @@ def test_two_ranks_write_what_one_rank_reads(
     samples = make_samples(25)
     job = {
         "path": str(llama),
-        "options": {},
+        "objectives": [{}],
         "samples": [s.SerializeToString().hex() for s in samples],
         "header": [25, columns(samples).num_tokens],
     }

@@ -191,13 +191,13 @@ def test_two_ranks_measure_together(
     llama: Path, make_samples: Any, run_ranks: Any, tmp_path: Path
 ) -> None:
     samples = truthful(llama, make_samples(25, version=3))
-    job: dict[str, Any] = {"path": str(llama), "options": {}, "version": 3}
+    job: dict[str, Any] = {"path": str(llama), "objectives": [{}], "version": 3}
     job["samples"] = [sample.SerializeToString().hex() for sample in samples]
     data = columns(samples)
     job["header"] = [data.num_sequences, data.num_tokens]
     (tmp_path / "job.json").write_text(json.dumps(job))
     run_ranks(2, "step", tmp_path)
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    (metrics,) = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["mismatch_tokens"] == data.num_tokens
     assert metrics["logprob_diff_max"] < 1e-5
     assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
