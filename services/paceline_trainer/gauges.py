@@ -39,7 +39,8 @@ class ModelShape:
         """FLOPs to train once on sequences of these lengths, forward and backward.
 
         6 N per token and 12 L H Q T for attention over a context of T (PaLM, arXiv 2204.02311,
-        appendix B); recomputation and padding do not count.
+        appendix B); recomputation and padding do not count. A prompt counts for each of its
+        sequences, though it is computed once for all of them.
         """
         return float(
             sum(n * (6 * self.parameters + 12 * self.layers * self.width * n) for n in lengths)

@@ -22,6 +22,8 @@ from paceline_trainer.step.tree import prefix_order, prefix_tree
 
 Layout = Literal["padded", "tree"]
 Planned = tuple[float, list[Ints]]  # price, and the sequences of each micro-batch
+# A key and its value take about a sixteenth of what a layer keeps of a token for its gradient.
+KEYS_PER_TOKEN = 16
 MIN_GAP = 16  # tokens of padding in a row that are cheaper than one more micro-batch
 
 
@@ -64,7 +66,7 @@ class MicroBatch:
 def plan(
     columns: Columns, rows: Ints, *, budget: int, cost: Cost, layouts: Sequence[Layout]
 ) -> tuple[Layout, list[Ints]]:
-    """Choose the cheapest layout; returns it and the sequences per micro-batch, longest first."""
+    """Choose the cheapest layout; returns it and the sequences of each micro-batch."""
     best: tuple[float, Layout, list[Ints]] | None = None
     for layout in layouts:
         price, chunks = _PLANS[layout](columns, rows, budget, cost)
@@ -125,14 +127,20 @@ def _split_padded(used: Ints, budget: int) -> list[tuple[int, int]]:
 
 
 def _split_tree(used: Ints, common: Ints, budget: int) -> list[tuple[int, int]]:
-    """Split sequences in prefix order into runs of at most `budget` distinct tokens."""
+    """Split sequences in prefix order into runs of at most `budget` distinct tokens.
+
+    Attention repeats the keys and values of whole paths, so these are bounded too.
+    """
     parts: list[tuple[int, int]] = []
-    start = size = 0
+    start = size = keys = 0
     for end, (length, shared) in enumerate(zip(used.tolist(), common.tolist(), strict=True)):
-        if end > start and size + length - shared > budget:
+        new = length - shared if end > start else length
+        full = size + new > budget or keys + length > budget * KEYS_PER_TOKEN
+        if end > start and full:
             parts.append((start, end))
-            start, size = end, 0
-        size += length - (shared if end > start else 0)
+            start, size, keys, new = end, 0, 0, length
+        size += new
+        keys += length
     return [*parts, (start, len(used))] if len(used) else []
 
 

@@ -23,7 +23,7 @@ from transformers import (
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_trainer.columns import Columns, columns
-from paceline_trainer.step.data import Layout, assemble, plan
+from paceline_trainer.step.data import Cost, Layout, assemble, plan
 from paceline_trainer.step.model import PolicyModel, load_policy
 from paceline_trainer.step.tree import prefix_order, prefix_tree
 
@@ -153,6 +153,14 @@ def test_a_prompt_is_fed_once(answers: int) -> None:
     data = columns(samples)
     fed = assemble(data, np.arange(answers), "tree", CPU).input_ids.numel()
     assert fed == 10 + 2 * answers  # the last token is only a target
+
+
+def test_repeated_keys_are_bounded_too() -> None:
+    prompt = list(range(1, 21)) * 5
+    data = columns([sequence([*prompt, i + 1, i + 2], 100) for i in range(30)])
+    rows = np.arange(30)
+    _, chunks = plan(data, rows, budget=130, cost=Cost(1.0, 0.0), layouts=["tree"])
+    assert [len(chunk) for chunk in chunks] == [20, 10]  # of 101 keys each, at most 16 x 130
 
 
 @given(
