@@ -64,6 +64,8 @@ def main() -> int:
     parser.add_argument("--recipes", nargs="+", default=sorted(registry.installed("recipes")))
     arguments = parser.parse_args()
     found: dict[str, Any] = {"machine": machine(), "steps": arguments.steps, "recipes": {}}
+    if arguments.json.exists():  # only the recipes that are asked for are replaced
+        found |= {"recipes": json.loads(arguments.json.read_text())["recipes"]}
     with serving() as client:
         for name in (DEFAULT, *arguments.recipes):
             runs = [run(client, name, seed, arguments.steps) for seed in arguments.seeds]
@@ -71,7 +73,8 @@ def main() -> int:
             print(name, json.dumps(runs), flush=True)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    failed = [name for name, runs in found["recipes"].items() if any("error" in x for x in runs)]
+    recipes: dict[str, list[dict[str, Any]]] = found["recipes"]
+    failed = [name for name, runs in recipes.items() if any("error" in each for each in runs)]
     print(f"failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
