@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from paceline_trainer.columns import Columns
 from paceline_trainer.step.data import Layout, assemble, plan
-from paceline_trainer.step.model import PolicyModel, load_policy
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import PolicyModel
 
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"vocab_size": 32, "hidden_size": 128, "intermediate_size": 448},

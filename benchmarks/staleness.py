@@ -43,8 +43,9 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import Mismatch, mismatch_of
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards
 

@@ -162,8 +162,9 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     from paceline_trainer.ranks.distributed import RankGroup
     from paceline_trainer.ranks.rank_info import RankInfo
     from paceline_trainer.step.learner import Learner
+    from paceline_trainer.step.loading import load_policy
     from paceline_trainer.step.mismatch import mismatch_of
-    from paceline_trainer.step.model import load_policy, shard
+    from paceline_trainer.step.model import shard
     from paceline_trainer.step.optimizer import Optimizer
     from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
     from paceline_trainer.weights.publish import Publisher, Snapshotter

@@ -30,6 +30,7 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && install -d -o 10001 -g 10001 /var/lib/paceline
 ENV PATH=/opt/paceline/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
+    OMP_WAIT_POLICY=passive \
     PYTHONSAFEPATH=1 \
     HOME=/tmp
 WORKDIR /opt/paceline

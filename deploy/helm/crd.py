@@ -19,6 +19,7 @@ KEPT = (
     *("type", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems"),
     *("maxProperties", "description"),
 )
+INT_OR_STRING = {"integer", "string"}
 
 Schema = dict[str, Any]
 
@@ -240,6 +241,8 @@ def structural(schema: Schema, models: Schema) -> Schema:
     if "$ref" in schema:
         target = models[schema["$ref"].rpartition("/")[2]]
         return structural(target | {k: v for k, v in schema.items() if k != "$ref"}, models)
+    if "anyOf" in schema and {each.get("type") for each in schema["anyOf"]} == INT_OR_STRING:
+        return {"x-kubernetes-int-or-string": True}
     if "anyOf" in schema:
         (some,) = (branch for branch in schema["anyOf"] if branch.get("type") != "null")
         return structural(some, models) | {"nullable": True}

@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from paceline import wire
 from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
+from paceline.config.precision import Dtype
 from paceline.config.quota import MAX_SPEC_BYTES
 from paceline.enums import JobState
 from paceline.errors import (
@@ -46,12 +48,14 @@ class JobApi:
         *,
         upstream: Upstream,
         on_refusal: Callable[[Refusal], None],
+        dtype: Dtype = "auto",
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_refusal` is called for jobs of another tenant."""
+        """`on_refusal` is called for jobs of another tenant; `dtype` is what `auto` means."""
         self._upstream = upstream
         self._on_refusal = on_refusal
+        self._resolve = partial(resolve_job, dtype=dtype)
         self._outage_s = outage_s
         self._clock = clock
         self._patterns = Patterns()
@@ -71,7 +75,7 @@ class JobApi:
     ) -> types_pb2.Job:
         """As `submit`, for a job file that is already parsed."""
         checked(request)
-        spec = self._with_tenant(await asyncio.to_thread(resolve_job, raw), who)
+        spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
         await check_plugins(spec, self._patterns, who.tenant)
         if request.files:
             files = await asyncio.to_thread(check_files, request.files, source="files")
@@ -84,7 +88,13 @@ class JobApi:
             files=files,
         )
         job = await self._upstream.call(SUBMIT, complete, who)
-        log.info("submitted", job=job.status.job_id, name=spec.name, tenant=spec.tenant)
+        log.info(
+            "submitted",
+            job=job.status.job_id,
+            name=spec.name,
+            tenant=spec.tenant,
+            dtype=spec.model.dtype,
+        )
         return job
 
     async def watch(

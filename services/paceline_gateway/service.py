@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpc_health.v1 import health_pb2_grpc
 
 from paceline.config.load import validate
+from paceline.config.precision import Dtype
 from paceline.config.service import GatewayOptions, TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
@@ -53,7 +54,9 @@ async def build(chassis: Chassis) -> GatewayService:
         raise ConfigError("options.https: needs the certificate of tls")
     certificate = settings.tls if options.https else None
     listener = listen(settings.host, options.http_port)
-    return GatewayService(chassis=chassis, listener=listener, certificate=certificate)
+    return GatewayService(
+        chassis=chassis, listener=listener, certificate=certificate, dtype=options.dtype
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -81,7 +84,12 @@ class GatewayService(Service):
     """Serves users over REST and gRPC."""
 
     def __init__(
-        self, *, chassis: Chassis, listener: socket.socket, certificate: TlsSettings | None = None
+        self,
+        *,
+        chassis: Chassis,
+        listener: socket.socket,
+        certificate: TlsSettings | None = None,
+        dtype: Dtype = "auto",
     ) -> None:
         settings = chassis.settings
         self._chassis = chassis
@@ -96,7 +104,7 @@ class GatewayService(Service):
             own=own_tokens(bootstrap_token(settings)),
         )
         upstream = Upstream(self._channel, usage=chassis.usage)
-        jobs = JobApi(upstream=upstream, on_refusal=self._refusals.note)
+        jobs = JobApi(upstream=upstream, on_refusal=self._refusals.note, dtype=dtype)
         self._handlers = handlers(upstream, jobs)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"

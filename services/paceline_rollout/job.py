@@ -13,6 +13,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.errors import ConfigError, IntegrityError
 from paceline.plugins import Engine, EngineFactory, registry
 from paceline.server import artifacts
+from paceline.server.cores import threads_for
 from paceline.transport.rpc import call
 from paceline.v1 import jobs_pb2
 
@@ -64,7 +65,7 @@ def build_engine(
         "dtype": spec.model.dtype,
         "max_context": spec.sampling.max_context,
         "max_concurrent": rollout.max_concurrent,
-        "threads": rollout.threads,
+        "threads": threads_for(rollout.threads, hidden=_hidden_size(folder / "config.json")),
         "tokenizer_dir": folder if (folder / "tokenizer.json").exists() else None,
         "job_id": job_id,
     }
@@ -85,3 +86,12 @@ def build_engine(
             f"rollout.engine.{unknown[0]}: unknown option of {kind!r}; allowed: {allowed}"
         )
     return make(**given, **options)
+
+
+def _hidden_size(config: Path) -> int:
+    """Of the model, from its configuration; 0 if that does not say."""
+    if not config.exists():
+        return 0
+    found = json.loads(config.read_text())
+    value = found.get("hidden_size") or found.get("text_config", {}).get("hidden_size")
+    return value if isinstance(value, int) else 0

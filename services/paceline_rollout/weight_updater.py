@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline import wire
 from paceline.config.service import TlsSettings
 from paceline.errors import DeadlineError, PacelineError, StateError
-from paceline.plugins import Engine
+from paceline.plugins import Engine, WeightSnapshot
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer, step_context
@@ -138,7 +138,7 @@ class WeightUpdater:
         span = self._step_span(header)
         try:
             with span.child("weights.swap", worker=self._worker_id, version=header.version):
-                await self._engine.load(staging, self._activation)
+                await self._engine.load(_loadable(staging), self._activation)
                 error = await self._check(header)
         except StateError as error:
             log.info("version not loaded", job=self._job_id, version=header.version, error=error)
@@ -208,3 +208,13 @@ class WeightUpdater:
         self._failures += 1
         await asyncio.sleep(backoff_s(self._failures))
         self._receiver.refetch(header.version)
+
+
+def _loadable(staging: Staging) -> WeightSnapshot:
+    """The snapshot as engines take it: with adapters merged into their weights."""
+    if not staging.header.has_adapters:
+        return staging
+    # Only engines that have torch get snapshots with adapters.
+    from paceline.weights.adapters import MergedSnapshot
+
+    return MergedSnapshot(staging)

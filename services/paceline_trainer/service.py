@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from paceline.enums import WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.chassis import Chassis, Service
+from paceline.server.cores import threads_for
 from paceline.server.failures import describe
 from paceline.server.membership import Membership
 from paceline.telemetry.logs import Log
@@ -40,8 +41,9 @@ from paceline_trainer.ranks.rank_info import RankInfo
 from paceline_trainer.servicer import StatusServicer
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.loading import load_reference, open_policy
 from paceline_trainer.step.mismatch import mismatch_of
-from paceline_trainer.step.model import load_policy, load_reference, shard
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
@@ -180,18 +182,24 @@ class TrainerService(Service):
 
     def _build(self, spec: JobSpec) -> TrainingBackend:
         """Build everything that computes, in the compute thread."""
-        torch.set_num_threads(spec.trainer.threads)
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
         objective = load_objective(trainer.objective, trainer.hooks)
-        policy = load_policy(spec.model.path, gradient_checkpointing=trainer.gradient_checkpointing)
+        policy = open_policy(
+            spec.model.path,
+            gradient_checkpointing=trainer.gradient_checkpointing,
+            lora=trainer.lora,
+        )
+        torch.set_num_threads(self._threads(spec.trainer.threads, policy))
         group = self._group = RankGroup(self._rank_info)
         self._stop_broadcast = StopBroadcast(self._rank_info)
         shard(policy, group, dtype=trainer.dtype)
         optimizer = Optimizer(policy, trainer.optimizer, total_steps=spec.stop.steps)
         reference = None
         if "reference" in objective.needs:
-            reference = load_reference(spec.model.path, group, dtype=trainer.dtype)
+            reference = policy  # without its adapters
+            if trainer.lora is None:
+                reference = load_reference(spec.model.path, group, dtype=trainer.dtype)
         mismatch = mismatch_of(spec, policy, group, snapshots="snapshots" in objective.needs)
         average = None
         if "weight_average" in objective.needs:
@@ -215,10 +223,21 @@ class TrainerService(Service):
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,
         )
-        snapshotter = Snapshotter(policy, group, engine_dtype=spec.model.dtype, dtype=trainer.dtype)
+        snapshotter = Snapshotter(
+            policy,
+            group,
+            engine_dtype=spec.model.dtype,
+            dtype=trainer.dtype,
+            merge=trainer.lora is not None and trainer.lora.publish == "merged",
+        )
         return TrainingBackend(
             policy, optimizer, learner, checkpoints, snapshotter, mismatch, group
         )
+
+    def _threads(self, wanted: int | Literal["auto"], policy: PolicyModel) -> int:
+        info = self._rank_info
+        hidden = getattr(policy.config.get_text_config(), "hidden_size", 0)
+        return threads_for(wanted, hidden=hidden, processes=info.world // info.nodes)
 
     def _make(self, engine: TrainingBackend, spec: JobSpec) -> Trainer:
         self._publisher = self._make_publisher()

@@ -29,7 +29,8 @@ from paceline.types import JobStatus
 from paceline_harness.methods.parts import FOLLOWING, KINDS, Part, marked, parts, placed
 from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.model import load_policy, shard
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -247,7 +247,7 @@ def test_schema_is_structural(schema: Object) -> None:
     forbidden |= {"patternProperties", "readOnly", "writeOnly", "uniqueItems", "title", "const"}
     for path, node in nodes(schema):
         assert not forbidden & set(node), path
-        assert "type" in node, path
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
         assert not {"properties", "additionalProperties"} <= set(node), path
         assert not {"anyOf", "oneOf", "allOf", "not"} & set(node), path
         for bound in ("exclusiveMinimum", "exclusiveMaximum"):

@@ -214,6 +214,14 @@ def options_of_the_controller(found: dict[str, ServiceSettings]) -> ControllerOp
     return validate(ControllerOptions, settings.options)
 
 
+@pytest.mark.parametrize(("values", "dtype"), [("default", "float32"), ("gpu-pools", "bfloat16")])
+def test_the_precision_of_jobs_is_that_of_the_trainers_device(
+    values: str, dtype: str, started: Any
+) -> None:
+    (settings,) = (each for each in started(values).values() if each.kind == "gateway")
+    assert validate(GatewayOptions, settings.options).dtype == dtype
+
+
 def test_controller_knows_the_names_of_the_release(started: Any, render: Render) -> None:
     kubernetes = options_of_the_controller(started("default")).kubernetes
     deployments = {o["metadata"]["name"] for o in render() if o["kind"] == "Deployment"}

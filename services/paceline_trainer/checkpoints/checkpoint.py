@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -26,6 +30,8 @@ from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 
 META = "paceline.json"
+# What is frozen comes from the job's model: with LoRA, a checkpoint has the adapters only.
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 log = Log("checkpoints")
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 
@@ -133,7 +139,7 @@ class Checkpoints:
         if self._group.rank_info.first:
             self._storage.remove(folder.name, first=META)
         self._group.barrier()
-        model, inner = get_state_dict(policy, optimizer.inner)
+        model, inner = _trained(policy, optimizer)
         random = {str(self._group.rank_info.rank): torch.get_rng_state()}
         state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
         writer = self._storage.writer(folder.name)
@@ -164,7 +170,7 @@ class Checkpoints:
         found = self._found
         folder = found if found is not None and found.step == step else self._newest(step)
         reader = self._storage.reader(folder.name)
-        model, inner = get_state_dict(policy, optimizer.inner)
+        model, inner = _trained(policy, optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
         rank = str(self._group.rank_info.rank)
         written = reader.read_metadata().state_dict_metadata
@@ -180,6 +186,7 @@ class Checkpoints:
             optimizer.inner,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
+            options=TRAINED,
         )
         if "random" in state:
             torch.set_rng_state(state["random"][rank])
@@ -339,6 +346,15 @@ class Checkpoints:
             self._storage.remove(folder.name, first=META)
         except UnavailableError as error:
             log.warning("checkpoint not removed", error=error)
+
+
+def _trained(policy: PolicyModel, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What training changes: tensors of the policy, and the optimiser's."""
+    model, inner = get_state_dict(policy, optimizer.inner, options=TRAINED)
+    for name, same in policy.tied:  # of a tied parameter that is frozen, torch leaves one name
+        if f"inner.{same}" not in model:
+            model.pop(f"inner.{name}", None)
+    return model, inner
 
 
 def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:

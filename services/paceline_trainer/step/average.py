@@ -24,8 +24,11 @@ class WeightAverage:
         self._policy = policy
         self._beta = beta
         self._reset_below = reset_below
-        named = policy.named_parameters()
-        self._average = {name: parameter.detach().clone().float() for name, parameter in named}
+        self._average = {
+            name: parameter.detach().clone().float()
+            for name, parameter in policy.named_parameters()
+            if parameter.requires_grad
+        }
         self._sum = torch.ones((), dtype=torch.float64)  # of the powers of b
 
     @torch.no_grad()

@@ -167,16 +167,20 @@ class Learner:
             sampled=sampled,
             averaged=averaged,
         )
-        reference = self._reference
         return StepTokens(
             centre=self._objective.centre(known),
-            reference=None
-            if reference is None
-            else scorer.score(data, parts, policy=reference).logprobs,
+            reference=self._reference_scores(data, parts),
             ages=ages,
             step=step,
             total_steps=self._optimizer.total_steps,
         )
+
+    def _reference_scores(self, data: Columns, parts: Sequence[UpdateShard]) -> Tensor | None:
+        reference = self._reference
+        if reference is None:
+            return None
+        with reference.without_adapters():
+            return self._scorer.score(data, parts, policy=reference).logprobs
 
     def _plan(self, data: Columns, part: UpdateShard, known: StepTokens) -> UpdatePlan | None:
         """What slots find in the whole update before its first gradient."""

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
-from paceline.errors import ConfigError, InvalidError
 from paceline.methods.parts.slots import LogitRows
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.attention import NAME, TreeAttention
+from paceline_trainer.step.attention import TreeAttention
 from paceline_trainer.step.data import Cost, Layout
-from paceline_trainer.step.tree import prefix_tree
+from paceline_trainer.step.lora import without_adapters
 
 MAX_LOGITS = (
     1 << 24
 )  # elements; above it the head is computed in chunks, and again in the backward pass
-PROBE_TOLERANCE = 1e-3
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Reads a rank's rows of parameters: the parameters, the rank, the number of ranks.
+Source = Callable[[Iterable[Tensor], int, int], None]
 
 
 class TokenScores(NamedTuple):
@@ -56,8 +56,12 @@ class LogitReaders(NamedTuple):
 class PolicyModel(nn.Module):
     """Computes the log-probs of target tokens, and logits only at their positions."""
 
-    def __init__(self, inner: nn.Module, *, max_logits: int = MAX_LOGITS) -> None:
+    def __init__(
+        self, inner: nn.Module, *, source: Source | None = None, max_logits: int = MAX_LOGITS
+    ) -> None:
+        """`source` reads the weights; without one, `inner` has them."""
         super().__init__()
+        self.source = source
         self._max_logits = max_logits
         self.inner = inner
         self.config: Any = inner.config
@@ -153,6 +157,19 @@ class PolicyModel(nn.Module):
             logits = cap * torch.tanh(logits / cap)
         return logits
 
+    def load(self, parameters: Iterable[Tensor], rank: int, world: int) -> None:
+        """Read a rank's rows of parameters, unless they have been read."""
+        if self.source is not None:
+            self.source(parameters, rank, world)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters that training changes: all, or those of adapters."""
+        return [each for each in self.parameters() if each.requires_grad]
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """The policy as it was before training, inside the context, if it has adapters."""
+        return without_adapters(self.inner)
+
     def cost(self) -> Cost:
         """FLOPs of a forward pass, per token and per pair of tokens."""
         config = self.config.get_text_config()
@@ -160,59 +177,23 @@ class PolicyModel(nn.Module):
         return Cost(token=2.0 * self.num_parameters, pair=pairs)
 
 
-def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyModel:
-    """Load the whole model in float32, and detect which layouts it supports.
-
-    Raises:
-        ConfigError: the folder has no model that can be loaded.
-        InvalidError: the trainer's log-probs differ from those of the model itself.
-    """
-    if not (Path(path) / "config.json").is_file():
-        raise ConfigError(f"model.path: {path} is not a folder with a config.json")
-    disable_progress_bar()
-    try:
-        inner = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: cannot read {path}: {error}") from None
-    inner.config.use_cache = False
-    _no_dropout(inner)
-    policy = PolicyModel(inner)
-    _probe(policy)
-    if gradient_checkpointing:
-        inner.gradient_checkpointing_enable({"use_reentrant": False})
-    policy.train()
-    return policy
-
-
-def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
-    """The job's initial model, sharded and frozen.
-
-    Raises:
-        ConfigError: the folder has no model that can be loaded.
-        InvalidError: the trainer's log-probs differ from those of the model itself.
-    """
-    policy = load_policy(path)
-    policy.requires_grad_(False)
-    policy.eval()
-    shard(policy, group, dtype=dtype)
-    return policy
-
-
 def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
-    """Shard each decoder layer, and the rest as one; forward and backward run in `dtype`."""
-    single_rank = group.rank_info.world == 1
+    """Shard each decoder layer, and the rest as one; forward and backward run in `dtype`.
+
+    Weights that are not loaded yet are read unit by unit, each rank its own rows.
+    """
+    rank, world = group.rank_info.rank, group.rank_info.world
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == "float32" else DTYPES[dtype],
         reduce_dtype=torch.float32,
         cast_forward_inputs=False,
     )
     for layer in _layers(policy.inner):
+        policy.load(layer.parameters(), rank, world)
         # A single rank owns all weights, so resharding would free nothing.
-        fully_shard(
-            layer, mesh=group.mesh, mp_policy=precision, reshard_after_forward=not single_rank
-        )
+        fully_shard(layer, mesh=group.mesh, mp_policy=precision, reshard_after_forward=world > 1)
+    policy.load((p for p in policy.parameters() if not isinstance(p, DTensor)), rank, world)
+    policy.source = None
     fully_shard(policy, mesh=group.mesh, mp_policy=precision, reshard_after_forward=False)
     # FSDP moves parameters to the device of the mesh, but not buffers.
     for module in policy.modules():
@@ -246,57 +227,3 @@ def _tied(inner: nn.Module) -> tuple[tuple[str, str], ...]:
         if first_name != name:
             pairs.append((name, first_name))
     return tuple(pairs)
-
-
-def _no_dropout(inner: nn.Module) -> None:
-    """Disable dropout: log-probs must match those of the engine, which has none."""
-    for module in inner.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        elif isinstance(getattr(module, "attention_dropout", None), float):
-            cast(Any, module).attention_dropout = 0.0
-
-
-@torch.no_grad()
-def _probe(policy: PolicyModel) -> None:
-    """Compare with the model's own logits; allow trees only if paths do not see each other."""
-    vocab = int(policy.config.get_text_config().vocab_size)
-    ids = torch.tensor([[0, 7, 14, 21], [0, 7, 28, 35]]) % vocab
-    targets = ids[:, 1:].reshape(-1)
-    hidden_indices = torch.arange(8).view(2, 4)[:, :-1].reshape(-1)
-    policy.eval()
-    logits = cast(Any, policy.inner)(input_ids=ids, use_cache=False).logits.float()
-    expected = (
-        torch.log_softmax(logits, -1).view(8, -1)[hidden_indices].gather(-1, targets[:, None])[:, 0]
-    )
-    recomputed = policy(ids, None, hidden_indices, targets, 1.0).logprobs
-    if not torch.allclose(expected, recomputed, atol=PROBE_TOLERANCE):
-        raise InvalidError(
-            f"model type {policy.config.model_type!r}: its logits are not a plain head over its "
-            "last hidden states; this trainer cannot train it"
-        )
-    if _takes_trees(policy, ids, targets, expected):
-        policy.layouts = ("padded", "tree")
-
-
-def _takes_trees(policy: PolicyModel, ids: Tensor, targets: Tensor, expected: Tensor) -> bool:
-    """Whether log-probs of two sequences with half of their tokens in common stay the same."""
-    if not getattr(policy.inner, "_supports_attention_backend", False):
-        return False
-    attention = TreeAttention(prefix_tree(np.array([4, 4]), np.array([0, 2])), ids.device)
-    row, positions = ids.reshape(-1)[[0, 1, 2, 3, 6, 7]], torch.tensor([0, 1, 2, 3, 2, 3])
-    places = torch.tensor([0, 1, 2, 0, 1, 4])
-    found = policy(row[None], positions[None], places, targets, 1.0, tree=attention).logprobs
-    same = torch.allclose(expected, found, atol=PROBE_TOLERANCE)
-    return same and attention.windows == _windows(policy.config)
-
-
-def _windows(config: Any) -> set[int | None]:
-    """The windows that attention has to be told of, which a probe is too short to see."""
-    config = config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if not kinds:
-        return {window}
-    by_kind = {"full_attention": None, "sliding_attention": window}
-    return {by_kind.get(kind, 0) for kind in kinds}  # no layer has a window of 0: refused

@@ -97,8 +97,8 @@ class WeightHistory:
 
 
 def local_shards(policy: PolicyModel) -> Shards:
-    """This rank's part of each parameter."""
-    return [local(parameter.detach()) for parameter in policy.parameters()]
+    """This rank's part of each parameter that is trained."""
+    return [local(parameter.detach()) for parameter in policy.trained()]
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM
 from paceline.errors import StateError
 from paceline.telemetry.logs import Log
 from paceline.types import PolicyVersion
+from paceline.weights.adapters import merge_all, merge_one
 from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry, choose_chunk_bytes, plan
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.transfer.server import WeightServer
 from paceline_trainer.client import NumberedVersion, TrainerLedger
 from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.lora import is_adapter, plain_name, scales
 from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
 
 CANARY_LENGTH = 8
@@ -78,9 +80,19 @@ class Snapshotter:
     """
 
     def __init__(
-        self, policy: PolicyModel, group: RankGroup, *, engine_dtype: str, dtype: str
+        self,
+        policy: PolicyModel,
+        group: RankGroup,
+        *,
+        engine_dtype: str,
+        dtype: str,
+        merge: bool = False,
     ) -> None:
+        """`merge`: adapters are merged into the weights, instead of being published themselves."""
         self._policy = policy
+        self._merge = merge
+        self._scales = scales(policy.inner)
+        self._frozen: dict[str, Tensor] = {}  # in engine precision, gathered only once
         self._group = group
         self._dtype = DTYPES[engine_dtype]
         self._same_dtype = engine_dtype == dtype
@@ -101,11 +113,11 @@ class Snapshotter:
             logprobs = self._gather_for_canary(tensors)
         entries, num_bytes = plan(
             [
-                (name, str(self._precision(value))[6:], tuple(value.shape))
-                for name, value in self._state()
+                (plain_name(name), str(self._precision(value))[6:], tuple(value.shape))
+                for name, value in self._published()
             ]
         )
-        tied = self._policy.tied
+        tied = tuple((plain_name(name), plain_name(same)) for name, same in self._policy.tied)
         return WeightCopy(step, entries, num_bytes, tied, self._canary, logprobs, tensors)
 
     @torch.no_grad()
@@ -132,15 +144,37 @@ class Snapshotter:
         return logprobs
 
     def _gathered(self) -> Iterator[tuple[str, Tensor]]:
-        for name, value in self._state():
-            full = value.full_tensor() if isinstance(value, DTensor) else value
+        """The published tensors in their order, on ranks that serve weights."""
+        adapters: dict[str, Tensor] = {}
+        if self._merge:
+            own = [(name, value) for name, value in self._state() if is_adapter(name)]
+            adapters = {plain_name(name): each for name, each in self._whole(own)}
+        for name, value in self._whole(self._published()):
+            plain = plain_name(name)
+            yield plain, merge_one(plain, value, adapters)
+
+    def _whole(self, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Collective: gather tensors in engine precision; those that never change only once."""
+        for name, value in state:
+            if name not in self._frozen:
+                full = value.full_tensor() if isinstance(value, DTensor) else value
+                own = torch.empty(0)
+                if self._group.rank_info.seeds:
+                    scaled = full.detach() * self._scales.get(name, 1.0)
+                    own = scaled.to("cpu", self._precision(value), copy=True).contiguous()
+                if isinstance(value, nn.Parameter) and not value.requires_grad:
+                    self._frozen[name] = own
+            else:
+                own = self._frozen[name]
             if self._group.rank_info.seeds:
-                dtype = self._precision(value)
-                yield name, full.detach().to("cpu", dtype, copy=True).contiguous()
+                yield name, own
+
+    def _published(self) -> list[tuple[str, Tensor]]:
+        return [each for each in self._state() if not (self._merge and is_adapter(each[0]))]
 
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         tied = {name for name, _ in self._policy.tied}
-        state = self._policy.inner.state_dict()
+        state = self._policy.inner.state_dict(keep_vars=True)
         return ((name, value) for name, value in state.items() if name not in tied)
 
     def _precision(self, value: Tensor) -> torch.dtype:
@@ -155,7 +189,8 @@ class Snapshotter:
         inner = cast(Any, self._policy.inner)
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(inner.config, attn_implementation="sdpa")
-        state = {name: b.detach().cpu() for name, b in inner.named_buffers()} | tensors
+        buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
+        state = buffers | merge_all(tensors)
         ids, targets, _ = self._inputs(torch.device("cpu"))
         logits = functional_call(skeleton, state, (ids,), {"use_cache": False}).logits[0].float()
         logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]

@@ -19,6 +19,9 @@ MAX_BATCH_EPISODES = 1 << 18
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
+"""Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
+share."""
 HOUR_S, DAY_S = 3600.0, 86400.0
 
 
@@ -27,8 +30,9 @@ class ModelSpec(StrictModel):
 
     path: str = Field(max_length=1024)
     """Folder in Hugging Face layout, readable by gateway and trainer."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the engine and of the published weights."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the engine and of the published weights. `auto`: bfloat16 on devices that have
+    units for it, else float32; decided when the job is submitted."""
 
 
 class TaskSpec(StrictModel):
@@ -155,7 +159,8 @@ class RolloutSpec(StrictModel):
     activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
     max_concurrent: int = Field(default=512, gt=0, le=65_536)
     """Concurrent requests per engine; further ones wait."""
-    threads: int = Field(default=1, gt=0, le=1024)
+    threads: Threads = "auto"
+    """Threads of an engine that computes on a CPU."""
     canary_tolerance: float = Field(default=0.05, gt=0.0, le=1000.0)
     """Largest allowed difference of canary log-probs between trainer and engine."""
 
@@ -189,23 +194,48 @@ class MismatchSpec(StrictModel):
     """Host memory per rank for weights of past versions; those that do not fit are not checked."""
 
 
+class LoraSpec(StrictModel):
+    """Train LoRA adapters (arXiv 2106.09685) instead of all weights."""
+
+    rank: int = Field(default=16, gt=0, le=4096)
+    alpha: float = Field(default=32.0, gt=0.0, le=65536.0)
+    """Adapters are scaled by `alpha / rank`."""
+    target_modules: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
+        default=("all-linear",), min_length=1, max_length=256
+    )
+    """Names of the modules that get one, as in peft: `[q_proj, v_proj]`. `all-linear` alone: all
+    linear layers but the head."""
+    publish: Literal["adapter", "merged"] = "adapter"
+    """`adapter`: only adapters change from version to version, and only they are sent; workers
+    merge them. `merged`: the trainer merges them, and sends all weights that have one."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
 class TrainerSpec(StrictModel):
     """Optimisation, checkpoints and publication."""
 
     objective: ObjectiveSpec = ObjectiveSpec()
     hooks: Slots = ()
     """Change the learning rate of single updates, or veto them."""
+    lora: LoraSpec | None = None
+    """All weights are trained if null."""
     optimizer: OptimizerSpec = OptimizerSpec()
     tokens_per_micro_batch: int = Field(default=4096, gt=0, le=1 << 26)
     mini_batches: int = Field(default=1, gt=0, le=4096)
     """Optimiser updates per batch."""
     world_size: int = Field(default=1, gt=0, le=4096)
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward and backward pass; master weights are float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward and backward pass, `auto` as for the model; master weights are
+    float32."""
     publish_every: int = Field(default=1, gt=0, le=1001)
     checkpoint: CheckpointSpec = CheckpointSpec()
     mismatch: MismatchSpec = MismatchSpec()
-    threads: int = Field(default=1, gt=0, le=1024)
+    threads: Threads = "auto"
+    """Threads of a rank that computes on a CPU."""
     gradient_checkpointing: bool = False
 
 

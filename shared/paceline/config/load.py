@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from paceline.config.documents import read_yaml
 from paceline.config.job import JobSpec
+from paceline.config.precision import Dtype, with_dtype
 from paceline.config.recipes import with_recipes
 from paceline.config.service import ServiceSettings
 from paceline.errors import ConfigError, InvalidError
@@ -35,13 +36,15 @@ def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
     return resolve_job(raw)
 
 
-def resolve_job(raw: Any) -> JobSpec:
+def resolve_job(raw: Any, *, dtype: Dtype = "auto") -> JobSpec:
     """Validate a job as users write it, with the values of its recipes.
+
+    `dtype` replaces `auto` in the job; itself `auto`, it is what this machine computes fast.
 
     Raises:
         ConfigError: names the fields and what is allowed.
     """
-    return validate(JobSpec, with_recipes(raw))
+    return with_dtype(validate(JobSpec, with_recipes(raw)), dtype)
 
 
 def parse_job(raw: Any) -> JobSpec:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from paceline.config.limits import LimitSettings
+from paceline.config.precision import Dtype
 from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
 
@@ -140,6 +141,8 @@ class GatewayOptions(StrictModel):
     """Port of REST; 0: any free one."""
     https: bool = False
     """Serve REST with the certificate of `tls`; clients need none."""
+    dtype: Dtype = "auto"
+    """What `dtype: auto` in a job means; `auto`: what the gateway's machine computes fast."""
 
 
 class PoolOptions(StrictModel):

@@ -31,6 +31,8 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Threads without work sleep: processes that compute share the cores.
+    "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
 }

@@ -31,8 +31,9 @@ from paceline_trainer.columns import Share
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.ranks.rank_info import find_rank
 from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.loading import load_policy, open_policy
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 from paceline_trainer.weights.publish import Publisher, Snapshotter
@@ -91,6 +92,39 @@ def train(
     return learner.step(Share("b", 0, sequences, tokens, tuple(mine))), policy, optimizer
 
 
+def load(folder: Path) -> None:
+    """Load the model as the trainer does and whole; write memory and the difference."""
+    torch.set_num_threads(1)
+    group = RankGroup(find_rank(os.environ))
+    path = json.loads((folder / "job.json").read_text())["path"]
+    open_policy(path)  # what is imported and allocated at first use does not count
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use
+    policy = open_policy(path)
+    shard(policy, group, dtype="float32")
+    peak = _memory("VmHWM") - before
+    mine = sum(cast(DTensor, p).to_local().nbytes for p in policy.parameters())
+    weights = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
+    ids = torch.arange(8)[None]
+    scored = policy(ids, None, torch.arange(7), torch.arange(1, 8), 1.0).logprobs
+    whole = load_policy(path)
+    expected = whole(ids, None, torch.arange(7), torch.arange(1, 8), 1.0).logprobs
+    found = {
+        "peak": peak,
+        "logprobs": (scored - expected).abs().max().item(),
+        "weights": [torch.equal(a, b) for a, b in zip(weights, whole.parameters(), strict=True)],
+        "shard": mine,
+    }
+    (folder / f"load-{group.rank_info.rank}.json").write_text(json.dumps(found))
+    group.close()
+
+
+def _memory(field: str) -> int:
+    """Bytes, from the status of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) << 10
+
+
 async def seed(folder: Path) -> None:
     """Publish once as if each rank were a node of its own, and serve until told to end."""
     torch.set_num_threads(1)
@@ -134,5 +168,7 @@ async def seed(folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "seed":
         asyncio.run(seed(Path(sys.argv[2])))
+    elif sys.argv[1] == "load":
+        load(Path(sys.argv[2]))
     else:
         main(sys.argv[1], Path(sys.argv[2]))

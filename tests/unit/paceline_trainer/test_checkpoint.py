@@ -20,7 +20,8 @@ from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 
 WORKER = Path(__file__).with_name("ranks.py")

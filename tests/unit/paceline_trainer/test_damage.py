@@ -21,7 +21,8 @@ from paceline.config.job import OptimizerSpec
 from paceline.errors import UnavailableError
 from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 
 SHARD = "__0_0.distcp"

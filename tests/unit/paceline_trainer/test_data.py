@@ -18,7 +18,8 @@ from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.step.data import Cost, Layout, assemble, plan
-from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores, load_policy
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import LogitReaders, PolicyModel, TokenScores
 
 CPU = torch.device("cpu")
 CHEAP_PAIRS = Cost(token=1e6, pair=1e-9)

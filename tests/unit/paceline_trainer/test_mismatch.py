@@ -14,8 +14,9 @@ from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import Mismatch, choose
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
 

@@ -19,8 +19,9 @@ from paceline_trainer.columns import Columns, Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.average import WeightAverage
 from paceline_trainer.step.learner import Learner
+from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import Mismatch
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.scorer import TokenScorer
 from paceline_trainer.step.versions import VersionSteps, WeightHistory

@@ -14,7 +14,8 @@ from paceline.errors import UnavailableError
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.model import DTYPES, load_policy, shard
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import DTYPES, shard
 from paceline_trainer.weights.publish import Snapshotter, TensorQueue, WeightCopy, fill
 
 

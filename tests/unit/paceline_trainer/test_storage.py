@@ -20,7 +20,8 @@ from paceline.errors import ConfigError, PacelineError, UnavailableError
 from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
 from paceline_trainer.checkpoints.storage import Storage
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.model import PolicyModel, load_policy, shard
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 
 URL = "fragile://bucket/jobs/j/checkpoints"

@@ -24,7 +24,8 @@ from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.step.data import Cost, Layout, assemble, plan
-from paceline_trainer.step.model import PolicyModel, load_policy
+from paceline_trainer.step.loading import load_policy
+from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.tree import prefix_order, prefix_tree
 
 CPU = torch.device("cpu")

@@ -65,6 +65,16 @@ tls:
 
 {{- define "paceline.options.gateway" -}}
 http_port: 8300
+dtype: {{ include "paceline.dtype" . }}
+{{- end }}
+
+{{/* What `dtype: auto` of a job means: bfloat16 if trainers have a device (`nvidia.com/gpu`). */}}
+{{- define "paceline.dtype" -}}
+{{- $dtype := "float32" -}}
+{{- range $name, $_ := dig "resources" "limits" dict .Values.trainer -}}
+{{- if contains "/" $name }}{{ $dtype = "bfloat16" }}{{ end -}}
+{{- end -}}
+{{- $dtype -}}
 {{- end }}
 
 {{- define "paceline.options.experience" -}}

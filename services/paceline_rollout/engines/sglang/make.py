@@ -14,6 +14,9 @@ from paceline_rollout.engines.sglang.loading import LoadOptions, folder_for
 from paceline_rollout.engines.sglang.options import SglangOptions, SglangSettings
 from paceline_rollout.engines.sglang.server import AttachedServer, Launch, LaunchedServer, Server
 
+# A server on a GPU has little for the processor to compute, and waking many threads delays it.
+GPU_THREADS = 8
+
 
 def sglang(
     *,
@@ -49,7 +52,7 @@ def sglang(
         max_context=max_context,
         max_concurrent=max_concurrent,
         max_tokens=job_options.cache_tokens,
-        threads=threads,
+        threads=threads if job_options.device == "cpu" else min(threads, GPU_THREADS),
         tp=job_options.tp,
         dp=job_options.dp,
         ep=job_options.ep,

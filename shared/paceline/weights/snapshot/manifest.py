@@ -12,6 +12,8 @@ from paceline.weights.cost import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, best_num_chu
 
 ALIGNMENT = 64
 MAX_CHUNKS = 1 << 20
+ADAPTER_ENDS = (".lora_A.weight", ".lora_B.weight")
+"""Of the names of a LoRA adapter's tensors, see `paceline.weights.adapters`."""
 
 ITEM_BYTES: dict[str, int] = {
     "float64": 8,
@@ -61,6 +63,11 @@ class SnapshotHeader:
     def num_chunks(self) -> int:
         """Number of chunks; the last one may be short."""
         return -(-self.num_bytes // self.chunk_bytes)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether tensors are adapters, which have to be merged into the weights."""
+        return any(entry.name.endswith(ADAPTER_ENDS) for entry in self.tensors)
 
     def chunk_range(self, index: int) -> tuple[int, int]:
         """First and past-the-last byte of a chunk."""

@@ -1,0 +1,205 @@
+"""Loads the policy: each rank reads only its rows of the files, one FSDP unit at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.utils.logging import disable_progress_bar
+
+from paceline.config.job import LoraSpec
+from paceline.errors import ConfigError
+from paceline.telemetry.logs import Log
+from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.attention import NAME
+from paceline_trainer.step.lora import add_adapters, is_adapter, plain_name
+from paceline_trainer.step.model import PolicyModel, shard
+from paceline_trainer.step.probe import layouts_of, shallow
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+log = Log("loading")
+
+
+class WeightFiles:
+    """The safetensors files of a model folder: which tensor is in which file."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads names only.
+
+        Raises:
+            ConfigError: a file is missing or damaged.
+        """
+        self._folder = folder
+        self._files = _names(folder)
+
+    def serves(self, inner: nn.Module) -> bool:
+        """Whether the files have every tensor of the model under its own name."""
+        return all(any(n in self._files for n in names) for names, _ in _tensors(inner))
+
+    def fill(self, inner: nn.Module, among: Iterable[Tensor], rank: int, world: int) -> None:
+        """Read a rank's rows of parameters (dimension 0, as FSDP2 shards them), and buffers whole.
+
+        Rows of other ranks stay as they are: memory that nobody touches is not occupied.
+
+        Raises:
+            ConfigError: a tensor has another shape than the model, or its file is damaged.
+        """
+        wanted = {id(each) for each in among}
+        for names, value in _tensors(inner):
+            if id(value) in wanted:
+                name = next(each for each in names if each in self._files)
+                shared = isinstance(value, nn.Parameter) and value.dim() > 0
+                self._read(name, value, _rows(len(value), rank, world) if shared else None)
+
+    @torch.no_grad()
+    def _read(self, name: str, value: Tensor, rows: slice | None) -> None:
+        path = self._folder / self._files[name]
+        try:
+            # Opened for each tensor, as the pages of an open file count as the process's memory.
+            with safe_open(str(path), framework="pt") as file:  # pyright: ignore[reportCallIssue]
+                found: Any = file.get_slice(name)
+                shape = tuple(found.get_shape())
+                if shape != tuple(value.shape):
+                    raise ConfigError(
+                        f"model.path: {name} in {path} has shape {shape}; the configuration says "
+                        f"{tuple(value.shape)}"
+                    )
+                if rows is None:
+                    value.data.copy_(file.get_tensor(name))
+                elif rows.start < rows.stop:
+                    value.data[rows].copy_(found[rows.start : rows.stop])
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"model.path: cannot read {path}: {error}") from None
+
+
+def open_policy(
+    path: str, *, gradient_checkpointing: bool = False, lora: LoraSpec | None = None
+) -> PolicyModel:
+    """The model in float32 without its weights, which `shard` reads; layouts are detected.
+
+    Models whose files have other names for their tensors are loaded as a whole. With `lora`, only
+    its adapters are trained.
+
+    Raises:
+        ConfigError: the folder has no model that can be loaded.
+        InvalidError: the trainer's log-probs differ from those of the model itself.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path: {path} is not a folder with a config.json")
+    disable_progress_bar()
+    try:
+        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+        files = WeightFiles(folder)
+        inner = _build(config)
+        if files.serves(inner):
+            files.fill(inner, inner.buffers(), 0, 1)
+            layouts, source = layouts_of(_example(files, config)), partial(files.fill, inner)
+        else:
+            log.info("weights are converted: every rank loads the whole model", path=path)
+            inner = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
+            )
+            layouts, source = layouts_of(PolicyModel(_prepared(inner))), None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: cannot read {path}: {error}") from None
+    if lora is not None:
+        add_adapters(inner, lora)
+    policy = PolicyModel(_prepared(inner), source=source)
+    policy.layouts = layouts
+    if gradient_checkpointing:
+        cast(Any, inner).gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train()
+    return policy
+
+
+def load_policy(path: str, *, gradient_checkpointing: bool = False) -> PolicyModel:
+    """As `open_policy`, with all weights in this process."""
+    policy = open_policy(path, gradient_checkpointing=gradient_checkpointing)
+    policy.load(policy.parameters(), 0, 1)
+    policy.source = None
+    return policy
+
+
+def load_reference(path: str, group: RankGroup, *, dtype: str) -> PolicyModel:
+    """The job's initial model, sharded and frozen.
+
+    Raises:
+        ConfigError: the folder has no model that can be loaded.
+        InvalidError: the trainer's log-probs differ from those of the model itself.
+    """
+    policy = open_policy(path)
+    policy.requires_grad_(False)
+    policy.eval()
+    shard(policy, group, dtype=dtype)
+    return policy
+
+
+def _build(config: Any) -> nn.Module:
+    """The model with uninitialised parameters, which occupy no memory until they are filled."""
+    with no_init_weights():
+        inner: Any = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=NAME
+        )
+    inner.tie_weights()
+    return inner
+
+
+def _example(files: WeightFiles, config: Any) -> PolicyModel:
+    """The model with its first layers only, whole: what `layouts_of` asks needs no more."""
+    inner = _build(shallow(config))
+    files.fill(inner, (*inner.parameters(), *inner.buffers()), 0, 1)
+    return PolicyModel(_prepared(inner))
+
+
+def _prepared(inner: Any) -> Any:
+    """Without a cache and without dropout: log-probs must match those of the engine."""
+    inner.config.use_cache = False
+    for module in inner.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    return inner
+
+
+def _tensors(inner: nn.Module) -> list[tuple[list[str], Tensor]]:
+    """Parameters and saved buffers with all of their names in files; tied ones have several."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, value in inner.state_dict(keep_vars=True).items():
+        if not is_adapter(name):
+            found.setdefault(id(value), ([], value))[0].append(plain_name(name))
+    return list(found.values())
+
+
+def _rows(num: int, rank: int, world: int) -> slice:
+    """The rows of a rank, as `torch.chunk` divides them."""
+    size = -(-num // world)
+    return slice(min(rank * size, num), min((rank + 1) * size, num))
+
+
+def _names(folder: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    index, whole = folder / INDEX, folder / WHOLE
+    try:
+        if index.is_file():
+            listed: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            outside = [each for each in listed.values() if Path(each).name != each]
+            if outside:
+                raise ConfigError(f"model.path: {index} names {outside[0]!r}, not a plain file")
+            return listed
+        if not whole.is_file():
+            return {}
+        with safe_open(str(whole), framework="pt") as file:  # pyright: ignore[reportCallIssue]
+            return dict.fromkeys(file.keys(), WHOLE)
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"model.path: cannot read {folder}: {error}") from None
