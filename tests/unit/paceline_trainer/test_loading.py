@@ -21,8 +21,14 @@ SLACK = 4 << 20  # allocator and small objects
 def saved(path: Path, *, shard_size: str = "5GB", **options: Any) -> Path:
     """A model of random weights in bfloat16."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 101}
-    config = LlamaConfig(**{**shape, "num_attention_heads": 4, **options})
+    shape: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "vocab_size": 101,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(**(shape | options))
     LlamaForCausalLM(config).bfloat16().save_pretrained(path, max_shard_size=shard_size)
     return path
 

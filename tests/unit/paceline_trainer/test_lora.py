@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 

@@ -21,8 +21,10 @@ def test_the_limit_of_a_container_counts(
 
 @pytest.mark.parametrize(
     ("wanted", "hidden", "processes", "expected"),
-    [(3, 64, 1, 3), ("auto", 128, 1, 1), ("auto", 576, 1, 8), ("auto", 576, 2, 4)]
-    + [("auto", 4096, 16, 1), ("auto", 0, 1, 1)],
+    [
+        *[(3, 64, 1, 3), ("auto", 128, 1, 1), ("auto", 0, 1, 1)],
+        *[("auto", 576, 1, 8), ("auto", 576, 2, 4), ("auto", 4096, 16, 1)],
+    ],
 )
 def test_threads(wanted: int, hidden: int, processes: int, expected: int) -> None:
     assert threads_for(wanted, hidden=hidden, processes=processes, cores=8) == expected
