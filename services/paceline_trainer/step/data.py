@@ -237,9 +237,10 @@ def _tensor(values: Ints | np.ndarray, device: torch.device) -> Tensor:
 
 
 def _uniform(temperatures: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | float:
-    first = float(temperatures[0]) if len(temperatures) else 1.0
+    if not len(temperatures):  # a rank may have no sequence of an update
+        return 1.0
     if (temperatures == temperatures[0]).all():
-        return first
+        return float(temperatures[0])
     return _tensor(temperatures[sequences], device)
 
 

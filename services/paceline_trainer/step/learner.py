@@ -267,8 +267,9 @@ class Learner:
             vetoed = not scale.factor
             norm = 0.0 if vetoed else self._optimizer.update(step, factor=scale.factor)
             wrong = "" if math.isfinite(norm) else "gradient"
-            tally.skipped += vetoed
-            if not wrong and not vetoed:
+            still = not wrong and norm == 0.0  # a veto, or no token with a gradient
+            tally.skipped += still
+            if not wrong and not still:
                 tally.norms.append(norm)
                 tally.loss = tally.loss + total
         tally.skipped += bool(wrong)

@@ -52,11 +52,12 @@ class Optimizer:
     def update(self, step: int, *, factor: float = 1.0) -> float:
         """Clip and step, with a factor on the learning rate; returns the gradient's norm.
 
-        If it is not finite, nothing is updated.
+        If it is not finite, nothing is updated, nor if it is 0: momentum alone must not move the
+        weights.
         """
         total: Tensor = nn.utils.clip_grad_norm_(self._parameters, self._spec.max_grad_norm)
         norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
-        if math.isfinite(norm):
+        if math.isfinite(norm) and norm > 0.0:
             for group in self.inner.param_groups:
                 group["lr"] = self.lr(step) * factor
             self.inner.step()

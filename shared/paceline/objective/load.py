@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from paceline.config.base import PluginSpec
@@ -16,22 +17,29 @@ def load_objective(spec: ObjectiveSpec, hooks: Sequence[PluginSpec] = ()) -> Obj
     Raises:
         InvalidError: there is no such plug-in, or it has no such option.
     """
+    load = _Loader()
     return Objective(
-        proximal=_load("proximals", "objective.proximal", [spec.proximal])[0],
-        shaping=_load("shapings", "objective.shaping", spec.shaping),
-        corrections=_load("corrections", "objective.corrections", spec.corrections),
-        surrogate=_load("surrogates", "objective.surrogate", [spec.surrogate])[0],
-        regularisers=_load("regularisers", "objective.regularisers", spec.regularisers),
-        aggregation=_load("aggregations", "objective.aggregation", [spec.aggregation])[0],
-        hooks=_load("hooks", "hooks", hooks),
+        proximal=load("proximals", "objective.proximal", [spec.proximal])[0],
+        shaping=load("shapings", "objective.shaping", spec.shaping),
+        corrections=load("corrections", "objective.corrections", spec.corrections),
+        surrogate=load("surrogates", "objective.surrogate", [spec.surrogate])[0],
+        regularisers=load("regularisers", "objective.regularisers", spec.regularisers),
+        aggregation=load("aggregations", "objective.aggregation", [spec.aggregation])[0],
+        hooks=load("hooks", "hooks", hooks),
     )
 
 
-def _load(kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
-    found: list[Slot] = []
-    kinds = [plugin.kind for plugin in plugins]
-    for index, plugin in enumerate(plugins):
-        before = kinds[:index].count(plugin.kind)
-        name = f"{plugin.kind}_{before + 1}" if before else plugin.kind
-        found.append(find_slot(kind, f"trainer.{field}", plugin, name=name))
-    return found
+class _Loader:
+    """Loads slots under names of their own: plans and metrics are by name, whatever the kind."""
+
+    def __init__(self) -> None:
+        self._seen = Counter[str]()
+
+    def __call__(self, kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
+        found: list[Slot] = []
+        for plugin in plugins:
+            self._seen[plugin.kind] += 1
+            number = self._seen[plugin.kind]
+            name = plugin.kind if number == 1 else f"{plugin.kind}_{number}"
+            found.append(find_slot(kind, f"trainer.{field}", plugin, name=name))
+        return found

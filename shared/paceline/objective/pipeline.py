@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.errors import InvalidError
 from paceline.methods.parts.batch import Loss, Scale, TokenBatch
 from paceline.methods.parts.proximal import Between, KnownTokens
 from paceline.methods.parts.slots import StepScale
@@ -82,10 +84,18 @@ class Objective:
 
     @torch.no_grad()
     def scale_step(self, whole: WholeBatch) -> StepScale:
-        """Ask the hooks for the factor of the learning rate of an update. Collective."""
+        """Ask the hooks for the factor of the learning rate of an update. Collective.
+
+        Raises:
+            InvalidError: a factor is negative or not finite.
+        """
         factor, numbers = 1.0, dict[str, float]()
         for hook in self.hooks:
             own: StepScale = hook(whole)
+            if not 0.0 <= own.factor < math.inf:
+                raise InvalidError(
+                    f"trainer.hooks {hook.name!r}: factor {own.factor}; allowed: finite, 0 or more"
+                )
             factor *= own.factor
             numbers |= {f"{hook.name}_{name}": value for name, value in own.log.items()}
         return StepScale(factor, numbers)
@@ -133,6 +143,8 @@ class Objective:
         for slot in self._regularisers:
             given = _with_logits(tokens, slot, found_of)
             added = slot(given, *by_slot.get(slot.name, ()))
+            if counted is not None:  # as many tokens as the loss is divided by
+                added = added * counted
             log.sums[slot.name] = added.detach().sum()
             losses = losses + added
         if tokens.weights is not None:

@@ -62,7 +62,7 @@ def train(
 ) -> tuple[dict[str, float], PolicyModel, Optimizer]:
     """One step under one objective; `options` may have `hooks` too."""
     hooks = [PluginSpec(kind=each) for each in options.get("hooks", ())]
-    own = {name: value for name, value in options.items() if name != "hooks"}
+    own = {name: v for name, v in options.items() if name not in {"hooks", "mini_batches"}}
     policy = load_policy(job["path"])
     shard(policy, group, dtype="float32")
     optimizer = Optimizer(policy, OptimizerSpec(lr=1e-2, eps=1e-5), total_steps=10)
@@ -83,6 +83,7 @@ def train(
         objective=load_objective(plugin, hooks),
         group=group,
         budget=60,
+        mini_batches=options.get("mini_batches", 1),
         mismatch=mismatch,
     )
     samples = [pb.TrainSample.FromString(bytes.fromhex(text)) for text in job["samples"]]

@@ -103,7 +103,8 @@ def test_two_ranks_are_one_rank(
         json.dumps(
             {
                 "path": str(llama),
-                "objectives": OBJECTIVES,
+                # In the last one the second rank has five sequences for eight updates.
+                "objectives": [*OBJECTIVES, {"mini_batches": 8, "corrections": ["m2po"]}],
                 "samples": [s.SerializeToString().hex() for s in samples],
                 "header": [len(samples), columns(samples).num_tokens],
             }
@@ -112,12 +113,24 @@ def test_two_ranks_are_one_rank(
     run_ranks(2, "step", tmp_path)
     found = json.loads((tmp_path / "metrics.json").read_text())
     weights = torch.from_numpy(np.load(tmp_path / "weights.npy"))
-    for options, together, both in zip(OBJECTIVES, found, weights, strict=True):
+    assert np.isfinite(found.pop()["loss"])
+    for options, together, both in zip(OBJECTIVES, found, weights[:-1], strict=True):
         policy, learner = make(llama, group, **options)
         alone = learner.step(share_of(samples))
         for name in ("loss", "grad_norm", "tokens", "sequences", "ratio", "entropy_estimate"):
             assert together[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-5), (options, name)
         assert torch.allclose(weights_of(policy), both, atol=1e-4), options
+
+
+def test_tokens_that_are_all_masked_move_nothing(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    policy, learner = make(llama, group, corrections=[{"kind": "mis", "lower": 1e6, "upper": 1e7}])
+    before = weights_of(policy)
+    metrics = learner.step(share_of(make_samples(8)))
+    assert metrics["mis_zeroed"] == 1.0
+    assert metrics["skipped_updates"] == 1.0
+    assert torch.equal(weights_of(policy), before)
 
 
 def test_nothing_to_train_moves_nothing(llama: Path, group: RankGroup, make_samples: Any) -> None:

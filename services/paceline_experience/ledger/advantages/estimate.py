@@ -133,7 +133,7 @@ def called(
 
     Raises:
         TypeError: the answer has another shape.
-        ValueError: it is not finite, or a weight is negative.
+        ValueError: it or a note is not finite, or a weight is negative.
     """
     answer: Any = function(batch, context, **options)
     if not isinstance(answer, Advantages):
@@ -146,6 +146,9 @@ def called(
             f"or per policy token ({tokens}) is needed"
         )
     _finite(values)
+    notes = {str(name): float(value) for name, value in answer.notes.items()}
+    _finite(np.array([*notes.values()], np.float64))
+    answer = replace(answer, notes=notes)
     if answer.weights is None:
         return replace(answer, values=values)
     weights = np.asarray(answer.weights, dtype=np.float64)

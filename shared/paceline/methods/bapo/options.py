@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from paceline.plugins import StrictModel, declares
 
+MAX_RAISES = 1000  # each is a reduction over all ranks
+
 
 @declares(needs=("ratio", "whole_batch"))
 class BapoOptions(StrictModel):
@@ -31,4 +33,9 @@ class BapoOptions(StrictModel):
             start, ceiling = getattr(self, name), getattr(self, f"max_{name}")
             if start > ceiling:
                 raise ValueError(f"{name}: {start} is above max_{name} {ceiling}")
+            step = getattr(self, f"{name}_step")
+            if ceiling - start > MAX_RAISES * step:
+                raise ValueError(
+                    f"{name}_step: {step} needs more than {MAX_RAISES} steps to {ceiling}"
+                )
         return self

@@ -14,18 +14,21 @@ def d3s_episodes(
 ) -> Advantages:
     """The advantages of the part before; episodes that are not chosen have weight 0.
 
+    Episodes whose weight is already 0 are not among those to choose from.
+
     Raises:
         InvalidError: no part with a value for each episode comes before.
     """
     before = episode_advantages_before(batch)
     share = (1.0 - context.progress) * start + context.progress * end
     labels = batch.groups if scope == "group" else np.zeros_like(batch.groups)
+    earlier = np.ones(len(before)) if batch.weights is None else batch.weights
     weights = np.zeros(len(before))
-    for own in members(labels):
+    for every in members(labels):
+        own = every[earlier[every] > 0]
         size = max(1, round(share * len(own)))
-        weights[own[most_varied(before[own], size)]] = 1.0
-    if batch.weights is not None:
-        weights *= batch.weights
+        chosen = own[most_varied(before[own], size)]
+        weights[chosen] = earlier[chosen]
     return Advantages(before, weights=weights, notes={"chosen_share": share})
 
 

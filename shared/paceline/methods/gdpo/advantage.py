@@ -43,8 +43,9 @@ def gdpo(
         return z_by(check(batch.rewards), index, unbiased=True, eps=eps)
     total = np.zeros(len(index))
     for name, values in batch.parts.items():
-        known = np.nan_to_num(values, nan=0.0)
-        total += weights.get(name, 1.0) * z_by(known, index, unbiased=True, eps=eps)
+        known = ~np.isnan(values)  # an episode without this part neither gains nor loses by it
+        own = z_by(values[known], index[known], unbiased=True, eps=eps)
+        total[known] += weights.get(name, 1.0) * own
     counts = batch.lengths.astype(np.float64) if over == "tokens" else np.ones(len(total))
     mean, variance = weighted_moments(total, counts)
     return (total - mean) / (np.sqrt(variance) + eps) if variance > 0 else np.zeros_like(total)

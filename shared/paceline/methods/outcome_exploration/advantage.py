@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,8 +79,9 @@ def _counted(
         counts = changed.setdefault(task, dict(memory.get(task) or {}))
         for answer in filter(None, map(_key, outcome.answers)):
             counts[answer] = counts.get(answer, 0) + 1
-        while len(counts) > MAX_ANSWERS:
-            del counts[min(counts, key=lambda each: (counts[each], each))]
+        if len(counts) > MAX_ANSWERS:
+            often = heapq.nlargest(MAX_ANSWERS, counts, key=lambda each: (counts[each], each))
+            changed[task] = {answer: counts[answer] for answer in sorted(often)}
     return changed
 
 

@@ -28,5 +28,5 @@ class AggregationOptions(StrictModel):
 class SumNormOptions(AggregationOptions):
     """Options of `seq_mean_token_sum_norm`."""
 
-    norm: int = Field(gt=0)
+    norm: int = Field(gt=0, le=1 << 31)
     """The constant, e.g. the longest generation; it must not vary between batches."""

@@ -25,6 +25,9 @@ def xrpo_novelty(
     ends = batch.starts
     sums = np.add.reduceat(np.append(batch.logprobs, 0.0), ends[:-1]) * (batch.lengths > 0)
     likely = sums / np.maximum(batch.lengths, 1)
-    novelty = scale * (1.0 - np.exp(likely - mean_by(likely, index_of(batch.groups))))
+    # An episode without a policy token has no likelihood, and no part in that of its group.
+    known, index = batch.lengths > 0, index_of(batch.groups)
+    likely[known] -= mean_by(likely[known], index[known])
+    novelty = scale * (1.0 - np.exp(likely))
     added = np.minimum(np.maximum(novelty, 0.0), bound * before)
     return np.where(before > 0, before + added, before)

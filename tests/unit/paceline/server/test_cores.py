@@ -14,7 +14,10 @@ from paceline.server.cores import available_cores, threads_for
 def test_the_limit_of_a_container_counts(
     limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    def affinity(_: int) -> set[int]:
+        return set(range(64))
+
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
     (tmp_path / "cpu.max").write_text(limit)
     assert available_cores(limit=tmp_path / "cpu.max") == expected
 
