@@ -71,7 +71,7 @@ test-systems:
 test-parts:
 	@# Tests of the chart would download them too, but within their time limits.
 	-$(BIN)/python deploy/helm/tools.py >/dev/null
-	$(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
+	$(BIN)/python -m pytest -q --numprocesses 4 --dist loadfile tests $(SYSTEMS:%=--ignore=%)
 
 $(SGLANG_STAMP): $(SGLANG_LIST) dev/install.py $(wildcard examples/sglang_cpu/*.toml examples/sglang_cpu/*/*.py)
 	@$(if $(TORCH_INDEX),$(INSTALL) $(SGLANG_VENV) --no-deps --index-url $(TORCH_INDEX) $$(grep '^torch==' $(SGLANG_LIST)))

@@ -79,15 +79,6 @@ async def commits(ledger: Any, count: int, process: Process) -> None:
 
 
 @pytest.mark.slow
-async def test_two_ranks_train_a_job(one_job: Any, tmp_path: Path) -> None:
-    code, stderr = await end(await start(settings_file(tmp_path, one_job.address), ranks=2))
-    assert code == 0, stderr
-    assert one_job.step == 4
-    assert {rank for _, _, rank in one_job.taken} == {0, 1}
-    assert "disagrees" not in stderr
-
-
-@pytest.mark.slow
 async def test_two_nodes_train_a_job(one_job: Any, tmp_path: Path) -> None:
     path, port = settings_file(tmp_path, one_job.address), free_port()
     nodes = [await start_node(path, node=node, port=port) for node in (1, 0)]

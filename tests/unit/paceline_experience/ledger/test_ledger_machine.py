@@ -305,6 +305,6 @@ def test_books_balance_in_any_history(redis_socket: str, worlds: Worlds) -> None
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=checks
+            max_examples=35, stateful_step_count=50, deadline=None, suppress_health_check=checks
         ),
     )
