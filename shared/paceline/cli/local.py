@@ -23,6 +23,7 @@ from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
+from paceline.config.precision import with_dtype
 from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
@@ -48,7 +49,7 @@ def up(arguments: Namespace) -> int:
 
 def run(arguments: Namespace) -> int:
     """`paceline run JOB.yaml`: start the services, run the job, stop the services."""
-    spec = read_job(arguments.job_file, arguments.overrides)
+    spec = with_dtype(read_job(arguments.job_file, arguments.overrides), "auto")
     check(spec)
     run_dir = arguments.run_dir or Path("runs") / spec.name
     if not arguments.again:

@@ -29,11 +29,14 @@ _SET_HELP = "one setting, which overrides all files: --set options.incarnation=3
 
 
 def load_job(path: Path, overrides: dict[str, Any] | None = None) -> JobSpec:
-    """Read a job file; `overrides` maps dotted paths (`trainer.optimizer.lr`) to values."""
+    """Read a job file; `overrides` maps dotted paths (`trainer.optimizer.lr`) to values.
+
+    `dtype: auto` stays as it is: the installation that the job is submitted to decides.
+    """
     raw = _read_yaml(path)
     for dotted, value in (overrides or {}).items():
         _set_path(raw, dotted, value)
-    return resolve_job(raw)
+    return validate(JobSpec, with_recipes(raw))
 
 
 def resolve_job(raw: Any, *, dtype: Dtype = "auto") -> JobSpec:
@@ -48,8 +51,11 @@ def resolve_job(raw: Any, *, dtype: Dtype = "auto") -> JobSpec:
 
 
 def parse_job(raw: Any) -> JobSpec:
-    """Validate an accepted job, which has all values; its recipes need not be installed."""
-    return validate(JobSpec, raw)
+    """Validate an accepted job, which has all values; its recipes need not be installed.
+
+    One that no gateway has seen may still say `dtype: auto`: it is float32, for all services.
+    """
+    return with_dtype(validate(JobSpec, raw), "float32")
 
 
 def load_settings(*paths: Path, overrides: Sequence[str] = ()) -> ServiceSettings:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.config import JobSpec
+from paceline.config import JobSpec, parse_job
 from paceline.errors import InvalidError
 from paceline.objective.load import load_objective
 from paceline.telemetry.metrics import Metrics
@@ -79,7 +79,7 @@ class Trainers:
         )
 
     def engine(self, incarnation: int) -> TrainingBackend:
-        spec = JobSpec.model_validate(
+        spec = parse_job(
             {
                 "name": "j",
                 "model": {"path": str(self._model)},

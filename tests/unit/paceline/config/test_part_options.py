@@ -71,7 +71,7 @@ def _beyond(schema: Mapping[str, Any]) -> Wrong:
     if (limit := schema.get("exclusiveMaximum")) is not None:
         yield limit, f"less than {limit:g}"
     if (limit := schema.get("maximum")) is not None:
-        yield limit + 1, f"less than or equal to {limit:g}"
+        yield limit + 1, f"less than or equal to {limit:.15g}"
     if (limit := schema.get("maxLength")) is not None:
         yield "x" * (limit + 1), f"at most {limit} characters"
     if schema.get("type") in {"number", "integer"}:

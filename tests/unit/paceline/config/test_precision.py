@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from paceline.config import parse_job, resolve_job
+from paceline.config import load_job, parse_job, resolve_job
 from paceline.config.precision import Dtype, fast_dtype
 
 JOB: dict[str, Any] = {
@@ -46,3 +47,11 @@ def test_a_job_gets_the_precision_of_the_installation(installation: Dtype) -> No
     assert (own.model.dtype, own.trainer.dtype) == ("float16", installation)
     # What was accepted does not change, wherever it is read.
     assert parse_job(spec.model_dump(mode="json")) == spec
+
+
+def test_a_job_file_leaves_it_to_the_installation(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    assert load_job(path).model.dtype == "auto"
+    # Without a gateway, all services take the same.
+    assert parse_job(JOB).model.dtype == parse_job(JOB).trainer.dtype == "float32"
