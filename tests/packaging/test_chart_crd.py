@@ -252,7 +252,7 @@ def test_schema_is_structural(schema: Object) -> None:
         assert not {"anyOf", "oneOf", "allOf", "not"} & set(node), path
         for bound in ("exclusiveMinimum", "exclusiveMaximum"):
             assert node.get(bound, True) is True, path
-        assert node["type"] != "array" or isinstance(node["items"], dict), path
+        assert node.get("type") != "array" or isinstance(node["items"], dict), path
 
 
 def nodes(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:

@@ -12,9 +12,9 @@ LIGHT = ("controller", "environment", "experience", "gateway", "reward", "tracki
 PROBE = r"""
 import importlib, pkgutil, re, sys
 package = importlib.import_module(sys.argv[1])
-# What of a method runs in the trainer alone.
+# What of a method runs in the trainer alone, and what merges adapters there and in workers.
 TRAINER = (
-    r"paceline\.(objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
+    r"paceline\.(weights\.adapters|objective\..*|methods\.(\w+\.(correction|hook|proximal|regulariser|shaping|surrogate)|"
     r"parts\.(aggregation|batch|proximal|slots|surrogates|uniform|whole_batch)))"
 )
 for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
