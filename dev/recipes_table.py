@@ -25,6 +25,13 @@ JOB = {
     "reward": ["exact"],
 }
 
+# What `benchmarks/staleness.py` says of the claims that it can test.
+SEEN = {
+    "m2po": "in part",
+    "minpro": "against M2PO and GSPO",
+    "decoupled_ppo": "the accuracy",
+}
+
 
 def files() -> dict[Path, str]:
     """Path and content of the file."""
@@ -36,8 +43,8 @@ def files() -> dict[Path, str]:
 def table() -> str:
     """The table as Markdown."""
     head = [
-        "| recipe | method | sets | needs | evidence | claim | held-out reward |",
-        "|---|---|---|---|---|---|--:|",
+        "| recipe | method | sets | needs | evidence | claim | seen | held-out reward |",
+        "|---|---|---|---|---|---|---|--:|",
     ]
     rewards = _rewards()
     points = registry.installed("recipes")
@@ -59,7 +66,8 @@ def _row(each: Recipe, reward: str) -> str:
     sets = ", ".join(f"`{kind}`" for kind in _kinds(each.fragment()))
     needs = ", ".join(f"`{need}`" for need in _needs(each.name))
     method = each.method
-    cells = (f"`{each.name}`", each.title, sets, needs, method.evidence, method.claim, reward)
+    seen = SEEN.get(each.name, "not tested" if method.claim else "")
+    cells = (f"`{each.name}`", each.title, sets, needs, method.evidence, method.claim, seen, reward)
     return "| " + " | ".join(cells) + " |"
 
 

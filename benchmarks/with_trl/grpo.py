@@ -1,6 +1,6 @@
 """TRL's GRPO on the tasks of a file; run by `bench_trl.py` in an environment of its own.
 
-    .venv-trl/bin/python benchmarks/trl/grpo.py CASE.json OUT.json
+    .venv-trl/bin/python benchmarks/with_trl/grpo.py CASE.json OUT.json
 
 Knows nothing of Paceline. The clock stops during evaluations.
 """
