@@ -222,7 +222,7 @@ def run_trl(
         subprocess.run(command, check=True, env=variables, stdout=subprocess.DEVNULL)
         found = json.loads((Path(folder) / "out.json").read_text())
     reached = (seconds for _, seconds, value in found["curve"] if value >= GOAL)
-    return found | {"goal_s": next(reached, math.inf)}
+    return found | ({"goal_s": next(reached, math.inf)} if case.goal else {})
 
 
 def run_ours(case: Case) -> dict[str, Any]:
