@@ -15,28 +15,26 @@ import json
 import math
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import ROOT, machine, observe, steady, table, wait_for
+from pipeline import ROOT, machine, observe, steady, table
+from recipes import serving
 from transformers import AutoTokenizer
 
-from paceline.client import Client
 from paceline.config import load_job
 from paceline.config.precision import fast_dtype
 from paceline.enums import Purpose
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.reasoning_gym.tasks import ReasoningGymTasks
-from paceline.files import token_of
 
 WORKER = ROOT / "benchmarks" / "with_trl" / "grpo.py"
 GOAL = 0.85
@@ -82,18 +80,18 @@ class Case:
     steps: int
     warm: int  # steps before the steady part
     rounds: int
+    trl_steps: int
+    trl_warm: int
     micro_batch: int  # of TRL, in samples
     latency: bool = False
     goal: bool = False  # measure the time to a held-out reward
-    overrides: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 CASES = {
-    "demo": Case("demo", ROOT / "examples/arithmetic.yaml", 120, 10, 5, 256, goal=True),
-    "slow": Case("slow", ROOT / "examples/arithmetic.yaml", 120, 20, 3, 256, latency=True),
-    "smollm2": Case("smollm2", ROOT / "examples/smollm2.yaml", 12, 3, 2, 16),
+    "demo": Case("demo", ROOT / "examples/arithmetic.yaml", 120, 10, 5, 60, 10, 256, goal=True),
+    "slow": Case("slow", ROOT / "examples/arithmetic.yaml", 120, 20, 3, 10, 1, 256, latency=True),
+    "smollm2": Case("smollm2", ROOT / "examples/smollm2.yaml", 12, 3, 2, 4, 1, 16),
 }
-TRL_STEPS = {"demo": 60, "slow": 10, "smollm2": 4}
 
 
 def main() -> int:
@@ -174,7 +172,7 @@ def inputs(case: Case) -> dict[str, Any]:
         "latency_s": LATENCY if case.latency else None,
         "micro_batch": case.micro_batch,
         "eval_every": 10 if case.goal else 0,
-        "warm": min(case.warm, 1 if case.name != "demo" else case.warm),
+        "warm": case.trl_warm,
         "seed": 0,
     }
 
@@ -211,7 +209,7 @@ def run_trl(
         asked = {
             **given,
             "threads": threads,
-            "steps": steps or TRL_STEPS[case.name],
+            "steps": steps or case.trl_steps,
             "folder": folder,
         }
         if steps is not None:
@@ -232,11 +230,10 @@ def run_ours(case: Case) -> dict[str, Any]:
         "eval.every": 100_000,
         "eval.tasks": 8,
         "stop.steps": case.steps,
-        **case.overrides,
     }
     if case.latency:
         overrides["tasks.environment"] = "slow_arithmetic"
-    with slow_environment() if case.latency else here():
+    with slow_environment() if case.latency else nullcontext():
         spec, samples, summary = observe(case.job, overrides)
         moving = [each for each in steady(spec, samples) if each.step >= case.warm]
         found = table(case.name, spec, moving, summary)
@@ -251,24 +248,15 @@ def time_to_goal(case: Case) -> float:
     overrides = {"experience.filters": [], "eval.every": 10, "stop.steps": case.steps}
     spec = load_job(case.job, overrides).model_dump(mode="json")
     spec["model"]["path"] = str(ROOT / spec["model"]["path"])
-    folder = Path(tempfile.mkdtemp(prefix="paceline-bench-"))
-    command = [sys.executable, "-m", "paceline.cli", "up", "--run-dir", str(folder), "--port", "0"]
-    up = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        address = wait_for(folder / "gateway.json")["http"]
-        with Client(address, token=token_of(folder)) as client:
-            started = math.nan
-            for event in client.watch(client.submit(spec).status.job_id):
-                evals = [each for each in event.metrics if each.kind is Purpose.EVAL]
-                if evals and math.isnan(started):
-                    started = time.perf_counter()
-                if any(each.values["reward"] >= GOAL for each in evals):
-                    return time.perf_counter() - started
-        return math.inf
-    finally:
-        up.terminate()
-        up.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
+    with serving() as client:
+        started = math.nan
+        for event in client.watch(client.submit(spec).status.job_id):
+            evals = [each for each in event.metrics if each.kind is Purpose.EVAL]
+            if evals and math.isnan(started):
+                started = time.perf_counter()
+            if any(each.values["reward"] >= GOAL for each in evals):
+                return time.perf_counter() - started
+    return math.inf
 
 
 def latency_bound(given: dict[str, Any]) -> float:
@@ -286,12 +274,6 @@ def latency_bound(given: dict[str, Any]) -> float:
     duration = statistics.fmean(max(episode() for _ in range(size)) for _ in range(20_000))
     groups = (given["max_staleness"] + 1) * given["batch_groups"]
     return round(groups * size / duration, 1)
-
-
-@contextmanager
-def here() -> Generator[None]:
-    """Nothing to prepare."""
-    yield
 
 
 @contextmanager

@@ -160,8 +160,9 @@ class Snapshotter:
                 full = value.full_tensor() if isinstance(value, DTensor) else value
                 own = torch.empty(0)
                 if self._group.rank_info.seeds:
-                    scaled = full.detach() * self._scales.get(name, 1.0)
-                    own = scaled.to("cpu", self._precision(value), copy=True).contiguous()
+                    if name in self._scales:
+                        full = full * self._scales[name]
+                    own = full.detach().to("cpu", self._precision(value), copy=True).contiguous()
                 if isinstance(value, nn.Parameter) and not value.requires_grad:
                     self._frozen[name] = own
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from paceline.config.base import PluginSpec
 from paceline.config.objective import ObjectiveSpec
@@ -17,7 +18,7 @@ def load_objective(spec: ObjectiveSpec, hooks: Sequence[PluginSpec] = ()) -> Obj
     Raises:
         InvalidError: there is no such plug-in, or it has no such option.
     """
-    load = _Loader()
+    load = partial(_load, Counter[str]())
     return Objective(
         proximal=load("proximals", "objective.proximal", [spec.proximal])[0],
         shaping=load("shapings", "objective.shaping", spec.shaping),
@@ -29,17 +30,12 @@ def load_objective(spec: ObjectiveSpec, hooks: Sequence[PluginSpec] = ()) -> Obj
     )
 
 
-class _Loader:
-    """Loads slots under names of their own: plans and metrics are by name, whatever the kind."""
-
-    def __init__(self) -> None:
-        self._seen = Counter[str]()
-
-    def __call__(self, kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
-        found: list[Slot] = []
-        for plugin in plugins:
-            self._seen[plugin.kind] += 1
-            number = self._seen[plugin.kind]
-            name = plugin.kind if number == 1 else f"{plugin.kind}_{number}"
-            found.append(find_slot(kind, f"trainer.{field}", plugin, name=name))
-        return found
+def _load(seen: Counter[str], kind: str, field: str, plugins: Sequence[PluginSpec]) -> list[Slot]:
+    """Slots under names of their own: plans and metrics are by name, whatever the kind."""
+    found: list[Slot] = []
+    for plugin in plugins:
+        seen[plugin.kind] += 1
+        number = seen[plugin.kind]
+        name = plugin.kind if number == 1 else f"{plugin.kind}_{number}"
+        found.append(find_slot(kind, f"trainer.{field}", plugin, name=name))
+    return found

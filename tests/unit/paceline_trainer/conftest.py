@@ -27,6 +27,9 @@ from paceline.v1.experience_pb2_grpc import (
 )
 from paceline.v1.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, add_RosterServicer_to_server
+from paceline.weights.snapshot.manifest import SnapshotHeader
+from paceline.weights.snapshot.staging import Staging
+from paceline_trainer.weights.publish import WeightCopy, fill
 
 VOCAB = 32
 WORKER = Path(__file__).with_name("ranks.py")
@@ -107,6 +110,19 @@ def samples(
 def run_ranks() -> Callable[[int, str, Path], None]:
     """Run `ranks.py` under torchrun."""
     return _run_ranks
+
+
+@pytest.fixture
+def stage() -> Callable[[WeightCopy], Staging]:
+    """Stage a copy of the weights, as those that are served."""
+    return _stage
+
+
+def _stage(snapshot: WeightCopy) -> Staging:
+    entries, num_bytes = snapshot.entries, snapshot.num_bytes
+    staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
+    fill(staging, snapshot.tensors)
+    return staging
 
 
 def _run_ranks(world: int, what: str, folder: Path) -> None:

@@ -17,8 +17,6 @@ from paceline.config.objective import ObjectiveSpec
 from paceline.errors import ConfigError
 from paceline.objective.load import load_objective
 from paceline.weights.adapters import MergedSnapshot
-from paceline.weights.snapshot.manifest import SnapshotHeader
-from paceline.weights.snapshot.staging import Staging
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
@@ -27,7 +25,7 @@ from paceline_trainer.step.loading import load_policy, open_policy
 from paceline_trainer.step.lora import is_adapter
 from paceline_trainer.step.model import DTYPES, shard
 from paceline_trainer.step.optimizer import Optimizer
-from paceline_trainer.weights.publish import Snapshotter, WeightCopy, fill
+from paceline_trainer.weights.publish import Snapshotter, WeightCopy
 
 SPEC = LoraSpec(rank=4, alpha=8)
 
@@ -70,13 +68,6 @@ class Parts:
         return snapshot
 
 
-def staged(snapshot: WeightCopy) -> Staging:
-    entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
-    fill(staging, snapshot.tensors)
-    return staging
-
-
 def loaded(snapshot: Any) -> dict[str, Tensor]:
     return {
         entry.name: torch.frombuffer(data, dtype=DTYPES[entry.dtype]).view(entry.shape).clone()
@@ -113,17 +104,17 @@ def test_the_reference_is_the_policy_without_adapters(
 
 @pytest.mark.parametrize("engine", ["float32", "bfloat16"])
 def test_engines_compute_what_the_trainer_computes(
-    llama: Path, group: RankGroup, make_samples: Any, engine: str
+    llama: Path, group: RankGroup, make_samples: Any, stage: Any, engine: str
 ) -> None:
     parts = Parts(llama, group)
-    first = staged(parts.published(engine=engine))
+    first = stage(parts.published(engine=engine))
     for step in range(3):
         parts.step(make_samples(8, seed=step), step)
     copy = parts.published(engine=engine)
-    snapshot = staged(copy)
+    snapshot = stage(copy)
     assert snapshot.root != first.root  # digests of version and version differ
     adapter, base = loaded(MergedSnapshot(snapshot)), loaded(MergedSnapshot(first))
-    merged = staged(parts.published(engine=engine, merge=True))
+    merged = stage(parts.published(engine=engine, merge=True))
     assert not merged.header.has_adapters
     # Both ways of publication give engines the same bits, and others than before training.
     for name, value in loaded(merged).items():
@@ -139,7 +130,7 @@ def test_engines_compute_what_the_trainer_computes(
 
 
 def test_only_adapters_differ_between_versions(
-    llama: Path, group: RankGroup, make_samples: Any
+    llama: Path, group: RankGroup, make_samples: Any, stage: Any
 ) -> None:
     parts = Parts(llama, group)
     snapshotter = Snapshotter(parts.policy, group, engine_dtype="float32", dtype="float32")
@@ -147,7 +138,7 @@ def test_only_adapters_differ_between_versions(
     for step in range(2):
         copy = snapshotter.begin(step)
         snapshotter.gather(copy)
-        versions.append(loaded(staged(copy)))
+        versions.append(loaded(stage(copy)))
         parts.step(make_samples(8, seed=step), step)
     first, second = versions
     differing = {name for name in first if not torch.equal(first[name], second[name])}

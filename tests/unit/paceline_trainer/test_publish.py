@@ -28,13 +28,6 @@ def copy(path: Path, group: RankGroup, *, engine: str, dtype: str = "float32") -
     return snapshot
 
 
-def stage(snapshot: WeightCopy) -> Staging:
-    entries, num_bytes = snapshot.entries, snapshot.num_bytes
-    staging = Staging(SnapshotHeader("j", 7, 4, 6, -1, 1, num_bytes, 4096, entries, snapshot.tied))
-    fill(staging, snapshot.tensors)
-    return staging
-
-
 def receive(path: Path, staging: Staging) -> Any:
     """A model built as an engine does: from the shapes, then the staged bytes."""
     dtype = DTYPES[staging.header.tensors[0].dtype]
@@ -50,7 +43,7 @@ def receive(path: Path, staging: Staging) -> Any:
 
 @pytest.mark.parametrize(("engine", "dtype"), [("float32", "float32"), ("bfloat16", "bfloat16")])
 def test_staged_tensors_are_the_weights(
-    llama: Path, group: RankGroup, engine: str, dtype: str
+    llama: Path, group: RankGroup, stage: Any, engine: str, dtype: str
 ) -> None:
     staging = stage(copy(llama, group, engine=engine, dtype=dtype))
     expected = AutoModelForCausalLM.from_pretrained(llama).state_dict()
@@ -71,7 +64,7 @@ def test_staged_tensors_are_the_weights(
     ],
 )
 def test_canary_is_what_the_engine_computes(
-    llama: Path, group: RankGroup, engine: str, dtype: str, tolerance: float
+    llama: Path, group: RankGroup, stage: Any, engine: str, dtype: str, tolerance: float
 ) -> None:
     snapshot = copy(llama, group, engine=engine, dtype=dtype)
     model = receive(llama, stage(snapshot))

@@ -1,6 +1,5 @@
 """Threads of processes that compute on a CPU."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,9 @@ from paceline.server.cores import available_cores, threads_for
 @pytest.mark.parametrize(
     ("limit", "expected"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), ("", 64)]
 )
-def test_the_limit_of_a_container_counts(
-    limit: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def affinity(_: int) -> set[int]:
-        return set(range(64))
-
-    monkeypatch.setattr(os, "sched_getaffinity", affinity)
+def test_the_limit_of_a_container_counts(limit: str, expected: int, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text(limit)
-    assert available_cores(limit=tmp_path / "cpu.max") == expected
+    assert available_cores(limit=tmp_path / "cpu.max", affinity=64) == expected
 
 
 @pytest.mark.parametrize(
