@@ -118,7 +118,9 @@ def run(case: Case) -> dict[str, Any]:
         queue.append(sampler.batch(step))
         samples = queue.popleft()
         tokens = sum(len(each.logprobs) for each in samples)
-        rows.append(learner.step(Share("b", step, len(samples), tokens, tuple(samples))))
+        age_steps = {version: version for version in range(step + 1)}
+        share = Share("b", step, len(samples), tokens, tuple(samples), age_steps=age_steps)
+        rows.append(learner.step(share))
         sampler.follow(step + 1)
         if (step + 1) % max(case.steps // 8, 1) == 0:
             curve.append(sampler.held_out())

@@ -33,7 +33,7 @@ class OpenEpisode:
     lease_s: float
     since: float
     renewed: float
-    flushed: float
+    unsaved_since: float | None = None  # when tokens were first seen that are not saved yet
     limit_s: float = float("inf")
     episode: Episode | None = None
     task: asyncio.Task[None] | None = None
@@ -143,7 +143,7 @@ class EpisodeWorker:
             elif self._due(leased, now):
                 assert leased.episode is not None
                 progress.append(leased.episode.progress())
-                leased.flushed = leased.renewed = now
+                leased.renewed, leased.unsaved_since = now, None
                 leased.flushed_tokens = leased.episode.num_sampled
             elif now - leased.renewed > leased.lease_s / _RENEW_SHARE:
                 renew.append(leased.key)
@@ -173,7 +173,10 @@ class EpisodeWorker:
         new = leased.episode.num_sampled - leased.flushed_tokens
         if new <= 0:
             return False
-        return now - leased.flushed >= self._limits.flush_s or new >= self._limits.flush_tokens
+        if leased.unsaved_since is None:
+            leased.unsaved_since = now
+        age_s = now - leased.unsaved_since
+        return age_s >= self._limits.flush_s or new >= self._limits.flush_tokens
 
     def _open_episode(self, assignment: Assignment, position: int) -> OpenEpisode:
         index, attempt = assignment.indices[position], assignment.attempts[position]
@@ -181,9 +184,7 @@ class EpisodeWorker:
         if (older := self._open.get(key[:3])) is not None:
             self._close(older)
         now = self._peers.clock()
-        leased = OpenEpisode(
-            key, assignment.purpose, assignment.lease_s, now, renewed=now, flushed=now
-        )
+        leased = OpenEpisode(key, assignment.purpose, assignment.lease_s, now, renewed=now)
         if assignment.traces:
             lease = self._peers.tracer.received(assignment.traces[position])
             leased.span = lease.child("attempt", attempt=attempt, worker=self._peers.worker_id)

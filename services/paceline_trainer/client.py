@@ -182,6 +182,7 @@ class TrainerLedger:
             samples=tuple(samples),
             stats=head.stats,
             stop=wire.member_of(StopReason, head.stop, "stop") if head.stop else None,
+            age_steps=dict(head.age_steps),
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +77,20 @@ class Share:
     samples: tuple[pb.TrainSample, ...]
     stats: pb.BatchStats = field(default_factory=pb.BatchStats)
     stop: StopReason | None = None
+    age_steps: Mapping[int, int] = field(default_factory=dict[int, int])  # by version
+
+    def ages(self, versions: Ints) -> Ints:
+        """How many steps the tokens of each version are behind the batch.
+
+        A version that experience does not know is as old as the newest one before it.
+        """
+        if not self.age_steps:
+            return np.zeros_like(versions)
+        known = np.array(sorted(self.age_steps), np.int64)
+        steps = np.array([self.age_steps[version] for version in known.tolist()], np.int64)
+        places = np.searchsorted(known, versions, side="right") - 1
+        found: Ints = np.maximum(self.step - steps[np.maximum(places, 0)], 0)
+        return found
 
 
 def columns(samples: Iterable[pb.TrainSample]) -> Columns:

@@ -68,15 +68,3 @@ def test_the_job_survives_and_the_ledger_is_clean(
     summary = kill_and_finish(platform, job_of(f"kill-{kind}"), gate, until, kill)
     assert summary["steps"] == STEPS
     assert summary["staleness_max"] <= 4
-
-
-def test_a_trainer_rank_may_die_without_its_launcher(
-    platform: Any, job_of: Job, gate: Path, until: Callable[..., None]
-) -> None:
-    def kill(job_id: str) -> psutil.Process:
-        name = next(n for n in platform.names() if n.startswith("trainer") and job_id in n)
-        rank = psutil.Process(platform.pid_of(name)).children()[-1]
-        rank.kill()
-        return rank
-
-    kill_and_finish(platform, job_of("kill-rank"), gate, until, kill)

@@ -28,6 +28,7 @@ from paceline_controller.runtimes.base import Observed
 
 HEALTH_TIMEOUT_S = 1.0
 STALE_S = 60.0
+_ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would set it
 _HAVE_WEIGHTS = {WorkerKind.ROLLOUT, WorkerKind.TRAINER}
 Command = Callable[[Wanted, Path], Sequence[str]]
 
@@ -132,7 +133,11 @@ class ProcessRuntime:
             "metrics": f"{settings.metrics_host or settings.host}:{settings.metrics_port}",
         }
         command = self._command(wanted, path)
-        self._processes.start(wanted.name, command, mark=str(path), labels=labels)
+        alone = wanted.kind is WorkerKind.TRAINER and wanted.world_size == 1
+        environment = _ONLY_RANK if alone else {}
+        self._processes.start(
+            wanted.name, command, mark=str(path), labels=labels, environment=environment
+        )
 
     def _settings_of(self, wanted: Wanted, incarnation: int) -> ServiceSettings:
         mine, name = self._settings, wanted.name
@@ -169,9 +174,9 @@ class ProcessRuntime:
         )
 
     def command_of(self, wanted: Wanted, path: Path) -> list[str]:
-        """How a process is started: trainers by torchrun."""
+        """How a process is started: trainers of several ranks by torchrun."""
         module = ["-m", f"paceline_{wanted.kind}", str(path)]
-        if wanted.kind is not WorkerKind.TRAINER:
+        if wanted.kind is not WorkerKind.TRAINER or wanted.world_size == 1:
             return [sys.executable, "-P", *module]
         port = self._ports.take(f"{wanted.name}:master")
         torchrun = [

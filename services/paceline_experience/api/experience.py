@@ -196,6 +196,7 @@ def batch_parts(share: BatchShare) -> Iterator[pb.BatchPart]:
         num_samples=len(share.samples),
         stop=wire.number_of(share.stop),
         stats=wire.to_proto(share.stats, pb.BatchStats),
+        age_steps=share.age_steps,
     )
     size = 0
     for data in share.samples:

@@ -134,6 +134,7 @@ class Batches:
             groups=tuple(g.group_id for g in chosen),
             stats=replace(shares.batch_stats(chosen, state, step), trainer_wait_s=wait_s),
             notes=found.notes,
+            age_steps=state.age_steps(chosen),
         )
         await self._core.change(
             "take", incarnation, step, record_text(batch), *found.script_arguments
@@ -185,6 +186,7 @@ class Batches:
             step=fixed.step,
             samples=tuple(samples),
             stats=fixed.stats,
+            age_steps=fixed.age_steps,
         )
 
     async def commit(

@@ -105,6 +105,9 @@ class BatchRecord:
     committed: bool = False
     counted: bool = False  # in the totals, once, however often the step is trained
     notes: dict[str, Exact] = field(default_factory=dict[str, Exact])  # of the advantages
+    # Versions -> steps from which their tokens count their age. A rewind changes those of the
+    # ledger, but not of a batch that is trained again.
+    age_steps: dict[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)

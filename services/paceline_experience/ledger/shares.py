@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,7 @@ class BatchShare:
     stop: StopReason | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     samples: tuple[bytes, ...] = ()  # encoded `TrainSample` messages
+    age_steps: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Batch:
     step: int
     samples: tuple[BatchSample, ...]
     stats: BatchStats
+    age_steps: Mapping[int, int]  # version -> step from which its tokens count their age
 
     def share(self, rank: int, world: int) -> BatchShare:
         """The share of one rank."""
@@ -65,6 +67,7 @@ class Batch:
             total_tokens=sum(each.trainable for each in self.samples),
             stats=self.stats,
             samples=tuple(self.samples[i].data for i in balance(self.samples, world)[rank]),
+            age_steps=self.age_steps,
         )
 
 

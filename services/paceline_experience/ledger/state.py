@@ -181,6 +181,13 @@ class LedgerState:
         found = self.versions.get(version)
         return found.age_step if found else 0
 
+    def age_steps(self, groups: Iterable[GroupRecord]) -> dict[int, int]:
+        """`age` of the versions from the oldest of these groups on."""
+        oldest = min((v for g in groups if (v := g.oldest_version()) >= 0), default=None)
+        if oldest is None:
+            return {}
+        return {v: self.age(v) for v in sorted({oldest, *self.versions}) if v >= oldest}
+
     def staleness(self, group: GroupRecord, step: int) -> int:
         """Age in steps of a group's oldest token if it is trained at `step`."""
         oldest = group.oldest_version()

@@ -18,7 +18,7 @@ class RankInfo:
     world: int = 1
     node: int = 0
     nodes: int = 1
-    parent: int = 0
+    parent: int = 0  # torchrun's process; 0: a single rank, started without it
     master_host: str = ""
     master_port: int = 0
 
@@ -39,10 +39,10 @@ class RankInfo:
 
 
 def find_rank(environment: Mapping[str, str]) -> RankInfo:
-    """The rank that torchrun gave this process.
+    """The rank that torchrun, or who started a single rank, gave this process.
 
     Raises:
-        ConfigError: the process was not started by torchrun.
+        ConfigError: the environment has no rank.
     """
     try:
         rank, local, world = (int(environment[k]) for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
@@ -60,7 +60,7 @@ def find_rank(environment: Mapping[str, str]) -> RankInfo:
         world=world,
         node=node,
         nodes=nodes,
-        parent=os.getppid(),
+        parent=os.getppid() if "TORCHELASTIC_RUN_ID" in environment else 0,
         master_host=environment.get("MASTER_ADDR", ""),
         master_port=port,
     )

@@ -101,7 +101,7 @@ class Learner:
         with stage("mismatch"):
             mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
         with stage("score"):
-            known = self._known(data, parts, share.step)
+            known = self._known(data, parts, share)
         tally = Tally()
         for part in parts:
             with stage("update"):
@@ -141,13 +141,11 @@ class Learner:
                 header_sequences=share.total_sequences,
             )
 
-    def _known(self, data: Columns, parts: Sequence[UpdateShard], step: int) -> StepTokens:
+    def _known(self, data: Columns, parts: Sequence[UpdateShard], share: Share) -> StepTokens:
         """What stays the same during the updates of a step."""
         scorer, mismatch, average = self._scorer, self._mismatch, self._average
         behaviour = torch.from_numpy(data.behaviour).to(self._group.device)
-        ages = torch.zeros_like(behaviour, dtype=torch.int64)
-        if mismatch is not None:
-            ages = torch.from_numpy(mismatch.versions.ages(data.versions, step)).to(ages)
+        ages = torch.from_numpy(share.ages(data.versions)).to(self._group.device)
 
         def sampled() -> Tensor:
             if mismatch is None:
@@ -171,7 +169,7 @@ class Learner:
             centre=self._objective.centre(known),
             reference=self._reference_scores(data, parts),
             ages=ages,
-            step=step,
+            step=share.step,
             total_steps=self._optimizer.total_steps,
         )
 

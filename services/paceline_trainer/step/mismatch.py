@@ -1,8 +1,9 @@
 """Measures how much engine and trainer disagree on the log-probs of sampled tokens.
 
-For every version, the log-probs of a few sequences are recomputed with exactly the weights that
-sampled them, however far the trainer is ahead. Only tokens whose whole prefix was computed by that
-version are compared: the KV cache of other tokens is partly that of older weights.
+In the first batch that has tokens of a version, the log-probs of a few of its sequences are
+recomputed with exactly the weights that sampled them, however far the trainer is ahead. Only
+tokens whose whole prefix was computed by that version are compared: the KV cache of other tokens is
+partly that of older weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
 
 class Mismatch:
-    """Measures the versions in each batch. Collective: all ranks measure together."""
+    """Measures each version once. Collective: all ranks measure together."""
 
     def __init__(
         self,
@@ -37,17 +38,17 @@ class Mismatch:
         self._num_sequences = num_sequences
         self._budget = budget
         self._sampled: set[int] = set()
-        self._checked: set[int] = set()
 
     @torch.no_grad()
     def measure(self, data: Columns) -> dict[str, float]:
         """KL from engine to trainer (estimators k1 and k3) over the tokens that can be checked.
 
-        `versions_sampled` and `versions_checked` count versions in the first batch that has them.
-        Versions of earlier incarnations are unknown.
+        None if the batch has no version that earlier ones had not. `versions_sampled` and
+        `versions_checked` count new versions. Versions of earlier incarnations are unknown.
         """
         present = self.versions.present(_first_versions(data))
-        checked = [v for v in present if self._num_sequences and self.versions[v] in self.history]
+        new = [version for version in present if version not in self._sampled]
+        checked = [v for v in new if self._num_sequences and self.versions[v] in self.history]
         sums, largest = np.zeros(3), 0.0
         for version in checked:
             differences = self._differences(data, version)
@@ -58,11 +59,10 @@ class Mismatch:
             ]
             largest = max(largest, float(np.abs(differences).max(initial=0.0)))
         metrics = {
-            "versions_sampled": float(len(set(present) - self._sampled)),
-            "versions_checked": float(len(set(checked) - self._checked)),
+            "versions_sampled": float(len(new)),
+            "versions_checked": float(len(checked)),
         }
-        self._sampled.update(present)
-        self._checked.update(checked)
+        self._sampled.update(new)
         return metrics | self._means(sums, largest)
 
     def _means(self, sums: NDArray[np.float64], largest: float) -> dict[str, float]:
@@ -114,7 +114,7 @@ def mismatch_of(
     return Mismatch(
         group=group,
         history=history,
-        versions=VersionSteps(group, publish_every=trainer.publish_every),
+        versions=VersionSteps(group),
         num_sequences=options.sequences,
         budget=trainer.tokens_per_micro_batch,
     )

@@ -180,9 +180,15 @@ class PolicyModel(nn.Module):
 def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
     """Shard each decoder layer, and the rest as one; forward and backward run in `dtype`.
 
-    Weights that are not loaded yet are read unit by unit, each rank its own rows.
+    Weights that are not loaded yet are read unit by unit, each rank its own rows. A single rank in
+    float32 has nothing to gather or to convert, so its parameters stay plain tensors.
     """
     rank, world = group.rank_info.rank, group.rank_info.world
+    if world == 1 and dtype == "float32":
+        policy.load(policy.parameters(), rank, world)
+        policy.source = None
+        policy.to(group.device)
+        return
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == "float32" else DTYPES[dtype],
         reduce_dtype=torch.float32,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -21,10 +20,8 @@ Shards = list[Tensor]
 class VersionSteps:
     """The step that each published version is from. Collective: all ranks know the same."""
 
-    def __init__(self, group: RankGroup, *, publish_every: int = 1) -> None:
-        """`publish_every`: steps between versions, for those from before the start."""
+    def __init__(self, group: RankGroup) -> None:
         self._group = group
-        self._publish_every = publish_every
         self._steps: dict[int, int] = {}  # version -> step
 
     def __getitem__(self, version: int) -> int:
@@ -43,23 +40,6 @@ class VersionSteps:
         known, local = sorted(self._steps), set(versions.tolist())
         gathered = self._group.gather([float(version in local) for version in known])
         return [version for version, column in zip(known, gathered.T, strict=True) if column.any()]
-
-    def ages(self, versions: Ints, step: int) -> Ints:
-        """How many steps each version is behind `step`.
-
-        That of a version from before the start is counted back from the oldest known one; it is 0
-        if none is known.
-        """
-        if not self._steps:
-            return np.zeros_like(versions)
-        own, inverse = np.unique(versions, return_inverse=True)
-        oldest = min(self._steps)
-        steps = [
-            self._steps.get(version, self._steps[oldest] - self._publish_every * (oldest - version))
-            for version in own.tolist()
-        ]
-        found: Ints = np.maximum(step - np.array(steps, np.int64), 0)
-        return found[inverse]
 
 
 class WeightHistory:

@@ -186,10 +186,10 @@ class CheckpointSpec(StrictModel):
 
 
 class MismatchSpec(StrictModel):
-    """Mismatch between log-probs of engine and trainer, measured at every version."""
+    """Mismatch between log-probs of engine and trainer, measured once for every version."""
 
     sequences: int = Field(default=2, ge=0, le=4096)
-    """Per version, step and rank, recomputed with the weights that sampled them."""
+    """Per version and rank, recomputed with the weights that sampled them."""
     bytes: int = Field(default=1 << 30, ge=0, le=1 << 44)
     """Host memory per rank for weights of past versions; those that do not fit are not checked."""
 

@@ -533,6 +533,26 @@ class BatchPart(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class AgeStepsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BATCH_ID_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     TOTAL_SEQUENCES_FIELD_NUMBER: _builtins.int
@@ -541,6 +561,7 @@ class BatchPart(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    AGE_STEPS_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.str
     step: _builtins.int
     total_sequences: _builtins.int
@@ -555,6 +576,10 @@ class BatchPart(_message.Message):
     def stats(self) -> Global___BatchStats: ...
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrainSample]: ...
+    @_builtins.property
+    def age_steps(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Versions of the batch -> the step from which their tokens count their age."""
+
     def __init__(
         self,
         *,
@@ -566,10 +591,11 @@ class BatchPart(_message.Message):
         stop: _types_pb2.StopReason.ValueType = ...,
         stats: Global___BatchStats | None = ...,
         samples: _abc.Iterable[Global___TrainSample] | None = ...,
+        age_steps: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "num_samples", b"num_samples", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_steps", b"age_steps", "batch_id", b"batch_id", "num_samples", b"num_samples", "samples", b"samples", "stats", b"stats", "step", b"step", "stop", b"stop", "total_sequences", b"total_sequences", "total_tokens", b"total_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.config import JobSpec, parse_job
@@ -27,6 +26,7 @@ from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import mismatch_of
 from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Snapshotter
 
@@ -137,7 +137,7 @@ class Trainers:
 
 
 def marks(engine: TrainingBackend) -> set[float]:
-    full = (cast(DTensor, p).full_tensor() for p in engine.policy.parameters())
+    full = (local(p.detach()) for p in engine.policy.parameters())
     return {value for each in full for value in each.detach().unique().tolist()}
 
 

@@ -116,7 +116,8 @@ async def test_ports_stay_over_restarts(runtime: ProcessRuntime, tmp_path: Path)
     assert (after.port, after.metrics_port) == (before.port, before.metrics_port)
 
 
-def test_a_trainer_is_started_by_torchrun(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_several_ranks_are_started_by_torchrun(tmp_path: Path, world: int) -> None:
     settings = ServiceSettings(
         kind=WorkerKind.CONTROLLER, worker_id="controller-0", run_dir=tmp_path
     )
@@ -126,11 +127,12 @@ def test_a_trainer_is_started_by_torchrun(tmp_path: Path) -> None:
         beat=tmp_path / "beat",
         child_grace_s=1.0,
     )
-    wanted = Wanted("trainer-a-1", WorkerKind.TRAINER, job_id="a-1", world_size=2)
+    wanted = Wanted("trainer-a-1", WorkerKind.TRAINER, job_id="a-1", world_size=world)
     command = list(made.command_of(wanted, Path("/run/s.yaml")))
-    assert command[1:6] == ["-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert command[-3:] == ["-m", "paceline_trainer", "/run/s.yaml"]
-    assert "--max-restarts" in command
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if world > 1 else []
+    assert command[1:-3][: len(torchrun) + 1] == ["-P", *torchrun]
+    assert ("--max-restarts" in command) == (world > 1)
 
 
 async def test_kill_9_leads_to_a_restart(runtime: ProcessRuntime, tmp_path: Path) -> None:

@@ -5,12 +5,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.config.objective import ObjectiveSpec
@@ -23,6 +22,7 @@ from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 
 WORKER = Path(__file__).with_name("ranks.py")
 
@@ -49,7 +49,7 @@ class Parts:
         self.learner.step(share)
 
     def weights(self) -> torch.Tensor:
-        full = [cast(DTensor, p).full_tensor() for p in self.policy.parameters()]
+        full = [local(p.detach()) for p in self.policy.parameters()]
         return torch.cat([p.detach().reshape(-1) for p in full])
 
 

@@ -9,13 +9,12 @@ import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fsspec
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import UnavailableError
@@ -24,6 +23,7 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 
 SHARD = "__0_0.distcp"
 
@@ -109,7 +109,7 @@ class Parts:
             parameter.fill_(value)
 
     def marks(self) -> set[float]:
-        full = (cast(DTensor, p).full_tensor() for p in self.policy.parameters())
+        full = (local(p.detach()) for p in self.policy.parameters())
         return {value for each in full for value in each.detach().unique().tolist()}
 
     def save(self, checkpoints: Checkpoints, *steps: int) -> None:

@@ -3,12 +3,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from paceline.config.base import PluginSpec
 from paceline.config.job import OptimizerSpec
@@ -24,6 +23,7 @@ from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy, load_reference
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 
 WORKER = Path(__file__).with_name("ranks.py")
 # Adam makes a whole step of a gradient that is rounding only, unless its epsilon is larger.
@@ -78,7 +78,7 @@ def make(
 
 
 def weights_of(policy: PolicyModel) -> torch.Tensor:
-    full = [cast(DTensor, p).full_tensor() for p in policy.parameters()]
+    full = [local(p.detach()) for p in policy.parameters()]
     return torch.cat([p.detach().reshape(-1) for p in full])
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from paceline.config.job import LoraSpec, OptimizerSpec
@@ -25,6 +24,7 @@ from paceline_trainer.step.loading import load_policy, open_policy
 from paceline_trainer.step.lora import is_adapter
 from paceline_trainer.step.model import DTYPES, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 from paceline_trainer.weights.publish import Snapshotter, WeightCopy
 
 SPEC = LoraSpec(rank=4, alpha=8)
@@ -57,7 +57,7 @@ class Parts:
 
     def named(self) -> dict[str, Tensor]:
         state = self.policy.inner.state_dict()
-        return {n: cast(DTensor, t).full_tensor().clone() for n, t in state.items()}
+        return {n: local(t.detach()).clone() for n, t in state.items()}
 
     def published(self, *, engine: str = "float32", merge: bool = False) -> WeightCopy:
         snapshotter = Snapshotter(

@@ -86,7 +86,10 @@ def mixed(samples: list[Any], first: int, second: int) -> list[Any]:
 
 def share_of(samples: list[Any], step: int) -> Share:
     data = columns(samples)
-    return Share("b", step, data.num_sequences, data.num_tokens, tuple(samples))
+    age_steps = {version: version for version in range(step + 1)}
+    return Share(
+        "b", step, data.num_sequences, data.num_tokens, tuple(samples), age_steps=age_steps
+    )
 
 
 def test_each_token_is_scored_by_the_version_that_sampled_it(
@@ -147,16 +150,12 @@ def test_interpolated_costs_no_forward_and_lies_between() -> None:
     assert tokens.old.tolist() == pytest.approx([-1.1, -1.3, -1.15])
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_ages_count_back_from_the_oldest_known_version(group: RankGroup, every: int) -> None:
-    steps = VersionSteps(group, publish_every=every)
-    versions = np.array([8, 5, 7, 0, 8])
-    assert steps.ages(versions, 30).tolist() == [0] * 5
-    for version in (7, 8):
-        steps.published(version, version * every)
-    steps.published(-1, -1)
-    assert steps.ages(versions, 30).tolist() == (30 - versions * every).tolist()
-    assert steps.ages(versions, 20).min() >= 0
+def test_ages_count_from_the_steps_in_the_batch() -> None:
+    """Version 8 was published at step 20 and lost its weights to a rewind to step 12."""
+    versions = np.array([9, 8, 6, 3, 9])
+    share = Share("b", 14, 1, 5, (), age_steps={6: 10, 8: 12, 9: 13})
+    assert share.ages(versions).tolist() == [1, 2, 4, 4, 1]
+    assert Share("b", 14, 1, 5, ()).ages(versions).tolist() == [0] * 5
 
 
 def test_the_average_of_weights(llama: Path, group: RankGroup) -> None:

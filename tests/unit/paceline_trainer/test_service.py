@@ -212,9 +212,12 @@ def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_place_of_a_rank() -> None:
-    rank_info = find_rank({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"})
+    environment = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+    rank_info = find_rank(environment)
+    assert rank_info.parent == 0  # who started it may end before it does
     assert (rank_info.rank, rank_info.local_rank, rank_info.world) == (3, 1, 4)
     assert not rank_info.orphaned
+    assert find_rank({**environment, "TORCHELASTIC_RUN_ID": "none"}).parent == os.getppid()
 
 
 def test_the_first_rank_of_a_node_has_its_ports_and_rank_0_reports(tmp_path: Path) -> None:

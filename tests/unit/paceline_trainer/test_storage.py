@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fsspec
 import pytest
@@ -13,7 +13,6 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import ConfigError, PacelineError, UnavailableError
@@ -23,6 +22,7 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local
 
 URL = "fragile://bucket/jobs/j/checkpoints"
 
@@ -127,7 +127,7 @@ class Parts:
         """The mark of a checkpoint; all weights have to agree on it."""
         self.mark(-1.0)
         self.checkpoints(99).load(step, self.policy, self.optimizer)
-        full = (cast(DTensor, p).full_tensor() for p in self.policy.parameters())
+        full = (local(p.detach()) for p in self.policy.parameters())
         values = {value for each in full for value in each.detach().unique().tolist()}
         (value,) = values
         return round(value, 3)

@@ -229,6 +229,7 @@ async def test_age_counts_at_most_from_the_rewound_step(store: Store, worlds: Wo
         ages.append(share.stats.staleness_max)
         if step == 2:
             await world.filled(ledger, version=5)
+        assert step - min(share.age_steps.values()) == ages[-1]
     assert ages == [0, 1, 2, 0]
     assert (await world.clean(ledger))["stale"] == 8  # version 2 counts from step 0
 
