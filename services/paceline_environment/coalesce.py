@@ -6,34 +6,37 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
+from paceline.transport.linger import Linger
+
 Item = TypeVar("Item")
 
 
 class Coalescer(Generic[Item]):
-    """Collects items for `window_s` and passes them to `send` as lists of at most `max_items`."""
+    """Collects items for a while and passes them to `send` as lists of at most `max_items`."""
 
     def __init__(
         self,
         send: Callable[[list[Item]], Coroutine[Any, Any, None]],
         *,
-        window_s: float,
+        linger: Linger,
         max_items: int,
     ) -> None:
+        """`linger`: how long the first item of a list waits for others, in seconds."""
         self._send = send
-        self._window_s = window_s
+        self._linger = linger
         self._max_items = max_items
         self._items: list[Item] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, item: Item) -> None:
-        """Queue an item; it is sent within `window_s`."""
+        """Queue an item."""
         self._items.append(item)
         if len(self._items) >= self._max_items:
             self._flush()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._window_s, self._flush)
+            self._timer = loop.call_later(self._linger(), self._flush)
 
     def close(self) -> None:
         """Cancel all sends, pending and in flight."""

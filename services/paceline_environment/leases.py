@@ -11,6 +11,7 @@ from paceline import wire
 from paceline.enums import GiveBackReason
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
+from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import backoff_s, exchange
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _REASONS = wire.numbers_of(GiveBackReason, pb.GiveBackReason.DESCRIPTOR)
 log = Log("leases")
 _STREAM_S = 24 * 3600.0
-_WINDOW_S = 0.01
 _MAX_BACKOFF_S = 1.0
 _MAX_TOKENS = 500_000  # per message, well below the limit of gRPC
 
@@ -66,11 +66,13 @@ class LeaseClient:
         environments: Sequence[str],
         hello: Callable[[], LeaseOutbox],
         receive: Callable[[list[Assignment], list[Key]], None],
+        linger: Linger = at_once,
     ) -> None:
         self._experience = experience
         self._first = {"worker_id": worker_id, "environments": environments}
         self._hello = hello
         self._receive = receive
+        self._linger = linger
         self._outbox = LeaseOutbox()
         self._wake = asyncio.Event()
         self._finishing = False
@@ -130,7 +132,7 @@ class LeaseClient:
             yield message
         while not self._finishing:
             await wake.wait()
-            await asyncio.sleep(_WINDOW_S)
+            await asyncio.sleep(self._linger())
             wake.clear()
             if stream != self._stream:
                 return

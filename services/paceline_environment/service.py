@@ -13,6 +13,7 @@ from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
+from paceline.transport.linger import linger_s
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1.environment_pb2_grpc import add_EnvironmentServicer_to_server
@@ -68,8 +69,9 @@ class EnvironmentService(Service):
             workers=self._rewards,
             connect=partial(connect_as, settings, kind=WorkerKind.REWARD),
             timeout_s=options.score_timeout_s,
+            linger=self._linger,
         )
-        self._submitter = Submitter(experience=experience)
+        self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
             jobs=Jobs(jobs=jobs, experience=experience, limits=settings.limits),
             peers=EpisodePeers(
@@ -81,9 +83,7 @@ class EnvironmentService(Service):
                 tracer=chassis.tracer,
             ),
             submitter=self._submitter,
-            limits=WorkerCapacity(
-                options.slots, options.eval_slots, options.flush_s, options.flush_tokens
-            ),
+            limits=_capacity(options),
             metrics=chassis.metrics,
         )
         self._leases = LeaseClient(
@@ -92,6 +92,7 @@ class EnvironmentService(Service):
             environments=options.environments,
             hello=self.worker.hello,
             receive=self.worker.receive,
+            linger=self._linger,
         )
         self.worker.attach(self._leases)
         chassis.usage.measure_slots(
@@ -125,6 +126,9 @@ class EnvironmentService(Service):
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
+
+    def _linger(self) -> float:
+        return linger_s(self.worker.num_open)
 
     async def drain(self) -> None:
         """Give open episodes back with their progress."""
@@ -176,3 +180,7 @@ async def build(chassis: Chassis) -> EnvironmentService:
     if not chassis.settings.experience:
         raise ConfigError("experience: host:port of the experience service is required")
     return EnvironmentService(chassis, validate(EnvironmentOptions, chassis.settings.options))
+
+
+def _capacity(options: EnvironmentOptions) -> WorkerCapacity:
+    return WorkerCapacity(options.slots, options.eval_slots, options.flush_s, options.flush_tokens)

@@ -18,6 +18,7 @@ from paceline.errors import (
     StateError,
 )
 from paceline.telemetry.logs import Log
+from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import backoff_s, call
 from paceline.types import Trajectory
 from paceline.v1 import experience_pb2 as pb
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _OUTCOMES = wire.members_of(EpisodeOutcome, pb.EpisodeOutcome.DESCRIPTOR)
 log = Log("submitter")
-_WINDOW_S = 0.015
 _MAX_ITEMS = 256
 _MAX_BYTES = 8 << 20  # per message with several trajectories, well below the limit of gRPC
 _MAX_INTERNAL_ERRORS = 5  # INTERNAL answers to a single trajectory before it is given up
@@ -46,8 +46,9 @@ class _PendingSubmission:
 class Submitter:
     """One queue for each job."""
 
-    def __init__(self, *, experience: ExperienceAsyncStub) -> None:
+    def __init__(self, *, experience: ExperienceAsyncStub, linger: Linger = at_once) -> None:
         self._experience = experience
+        self._linger = linger
         self._jobs: dict[str, Coalescer[_PendingSubmission]] = {}
 
     async def submit(self, job_id: str, trajectory: Trajectory) -> EpisodeOutcome:
@@ -63,7 +64,7 @@ class Submitter:
                 for batch in portions(items, size=lambda each: each.num_bytes, max_size=_MAX_BYTES):
                     await self._send(job_id, batch)
 
-            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, max_items=_MAX_ITEMS)
+            self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=_MAX_ITEMS)
         message = wire.to_proto(trajectory, types_pb2.Trajectory)
         num_bytes = message.ByteSize()
         if num_bytes > MAX_TRAJECTORY_BYTES:

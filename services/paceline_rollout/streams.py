@@ -13,6 +13,7 @@ from paceline.enums import FinishReason
 from paceline.errors import UnavailableError
 from paceline.plugins import Engine, EngineOutput, EngineRequest, error_output
 from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer
+from paceline.transport.linger import linger_s
 
 MAX_TIMEOUT_S = 86_400.0
 MAX_ID_CHARS = 256
@@ -54,6 +55,7 @@ class CallerStream:
         """Outputs since the last batch."""
         while self._ready or self.open or not self._half_closed:
             await self._wake.wait()
+            await asyncio.sleep(linger_s(len(self.open)))
             self._wake.clear()
             if self._ready:
                 batch, self._ready = self._ready, []

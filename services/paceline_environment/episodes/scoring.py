@@ -12,6 +12,7 @@ from grpc import aio
 from paceline import wire
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.telemetry.logs import Log
+from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import backoff_s, call
 from paceline.types import Score, Worker
 from paceline.v1 import reward_pb2 as pb
@@ -20,7 +21,6 @@ from paceline_environment.coalesce import Coalescer, portions
 from paceline_environment.roster import WorkerWatch
 
 log = Log("scoring")
-_WINDOW_S = 0.004
 _MAX_ITEMS = 256
 _MAX_BYTES = 8 << 20  # per message, well below the limit of gRPC
 
@@ -48,9 +48,11 @@ class Scoring:
         workers: WorkerWatch,
         connect: Callable[[str], aio.Channel],
         timeout_s: float,
+        linger: Linger = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers = workers
+        self._linger = linger
         self._connect = connect
         self._timeout_s = timeout_s
         self._clock = clock
@@ -81,7 +83,7 @@ class Scoring:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), max_size=_MAX_BYTES)
                 await asyncio.gather(*(self._send(job, part) for part in parts))
 
-            self._jobs[job_id] = Coalescer(send, window_s=_WINDOW_S, max_items=_MAX_ITEMS)
+            self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=_MAX_ITEMS)
         waiting = _PendingScore(item, asyncio.get_running_loop().create_future())
         self._jobs[job_id].put(waiting)
         return await waiting.score

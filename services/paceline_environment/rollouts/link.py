@@ -13,6 +13,7 @@ from paceline.enums import FinishReason
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.tokens.transcript import merge_run
+from paceline.transport.linger import linger_s
 from paceline.transport.rpc import exchange
 from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = Log("link")
 _STREAM_S = 24 * 3600.0
-_WINDOW_S = 0.002
 _MAX_TOKENS = 500_000  # per message, well below the limit of gRPC
 
 
@@ -88,7 +88,7 @@ class RolloutStream:
     async def _requests(self) -> AsyncIterator[pb.GenerateBatch]:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(_WINDOW_S)
+            await asyncio.sleep(linger_s(len(self._turns)))
             self._wake.clear()
             if self.dead:
                 return

@@ -122,8 +122,8 @@ def pick(
     """
     # A turn pinned to a future version takes no slot before the worker has that version.
     free = [each for each in candidates if each.has_slot or each.version < pinned]
-    if not free:
-        return None
+    if len(free) < 2:
+        return free[0] if free else None
     largest = max([each.capacity for each in free]) or 1
     drawn = _two(free, [each.capacity or largest for each in free], rng)
     drawn += [each for each in free if each.worker_id in held]
@@ -138,10 +138,8 @@ def pick(
 def _two(
     free: Sequence[RolloutCandidate], weights: Sequence[int], rng: Callable[[], float]
 ) -> list[RolloutCandidate]:
-    """Two different candidates, or the only one."""
+    """Two different candidates."""
     first = _draw(weights, rng())
-    if len(free) == 1:
-        return [free[first]]
     second = _draw([*weights[:first], *weights[first + 1 :]], rng())
     return [free[first], free[second + (second >= first)]]
 

@@ -229,9 +229,9 @@ def test_memory_stays_within_its_bound(
     scheduler = scheduler_of(cache_bytes=TOKEN_BYTES * most, least_shared=least)
     asked = data.draw(
         st.lists(
-            st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 30), st.integers(0, 3)),
+            st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 12), st.integers(0, 3)),
             min_size=1,
-            max_size=14,
+            max_size=10,
         )
     )
 

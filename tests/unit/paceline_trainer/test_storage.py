@@ -236,7 +236,7 @@ def test_a_death_while_a_branch_is_discarded(parts: Parts) -> None:
     )
 )
 @settings(
-    max_examples=20,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_checkpoints_known_to_the_ledger_can_always_be_loaded(
