@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
 
 from paceline.config.job import TrainerSpec
 from paceline.errors import FencedError, InvalidError, PacelineError, StateError
@@ -25,8 +29,9 @@ from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.mismatch import Mismatch
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
+from paceline_trainer.step.versions import local_shards
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.weights.publish import Publisher, Snapshotter, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 
 POLL_S = 0.5
@@ -108,6 +113,7 @@ class Trainer:
         self._stopping = asyncio.Event()
         self._next_batch: asyncio.Task[Share] | None = None
         self._publication: asyncio.Task[PolicyVersion | None] | None = None
+        self._copier = ThreadPoolExecutor(1, "copier", torch.set_num_threads, (1,))
         self._parent = -1
         self._checkpoint_step = 0
         self._snapshot_step = -1
@@ -264,7 +270,10 @@ class Trainer:
         return f"The newest checkpoint is of step {step}: {path}"
 
     async def publish(self) -> None:
-        """Copy the weights; they are numbered and served in the background."""
+        """Begin a copy of the weights, which is numbered and served in the background.
+
+        It is made while the next step computes gradients, unless ranks have to gather it together.
+        """
         with self.clock.measure("publishing"):
             await self._await_publication()
             snapshot = await self._run(self._engine.snapshotter.begin, self.step)
@@ -272,9 +281,17 @@ class Trainer:
                 work = self._publisher.publish(snapshot, parent=self._parent)
                 work = self._traces.published(self.step, work)
                 self._publication = asyncio.create_task(work, name="publish")
-            await self._run(self._engine.snapshotter.gather, snapshot)
-            await self._run(self._engine.mismatch.history.keep, self.step)
+            policy = self._engine.policy
+            copy = partial(self._copy, snapshot, local_shards(policy))
+            if policy.whole:
+                policy.copied_by(self._copier.submit(copy))
+            else:
+                await self._run(copy)
             self._snapshot_step = self.step
+
+    def _copy(self, snapshot: WeightCopy, weights: Sequence[Tensor]) -> None:
+        self._engine.snapshotter.gather(snapshot)
+        self._engine.mismatch.history.keep(snapshot.step, weights)
 
     async def finish(self) -> None:
         """Checkpoint and publish the last step as far as the stop reason requires it."""

@@ -80,11 +80,6 @@ class Site:
         """An SDK client of its gateway."""
         return Client(self.local.url, token=self.local.token, timeout_s=60.0, outage_s=120.0)
 
-    def holders(self, job_id: str) -> list[str]:
-        """Rollout workers that have weights to sample with."""
-        with self.client() as client:
-            return [one.worker_id for one in client.list_weights(job_id).holders if one.worker_id]
-
     def run(self, job: dict[str, Any], during: Callable[[str], None] = lambda _: None) -> Run:
         """Run a job to its end."""
         with self.client() as client:
@@ -192,22 +187,6 @@ def test_the_job_is_worth_comparing(alone: Run) -> None:
     assert max(groups) >= STEPS * GROUPS, "no group was dropped and replaced"
     assert groups == sorted(groups)
     assert len({len(one["same"]["tokens"]) for one in alone.episodes}) > 10
-
-
-def test_two_rollout_workers_make_the_same(
-    alone: Run, site: Site, job_of: Job, tmp_path: Path, until: Callable[..., None]
-) -> None:
-    gate = tmp_path / "gate"
-
-    def during(job_id: str) -> None:
-        """The first step waits for both."""
-        until(lambda: len(site.holders(job_id)) == 2, "never two workers", 300)
-        gate.touch()
-
-    run = site.run(gated(job_of("two", replicas=2), gate, from_group=0), during)
-    assert len(run.rollouts) == 2
-    assert set(run.dropped) == {"filtered"}, "something was sampled with old weights"
-    agree(alone, run)
 
 
 def kill_amid(site: Site, job_id: str, gate: Path, *, step: int, number: int, names: Names) -> None:

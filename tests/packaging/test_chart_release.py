@@ -94,14 +94,17 @@ class Release:
         return [d.metadata.name for d in self.extensions.list_custom_resource_definition().items]
 
 
-@pytest.fixture(params=HELMS)
+@pytest.fixture
 def release(
     request: Any, helm: Callable[..., Any], chart: Path, tmp_path: Path
 ) -> Iterator[Release]:
     with ApiServer(folder=tmp_path / "api") as api:
-        yield Release(tool=request.param, helm=helm, chart=chart, api=api, place=tmp_path)
+        yield Release(
+            tool=getattr(request, "param", "helm4"), helm=helm, chart=chart, api=api, place=tmp_path
+        )
 
 
+@pytest.mark.parametrize("release", HELMS, indirect=True)
 def test_upgrade_and_rollback_keep_passwords_and_counts(release: Release) -> None:
     release.apply(PASSING, "install")
     token = release.secret("rel-paceline-token")
@@ -137,6 +140,7 @@ def scaled(release: Release) -> int:
     return release.replicas("rel-paceline-environment")
 
 
+@pytest.mark.parametrize("release", HELMS, indirect=True)
 def test_uninstall_leaves_nothing(release: Release) -> None:
     release.apply(PASSING, "install")
     issued = {"metadata": {"name": "rel-paceline-tls-gateway"}, "data": {"tls.key": "a2V5"}}

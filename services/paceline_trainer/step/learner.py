@@ -263,6 +263,7 @@ class Learner:
             tally.factors.append(scale.factor)
             tally.numbers.append(scale.log)
             vetoed = not scale.factor
+            self._policy.settle()
             norm = 0.0 if vetoed else self._optimizer.update(step, factor=scale.factor)
             wrong = "" if math.isfinite(norm) else "gradient"
             still = not wrong and norm == 0.0  # a veto, or no token with a gradient

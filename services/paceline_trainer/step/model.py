@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
 
@@ -67,6 +68,7 @@ class PolicyModel(nn.Module):
         self.config: Any = inner.config
         self.layouts: tuple[Layout, ...] = ("padded",)
         self.tied = _tied(inner)
+        self._copying: Future[None] | None = None
         self.num_parameters = sum(p.numel() for p in inner.parameters())
         self.vocab_size = int(self.config.get_text_config().vocab_size)
 
@@ -161,6 +163,21 @@ class PolicyModel(nn.Module):
         """Read a rank's rows of parameters, unless they have been read."""
         if self.source is not None:
             self.source(parameters, rank, world)
+
+    @property
+    def whole(self) -> bool:
+        """Whether this rank has all weights as plain tensors, so that any thread may read them."""
+        return not isinstance(self, FSDPModule)
+
+    def copied_by(self, copying: Future[None]) -> None:
+        """A thread reads the weights until this is done: they must not change before."""
+        self._copying = copying
+
+    def settle(self) -> None:
+        """Wait until no other thread reads the weights; raises what that thread raised."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.result()
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that training changes: all, or those of adapters."""

@@ -55,12 +55,18 @@ class WeightHistory:
         self._copies: dict[int, Shards] = {}  # by step, oldest first
 
     def __contains__(self, step: int) -> bool:
+        if step not in self._copies:
+            self.policy.settle()  # it may be copied at this moment
         return step in self._copies
 
     @torch.no_grad()
-    def keep(self, step: int) -> None:
-        """Copy the current weights, and drop old copies to stay within the limits."""
-        shards = [s.to("cpu", self._dtype, copy=True) for s in local_shards(self.policy)]
+    def keep(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
+        """Copy the current weights, and drop old copies to stay within the limits.
+
+        `weights`: the shards of this step, if the policy's may be others by now.
+        """
+        own = local_shards(self.policy) if weights is None else weights
+        shards = [s.to("cpu", self._dtype, copy=True) for s in own]
         size = sum(shard.nbytes for shard in shards)
         limit = min(self._max_versions, self._max_bytes // max(size, 1))
         self._copies.pop(step, None)
@@ -89,16 +95,33 @@ def local(tensor: Tensor) -> Tensor:
 @contextmanager
 def with_weights(policy: PolicyModel, shards: Sequence[Tensor]) -> Generator[None]:
     """Give a policy other weights inside the context; `shards` are those of this rank."""
-    current = [shard.to("cpu", copy=True) for shard in local_shards(policy)]
+    if policy.whole:
+        before = _point_to(policy, shards)
+    else:
+        before = [shard.to("cpu", copy=True) for shard in local_shards(policy)]
+        _copy_in(policy, shards)
     try:
-        _set(policy, shards)
         yield
     finally:
-        _set(policy, current)
+        if policy.whole:
+            _point_to(policy, before)
+        else:
+            _copy_in(policy, before)
 
 
 @torch.no_grad()
-def _set(policy: PolicyModel, shards: Sequence[Tensor]) -> None:
+def _point_to(policy: PolicyModel, shards: Sequence[Tensor]) -> Shards:
+    """Exchange the tensors of plain parameters, which copies nothing."""
+    before: Shards = []
+    for own, other in zip(policy.trained(), shards, strict=True):
+        before.append(own.data)
+        own.data = other.to(own.device, own.dtype)
+    return before
+
+
+@torch.no_grad()
+def _copy_in(policy: PolicyModel, shards: Sequence[Tensor]) -> None:
+    """Overwrite sharded parameters, to which FSDP has references."""
     reshard(policy)
     for own, other in zip(local_shards(policy), shards, strict=True):
         own.copy_(other)

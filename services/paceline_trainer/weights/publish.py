@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,14 @@ class TensorQueue:
             raise self._error
 
 
+class Held(NamedTuple):
+    """A tensor of the policy, as it is when a copy begins."""
+
+    name: str
+    value: Tensor
+    frozen: bool  # never trained
+
+
 @dataclass(frozen=True, slots=True)
 class WeightCopy:
     """A copy of the weights: its description, and its tensors as they are gathered."""
@@ -71,11 +79,13 @@ class WeightCopy:
     canary_tokens: tuple[int, ...]
     canary_logprobs: tuple[float, ...]
     tensors: TensorQueue
+    source: tuple[Held, ...]
 
 
 class Snapshotter:
     """Takes snapshots. Collective: call it in the thread of all other collective work.
 
+    Only `gather` of a policy that is whole may run in another thread, until the weights change.
     Ranks that serve weights keep the gathered tensors, one whole copy per node.
     """
 
@@ -108,17 +118,17 @@ class Snapshotter:
         """
         logprobs = self._forward() if self._same_dtype else ()
         reshard(self._policy)
-        tensors = TensorQueue()
+        tensors, source = TensorQueue(), self._source()
         if not self._same_dtype:
-            logprobs = self._gather_for_canary(tensors)
+            logprobs = self._gather_for_canary(source, tensors)
         entries, num_bytes = plan(
             [
                 (plain_name(name), str(self._precision(value))[6:], tuple(value.shape))
-                for name, value in self._published()
+                for name, value, _ in self._published(source)
             ]
         )
         tied = tuple((plain_name(name), plain_name(same)) for name, same in self._policy.tied)
-        return WeightCopy(step, entries, num_bytes, tied, self._canary, logprobs, tensors)
+        return WeightCopy(step, entries, num_bytes, tied, self._canary, logprobs, tensors, source)
 
     @torch.no_grad()
     def gather(self, snapshot: WeightCopy) -> None:
@@ -127,7 +137,7 @@ class Snapshotter:
             return
         error: BaseException | None = None
         try:
-            for name, tensor in self._gathered():
+            for name, tensor in self._gathered(snapshot.source):
                 snapshot.tensors.put(name, tensor)
         except BaseException as caught:
             error = caught
@@ -135,27 +145,27 @@ class Snapshotter:
         finally:
             snapshot.tensors.end(error)
 
-    def _gather_for_canary(self, tensors: TensorQueue) -> tuple[float, ...]:
-        gathered = dict(self._gathered())
+    def _gather_for_canary(self, source: Sequence[Held], tensors: TensorQueue) -> tuple[float, ...]:
+        gathered = dict(self._gathered(source))
         logprobs = self._forward_with(gathered) if self._group.rank_info.first else ()
         for name, tensor in gathered.items():
             tensors.put(name, tensor)
         tensors.end()
         return logprobs
 
-    def _gathered(self) -> Iterator[tuple[str, Tensor]]:
+    def _gathered(self, source: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
         """The published tensors in their order, on ranks that serve weights."""
         adapters: dict[str, Tensor] = {}
         if self._merge:
-            own = [(name, value) for name, value in self._state() if is_adapter(name)]
+            own = [each for each in source if is_adapter(each.name)]
             adapters = {plain_name(name): each for name, each in self._whole(own)}
-        for name, value in self._whole(self._published()):
+        for name, value in self._whole(self._published(source)):
             plain = plain_name(name)
             yield plain, merge_one(plain, value, adapters)
 
-    def _whole(self, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def _whole(self, source: Iterable[Held]) -> Iterator[tuple[str, Tensor]]:
         """Collective: gather tensors in engine precision; those that never change only once."""
-        for name, value in state:
+        for name, value, frozen in source:
             if name not in self._frozen:
                 full = value.full_tensor() if isinstance(value, DTensor) else value
                 own = torch.empty(0)
@@ -163,20 +173,24 @@ class Snapshotter:
                     if name in self._scales:
                         full = full * self._scales[name]
                     own = full.detach().to("cpu", self._precision(value), copy=True).contiguous()
-                if isinstance(value, nn.Parameter) and not value.requires_grad:
+                if frozen:
                     self._frozen[name] = own
             else:
                 own = self._frozen[name]
             if self._group.rank_info.seeds:
                 yield name, own
 
-    def _published(self) -> list[tuple[str, Tensor]]:
-        return [each for each in self._state() if not (self._merge and is_adapter(each[0]))]
+    def _published(self, source: Sequence[Held]) -> list[Held]:
+        return [each for each in source if not (self._merge and is_adapter(each.name))]
 
-    def _state(self) -> Iterator[tuple[str, Tensor]]:
+    def _source(self) -> tuple[Held, ...]:
         tied = {name for name, _ in self._policy.tied}
         state = self._policy.inner.state_dict(keep_vars=True)
-        return ((name, value) for name, value in state.items() if name not in tied)
+        return tuple(
+            Held(name, value.detach(), isinstance(value, nn.Parameter) and not value.requires_grad)
+            for name, value in state.items()
+            if name not in tied
+        )
 
     def _precision(self, value: Tensor) -> torch.dtype:
         return self._dtype if value.is_floating_point() else value.dtype

@@ -143,7 +143,7 @@ def test_more_demand_never_gives_less(needs: list[float], counts: dict[str, int]
     assert speed(low) <= speed(high)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(NEEDS, COUNTS, st.sampled_from([0.0, 1.0]))
 def test_it_is_deterministic_and_comes_to_rest(
     need: float, counts: dict[str, int], waits: float

@@ -120,10 +120,9 @@ def test_a_new_controller_leaves_sizes_alone_until_it_has_seen_a_step(name: str)
 
 
 @pytest.mark.parametrize("name", LAWS)
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_delays_the_right_number_but_not_for_an_hour(seed: int, name: str) -> None:
+def test_noise_delays_the_right_number_but_not_for_an_hour(name: str) -> None:
     """The first step alone may be off by more than the number may; later ones set it right."""
-    run = Run(replace(LAWS[name], noise=0.2), seed=seed)
+    run = Run(replace(LAWS[name], noise=0.2), seed=0)
     run.until(lambda: run.size > 1, most_s=7200)
     sizes, away_s = [run.size], 0.0
     for _ in range(2 * 3600 // 60):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,29 @@ def test_mini_batches_update_more_than_once(
     metrics = thrice.step(share)
     assert metrics["ratio_max"] > 1.0
     assert metrics["tokens"] == share.total_tokens
+
+
+def test_weights_stay_while_another_thread_copies_them(
+    llama: Path, group: RankGroup, make_samples: Any
+) -> None:
+    policy, learner = make(llama, group)
+    assert policy.whole
+    before, share = weights_of(policy).clone(), share_of(make_samples(8))
+    copying = Future[None]()
+    policy.copied_by(copying)
+    with ThreadPoolExecutor(1) as compute:
+        step = compute.submit(learner.step, share)
+        with pytest.raises(TimeoutError):
+            step.result(2.0)
+        assert torch.equal(weights_of(policy), before)
+        copying.set_result(None)
+        step.result(60.0)
+    assert not torch.equal(weights_of(policy), before)
+    broken = Future[None]()
+    broken.set_exception(MemoryError("no memory for the copy"))
+    policy.copied_by(broken)
+    with pytest.raises(MemoryError):
+        learner.step(share)
 
 
 def test_bfloat16_forward_keeps_float32_weights(

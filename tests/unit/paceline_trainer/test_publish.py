@@ -16,6 +16,7 @@ from paceline.weights.snapshot.staging import Staging
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import DTYPES, shard
+from paceline_trainer.step.versions import local_shards, with_weights
 from paceline_trainer.weights.publish import Snapshotter, TensorQueue, WeightCopy, fill
 
 
@@ -87,6 +88,22 @@ def test_snapshot_does_not_follow_the_weights(llama: Path, group: RankGroup) -> 
         for parameter in policy.parameters():
             parameter.add_(1.0)
     assert all(torch.equal(value, before[name]) for name, value in snapshot.tensors)
+
+
+def test_a_check_with_other_weights_does_not_reach_a_copy(llama: Path, group: RankGroup) -> None:
+    policy = load_policy(str(llama))
+    shard(policy, group, dtype="float32")
+    before = [weights.clone() for weights in local_shards(policy)]
+    snapshotter = Snapshotter(policy, group, engine_dtype="float32", dtype="float32")
+    snapshot = snapshotter.begin(0)
+    with with_weights(policy, [weights + 1.0 for weights in before]):
+        assert not torch.equal(local_shards(policy)[0], before[0])
+        snapshotter.gather(snapshot)
+    assert all(map(torch.equal, local_shards(policy), before))
+    copied = dict(snapshot.tensors)
+    names = {name: p for name, p in policy.inner.named_parameters() if name in copied}
+    assert names
+    assert all(torch.equal(copied[name], p.detach()) for name, p in names.items())
 
 
 def test_chunks_are_ready_before_the_last_tensor_is_gathered(llama: Path, group: RankGroup) -> None:

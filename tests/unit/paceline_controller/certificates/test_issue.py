@@ -259,7 +259,7 @@ class World:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_at_every_moment_everyone_trusts_everyone(seed: int) -> None:
     """Over a year with runs at random times, and Secrets that get lost.
 
