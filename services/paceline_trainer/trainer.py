@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -31,7 +30,7 @@ from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local_shards
 from paceline_trainer.traces import StepTraces
-from paceline_trainer.weights.publish import Publisher, Snapshotter, WeightCopy
+from paceline_trainer.weights.publish import Held, Publisher, Snapshotter, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
 
 POLL_S = 0.5
@@ -83,6 +82,10 @@ class TrainingBackend:
     snapshotter: Snapshotter
     mismatch: Mismatch
     group: RankGroup
+
+
+async def _done(result: Result) -> Result:
+    return result
 
 
 class Trainer:
@@ -276,22 +279,35 @@ class Trainer:
         """
         with self.clock.measure("publishing"):
             await self._await_publication()
-            snapshot = await self._run(self._engine.snapshotter.begin, self.step)
-            if self._publisher is not None:
-                work = self._publisher.publish(snapshot, parent=self._parent)
-                work = self._traces.published(self.step, work)
-                self._publication = asyncio.create_task(work, name="publish")
-            policy = self._engine.policy
-            copy = partial(self._copy, snapshot, local_shards(policy))
+            snapshotter, policy = self._engine.snapshotter, self._engine.policy
             if policy.whole:
-                policy.copied_by(self._copier.submit(copy))
+                copying = self._copier.submit(
+                    self._copy, self.step, snapshotter.source(), local_shards(policy)
+                )
+                policy.copied_by(copying)
+                self._serve(asyncio.wrap_future(copying))
             else:
-                await self._run(copy)
+                snapshot = await self._run(snapshotter.begin, self.step)
+                self._serve(_done(snapshot))
+                await self._run(snapshotter.gather, snapshot)
+                await self._run(self._engine.mismatch.history.keep, self.step)
             self._snapshot_step = self.step
 
-    def _copy(self, snapshot: WeightCopy, weights: Sequence[Tensor]) -> None:
-        self._engine.snapshotter.gather(snapshot)
-        self._engine.mismatch.history.keep(snapshot.step, weights)
+    def _copy(self, step: int, source: tuple[Held, ...], weights: Sequence[Tensor]) -> WeightCopy:
+        self._engine.mismatch.history.keep(step, weights)
+        return self._engine.snapshotter.begin(step, source)
+
+    def _serve(self, snapshot: Awaitable[WeightCopy]) -> None:
+        """Number and serve a copy in the background, if this rank does."""
+        publisher = self._publisher
+        if publisher is None:
+            return
+
+        async def publish() -> PolicyVersion | None:
+            return await publisher.publish(await snapshot, parent=self._parent)
+
+        work = self._traces.published(self.step, publish())
+        self._publication = asyncio.create_task(work, name="publish")
 
     async def finish(self) -> None:
         """Checkpoint and publish the last step as far as the stop reason requires it."""

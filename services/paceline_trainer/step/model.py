@@ -68,7 +68,7 @@ class PolicyModel(nn.Module):
         self.config: Any = inner.config
         self.layouts: tuple[Layout, ...] = ("padded",)
         self.tied = _tied(inner)
-        self._copying: Future[None] | None = None
+        self._copying: Future[Any] | None = None
         self.num_parameters = sum(p.numel() for p in inner.parameters())
         self.vocab_size = int(self.config.get_text_config().vocab_size)
 
@@ -169,7 +169,7 @@ class PolicyModel(nn.Module):
         """Whether this rank has all weights as plain tensors, so that any thread may read them."""
         return not isinstance(self, FSDPModule)
 
-    def copied_by(self, copying: Future[None]) -> None:
+    def copied_by(self, copying: Future[Any]) -> None:
         """A thread reads the weights until this is done: they must not change before."""
         self._copying = copying
 

@@ -79,13 +79,13 @@ class WeightCopy:
     canary_tokens: tuple[int, ...]
     canary_logprobs: tuple[float, ...]
     tensors: TensorQueue
-    source: tuple[Held, ...]
+    source: tuple[Held, ...] = ()
 
 
 class Snapshotter:
     """Takes snapshots. Collective: call it in the thread of all other collective work.
 
-    Only `gather` of a policy that is whole may run in another thread, until the weights change.
+    For a policy that is whole, another thread may call it, until the weights change.
     Ranks that serve weights keep the gathered tensors, one whole copy per node.
     """
 
@@ -105,21 +105,24 @@ class Snapshotter:
         self._frozen: dict[str, Tensor] = {}  # in engine precision, gathered only once
         self._group = group
         self._dtype = DTYPES[engine_dtype]
-        self._same_dtype = engine_dtype == dtype
+        # The policy computes the canary if it has the engine's precision, and while its weights are
+        # gathered; otherwise a model of the gathered tensors does.
+        self._streams = engine_dtype == dtype and not policy.whole
+        self._skeleton: Any = None
         vocab = int(policy.config.get_text_config().vocab_size)
         self._canary = tuple((1 + 7919 * i) % vocab for i in range(CANARY_LENGTH))
 
     @torch.no_grad()
-    def begin(self, step: int) -> WeightCopy:
+    def begin(self, step: int, source: tuple[Held, ...] | None = None) -> WeightCopy:
         """Describe a copy of the weights, whose tensors are gathered later by `gather`.
 
-        If the engine's precision is not the trainer's, the canary needs the tensors themselves:
-        then they are gathered at once.
+        If the canary needs the tensors themselves, they are gathered at once. `source`: what
+        `source` has returned, if the weights may be others by now.
         """
-        logprobs = self._forward() if self._same_dtype else ()
+        logprobs = self._forward() if self._streams else ()
         reshard(self._policy)
-        tensors, source = TensorQueue(), self._source()
-        if not self._same_dtype:
+        tensors, source = TensorQueue(), source or self.source()
+        if not self._streams:
             logprobs = self._gather_for_canary(source, tensors)
         entries, num_bytes = plan(
             [
@@ -133,7 +136,7 @@ class Snapshotter:
     @torch.no_grad()
     def gather(self, snapshot: WeightCopy) -> None:
         """Gather the full weights in engine precision, tensor by tensor."""
-        if not self._same_dtype:
+        if not self._streams:
             return
         error: BaseException | None = None
         try:
@@ -183,7 +186,8 @@ class Snapshotter:
     def _published(self, source: Sequence[Held]) -> list[Held]:
         return [each for each in source if not (self._merge and is_adapter(each.name))]
 
-    def _source(self) -> tuple[Held, ...]:
+    def source(self) -> tuple[Held, ...]:
+        """The tensors of the policy, without a copy."""
         tied = {name for name, _ in self._policy.tied}
         state = self._policy.inner.state_dict(keep_vars=True)
         return tuple(
@@ -202,12 +206,16 @@ class Snapshotter:
     def _forward_with(self, tensors: dict[str, Tensor]) -> tuple[float, ...]:
         """Log-probs of the canary, from a model with exactly the published tensors."""
         inner = cast(Any, self._policy.inner)
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(inner.config, attn_implementation="sdpa")
+        if self._skeleton is None:
+            with torch.device("meta"):
+                made = AutoModelForCausalLM.from_config(inner.config, attn_implementation="sdpa")
+            self._skeleton = made
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
         state = buffers | merge_all(tensors)
         ids, targets, _ = self._inputs(torch.device("cpu"))
-        logits = functional_call(skeleton, state, (ids,), {"use_cache": False}).logits[0].float()
+        logits = (
+            functional_call(self._skeleton, state, (ids,), {"use_cache": False}).logits[0].float()
+        )
         logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
         return tuple(logprobs.tolist())
 
