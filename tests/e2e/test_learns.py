@@ -27,5 +27,8 @@ def test_the_demo_learns(tmp_path: Path, demo_model: Path) -> None:
     assert summary["staleness_max"] <= 4
     assert summary["ledger_consistent"]
     rows = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
-    assert sum(row["kind"] == "train" for row in rows) == summary["steps"]
+    steps = [row for row in rows if row["kind"] == "train"]
+    assert len(steps) == summary["steps"]
+    # The first batch is sampled by the weights that train on it, so both compute the same.
+    assert abs(steps[0]["kl_behaviour"]) < 1e-6
     assert (results / "reward.png").stat().st_size > 10_000

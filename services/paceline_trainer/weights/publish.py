@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple, cast
@@ -207,8 +208,9 @@ class Snapshotter:
         """Log-probs of the canary, from a model with exactly the published tensors."""
         inner = cast(Any, self._policy.inner)
         if self._skeleton is None:
+            config = deepcopy(inner.config)  # `from_config` writes the attention into it
             with torch.device("meta"):
-                made = AutoModelForCausalLM.from_config(inner.config, attn_implementation="sdpa")
+                made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
             self._skeleton = made
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
         state = buffers | merge_all(tensors)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM
 from paceline.errors import UnavailableError
 from paceline.weights.snapshot.manifest import SnapshotHeader
 from paceline.weights.snapshot.staging import Staging
+from paceline_trainer.columns import columns
 from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.data import assemble
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import DTYPES, shard
 from paceline_trainer.step.versions import local_shards, with_weights
@@ -88,6 +91,33 @@ def test_snapshot_does_not_follow_the_weights(llama: Path, group: RankGroup) -> 
         for parameter in policy.parameters():
             parameter.add_(1.0)
     assert all(torch.equal(value, before[name]) for name, value in snapshot.tensors)
+
+
+@pytest.mark.parametrize("engine", ["float32", "bfloat16"])
+def test_a_copy_leaves_the_attention_of_the_policy_alone(
+    llama: Path, group: RankGroup, make_samples: Any, engine: str
+) -> None:
+    """A canary of another model of the same configuration must not make trees wrong."""
+    policy = load_policy(str(llama))
+    shard(policy, group, dtype="float32")
+    assert "tree" in policy.layouts
+    data = columns(make_samples(6))
+    found: list[torch.Tensor] = []
+    for _ in range(2):
+        batch = assemble(data, np.arange(data.num_sequences), "tree", group.device)
+        assert batch is not None
+        with torch.no_grad():
+            scores = policy(
+                batch.input_ids,
+                batch.position_ids,
+                batch.hidden_indices,
+                batch.tokens.targets,
+                batch.tokens.temperature,
+                tree=batch.tree,
+            )
+        found.append(scores.logprobs)
+        Snapshotter(policy, group, engine_dtype=engine, dtype="float32").begin(0)
+    assert torch.equal(*found)
 
 
 def test_a_check_with_other_weights_does_not_reach_a_copy(llama: Path, group: RankGroup) -> None:
