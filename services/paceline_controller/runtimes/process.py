@@ -133,7 +133,7 @@ class ProcessRuntime:
             "metrics": f"{settings.metrics_host or settings.host}:{settings.metrics_port}",
         }
         command = self._command(wanted, path)
-        alone = wanted.kind is WorkerKind.TRAINER and wanted.world_size == 1
+        alone = wanted.kind is WorkerKind.TRAINER and not _by_torchrun(wanted)
         environment = _ONLY_RANK if alone else {}
         self._processes.start(
             wanted.name, command, mark=str(path), labels=labels, environment=environment
@@ -176,7 +176,7 @@ class ProcessRuntime:
     def command_of(self, wanted: Wanted, path: Path) -> list[str]:
         """How a process is started: trainers of several ranks by torchrun."""
         module = ["-m", f"paceline_{wanted.kind}", str(path)]
-        if wanted.kind is not WorkerKind.TRAINER or wanted.world_size == 1:
+        if not _by_torchrun(wanted):
             return [sys.executable, "-P", *module]
         port = self._ports.take(f"{wanted.name}:master")
         torchrun = [
@@ -186,3 +186,7 @@ class ProcessRuntime:
             *("--max-restarts", "0"),
         ]
         return [sys.executable, "-P", *torchrun, *module]
+
+
+def _by_torchrun(wanted: Wanted) -> bool:
+    return wanted.kind is WorkerKind.TRAINER and wanted.world_size > 1

@@ -106,8 +106,8 @@ class Snapshotter:
         self._frozen: dict[str, Tensor] = {}  # in engine precision, gathered only once
         self._group = group
         self._dtype = DTYPES[engine_dtype]
-        # The policy computes the canary if it has the engine's precision, and while its weights are
-        # gathered; otherwise a model of the gathered tensors does.
+        # Tensors are served while others are still gathered, if the policy can compute the canary:
+        # in the engine's precision, and in its own thread. If not, the gathered tensors do.
         self._streams = engine_dtype == dtype and not policy.whole
         self._skeleton: Any = None
         vocab = int(policy.config.get_text_config().vocab_size)
@@ -215,10 +215,8 @@ class Snapshotter:
         buffers = {name: b.detach().cpu() for name, b in inner.named_buffers()}
         state = buffers | merge_all(tensors)
         ids, targets, _ = self._inputs(torch.device("cpu"))
-        logits = (
-            functional_call(self._skeleton, state, (ids,), {"use_cache": False}).logits[0].float()
-        )
-        logprobs = torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+        found = functional_call(self._skeleton, state, (ids,), {"use_cache": False})
+        logprobs = torch.log_softmax(found.logits[0].float(), -1).gather(-1, targets[:, None])[:, 0]
         return tuple(logprobs.tolist())
 
     def _inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """How long a message waits for more items, as `linger.ms` of Kafka's producer.
 
-A message costs sender and receiver about as much as twenty items. With few open requests there is
-little to collect, and their latency counts; with many, nobody notices a few milliseconds.
+With few open requests there is little to collect, and their latency counts; with many, nobody
+notices a few milliseconds.
 """
 
 from collections.abc import Callable

@@ -125,10 +125,10 @@ def test_a_check_with_other_weights_does_not_reach_a_copy(llama: Path, group: Ra
     shard(policy, group, dtype="float32")
     before = [weights.clone() for weights in local_shards(policy)]
     snapshotter = Snapshotter(policy, group, engine_dtype="float32", dtype="float32")
-    snapshot = snapshotter.begin(0)
+    source = snapshotter.source()
     with with_weights(policy, [weights + 1.0 for weights in before]):
         assert not torch.equal(local_shards(policy)[0], before[0])
-        snapshotter.gather(snapshot)
+        snapshot = snapshotter.begin(0, source)
     assert all(map(torch.equal, local_shards(policy), before))
     copied = dict(snapshot.tensors)
     names = {name: p for name, p in policy.inner.named_parameters() if name in copied}
