@@ -27,9 +27,12 @@ class TrainerLiveness:
         progress.add_status(self.status)
 
     def work(self, phase: str) -> WorkProgress:
-        """Whether this phase is computing, and how often it has ended."""
+        """Whether this phase is computing or writing, and how often it has ended."""
         trainer = self._trainer()
-        busy = trainer is not None and trainer.computing and self._clock.phase == phase
+        busy = trainer is not None and (
+            trainer.computing or (trainer.writing and phase == "checkpointing")
+        )
+        busy = busy and self._clock.phase == phase
         return WorkProgress(int(busy), self._clock.ended.get(phase, 0))
 
     def status(self) -> dict[str, Any]:

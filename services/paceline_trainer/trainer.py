@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +19,7 @@ from paceline.errors import FencedError, InvalidError, PacelineError, StateError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.usage import Usage, nowhere
 from paceline.types import PolicyVersion
-from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint
+from paceline_trainer.checkpoints.checkpoint import Checkpoints, FoundCheckpoint, StagedCheckpoint
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.columns import Share
 from paceline_trainer.gauges import TrainerGauges
@@ -117,7 +117,10 @@ class Trainer:
         self._next_batch: asyncio.Task[Share] | None = None
         self._publication: asyncio.Task[PolicyVersion | None] | None = None
         self._copier = ThreadPoolExecutor(1, "copier", torch.set_num_threads, (1,))
+        self._saving: asyncio.Task[None] | None = None
+        self._writer = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._parent = -1
+        self._staged_step = 0
         self._checkpoint_step = 0
         self._snapshot_step = -1
         self._reported: dict[str, float] = {}
@@ -125,6 +128,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0.0
         self.computing = False  # in the compute thread
+        self.writing = False  # a checkpoint, in a thread of its own
         self.stop_reason = ""
 
     def stop(self) -> None:
@@ -160,7 +164,8 @@ class Trainer:
                 self._gauges.damaged(len(found.damaged))
             step, self._parent = await self._rewind(found)
             await self._run(checkpoints.discard_after, step)
-        self.step = self._checkpoint_step = await self._run(self._engine.group.from_first, step)
+        self.step = await self._run(self._engine.group.from_first, step)
+        self._checkpoint_step = self._staged_step = self.step
         if self.step:
             engine = self._engine
             state = engine.learner.state()
@@ -240,34 +245,52 @@ class Trainer:
         self._next_batch = self._fetch_batch()
 
     async def checkpoint(self) -> None:
-        """Save a checkpoint of this step and commit it to the ledger."""
+        """Copy the state of this step, which is written and committed in the background.
+
+        Only one is in the making: this waits for the one before, and fails if that has failed.
+        """
         engine = self._engine
         with self.clock.measure("checkpointing"):
-            path = await self._run(
-                engine.checkpoints.save,
+            await self._await_checkpoint()
+            staged = await self._run(
+                engine.checkpoints.stage,
                 self.step,
                 engine.policy,
                 engine.optimizer,
                 engine.learner.state(),
             )
-            self._checkpoint_step = self.step
-            if self._rank_info.first:
-                kept = await self._run(engine.checkpoints.kept, self.step)
-                try:
-                    with self._waits_on("experience"):
-                        await self._ledger.commit_checkpoint(self.step, str(path), kept=kept)
-                except FencedError:
-                    # A newer incarnation has resumed from an older step.
-                    await self._run(engine.checkpoints.discard, self.step)
-                    raise
+        self._staged_step = self.step
+        self._saving = asyncio.create_task(self._save(staged), name="checkpoint")
+
+    async def _save(self, staged: StagedCheckpoint) -> None:
+        checkpoints = self._engine.checkpoints
+        path = await self._write(checkpoints.write, staged)
+        self._checkpoint_step = staged.step
+        if not self._rank_info.first:
+            return
+        kept = await self._write(checkpoints.kept, staged.step)
+        try:
+            with self._waits_on("experience"):
+                await self._ledger.commit_checkpoint(staged.step, str(path), kept=kept)
+        except FencedError:
+            # A newer incarnation has resumed from an older step.
+            await self._write(checkpoints.discard, staged.step)
+            raise
+
+    async def _await_checkpoint(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            await saving
 
     async def _newest(self) -> str:
         """Where the newest checkpoint is, for the reason of a job that fails."""
+        with suppress(PacelineError):
+            await self._await_checkpoint()
         step = self._checkpoint_step
         if not step:
             return "There is no checkpoint yet"
         try:
-            path = await self._run(self._engine.checkpoints.path, step)
+            path = await self._write(self._engine.checkpoints.path, step)
         except PacelineError as error:
             path = f"it cannot be found ({error.message})"
         return f"The newest checkpoint is of step {step}: {path}"
@@ -312,8 +335,11 @@ class Trainer:
     async def finish(self) -> None:
         """Checkpoint and publish the last step as far as the stop reason requires it."""
         log.info("training ends", step=self.step, reason=self.stop_reason)
-        if self.stop_reason != "cancelled" and self._checkpoint_step != self.step:
-            await self.checkpoint()
+        if self.stop_reason != "cancelled":
+            if self._staged_step != self.step:
+                await self.checkpoint()
+            with self.clock.measure("checkpointing"):
+                await self._await_checkpoint()
         if self.stop_reason == "finished" and self._snapshot_step != self.step:
             await self.publish()
         await self._await_publication()
@@ -327,11 +353,8 @@ class Trainer:
 
     async def _cancel_tasks(self) -> None:
         """Cancel background tasks; their results do not matter any more."""
-        tasks: list[asyncio.Task[Any]] = []
-        if self._next_batch is not None:
-            tasks.append(self._next_batch)
-        if self._publication is not None:
-            tasks.append(self._publication)
+        found = (self._next_batch, self._publication, self._saving)
+        tasks = [task for task in found if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -358,18 +381,19 @@ class Trainer:
     async def _until_stopped(self, take: asyncio.Task[Share]) -> Share | None:
         """Wait for the share; None if a signal comes first.
 
-        A publication that fails meanwhile ends this incarnation, as the batch may need its tokens.
+        A publication that fails meanwhile ends this incarnation, as the batch may need its tokens;
+        so does a checkpoint that cannot be written.
         """
         stop = asyncio.create_task(self._stopping.wait(), name="stop")
-        publication = self._publication if self._rank_info.first else None
-        tasks: set[asyncio.Task[Any]] = {take, stop}
-        if publication is not None:
-            tasks.add(publication)
+        found = (self._publication if self._rank_info.first else None, self._saving)
+        background = [task for task in found if task is not None]
+        tasks: set[asyncio.Task[Any]] = {take, stop, *background}
         try:
             while not (take.done() or stop.done()):
                 done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if publication is not None and publication in done:
-                    publication.result()
+                for task in background:
+                    if task in done:
+                        task.result()
         finally:
             stop.cancel()
         if take.done() and not self._stopping.is_set():
@@ -389,6 +413,20 @@ class Trainer:
             return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
         finally:
             self.computing = False
+
+    async def _write(
+        self,
+        work: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **kwargs: Arguments.kwargs,
+    ) -> Result:
+        """Work for the thread of checkpoints, whose storage may be slow."""
+        loop = asyncio.get_running_loop()
+        self.writing = True
+        try:
+            return await loop.run_in_executor(self._writer, lambda: work(*args, **kwargs))
+        finally:
+            self.writing = False
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by phase since the last commit."""

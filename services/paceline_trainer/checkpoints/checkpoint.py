@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -56,6 +57,14 @@ class FoundCheckpoint:
     damaged: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StagedCheckpoint:
+    """The state of a rank after `step` updates, in the memory of the host."""
+
+    step: int
+    state: dict[str, Any]
+
+
 class Checkpoints:
     """One folder per step and incarnation, in a storage without renames or locks.
 
@@ -63,6 +72,9 @@ class Checkpoints:
     is complete if all of these exist. So neither a crash during writing or removal, nor a replaced
     trainer that keeps writing while its folder is removed, leaves one that seems complete. Later
     changes show in the digests, which `find` compares.
+
+    `write` may run in a thread of its own, while training goes on; all else is called by the
+    thread of all other collective work.
     """
 
     def __init__(
@@ -70,6 +82,9 @@ class Checkpoints:
     ) -> None:
         self._storage = Storage(url)
         self._group = group
+        self._writers = group.beside()
+        # On a GPU, pinned memory is kept, as it takes long to allocate.
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=group.device.type == "cuda")
         self._keep = keep
         self._incarnation = incarnation
         self._found: _Folder | None = None  # intact, according to `find`
@@ -126,29 +141,44 @@ class Checkpoints:
         optimizer: Optimizer,
         slots: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """Collective: write the state after `step` updates, and remove old checkpoints.
+        """`stage` and `write`."""
+        return self.write(self.stage(step, policy, optimizer, slots))
+
+    def stage(
+        self,
+        step: int,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        slots: Mapping[str, Any] = MappingProxyType({}),
+    ) -> StagedCheckpoint:
+        """Collective: copy the state after `step` updates, once the one before is written.
 
         `slots`: tensors of the objective's slots.
+        """
+        model, inner = _trained(policy, optimizer)
+        random = {str(self._group.rank_info.rank): torch.get_rng_state()}
+        state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
+        return StagedCheckpoint(step, self._stager.stage(state))
+
+    def write(self, staged: StagedCheckpoint) -> str:
+        """Collective: write a checkpoint, and remove old ones.
 
         Raises:
             FencedError: a newer incarnation has written this step.
             IntegrityError: files were lost while they were written.
             UnavailableError: the storage cannot be written.
         """
-        folder = _Folder(step, self._incarnation)
-        if self._group.rank_info.first:
+        folder, group = _Folder(staged.step, self._incarnation), self._writers
+        if group.rank_info.first:
             self._storage.remove(folder.name, first=META)
-        self._group.barrier()
-        model, inner = _trained(policy, optimizer)
-        random = {str(self._group.rank_info.rank): torch.get_rng_state()}
-        state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
+        group.barrier()
         writer = self._storage.writer(folder.name)
         with _translated(folder.name):
-            save(state, storage_writer=writer)
-        written = self._group.gather_objects(writer.written())
-        if self._group.rank_info.first:
+            save(staged.state, storage_writer=writer, process_group=group.processes)
+        written = group.gather_objects(writer.written())
+        if group.rank_info.first:
             self._finish(folder, {name: file for each in written for name, file in each.items()})
-        self._group.barrier()
+        group.barrier()
         return self._storage.path_of(folder.name)
 
     def load(
@@ -181,13 +211,15 @@ class Checkpoints:
             state["slots"] = {**slots}
         with _translated(folder.name):
             load(state, storage_reader=reader)
-        set_state_dict(
-            policy,
-            optimizer.inner,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=TRAINED,
-        )
+        with policy.in_float32():
+            set_state_dict(
+                policy,
+                optimizer.inner,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=TRAINED,
+            )
+        policy.changed()
         if "random" in state:
             torch.set_rng_state(state["random"][rank])
         return has_slots
@@ -350,7 +382,8 @@ class Checkpoints:
 
 def _trained(policy: PolicyModel, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
     """What training changes: tensors of the policy, and the optimiser's."""
-    model, inner = get_state_dict(policy, optimizer.inner, options=TRAINED)
+    with policy.in_float32():
+        model, inner = get_state_dict(policy, optimizer.inner, options=TRAINED)
     for name, same in policy.tied:  # of a tied parameter that is frozen, torch leaves one name
         if f"inner.{same}" not in model:
             model.pop(f"inner.{name}", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import ProcessGroup
 
 from paceline.errors import UnavailableError
 from paceline_trainer.ranks.rank_info import RankInfo
@@ -39,6 +41,17 @@ class RankGroup:
         else:
             dist.init_process_group(backend, timeout=TIMEOUT)
         self.mesh: DeviceMesh = init_device_mesh(self.device.type, (rank_info.world,))
+        self.processes: ProcessGroup | None = None  # of the collectives below; None: the default
+
+    def beside(self) -> RankGroup:
+        """Collective: the same ranks, for a thread whose collectives run beside this group's.
+
+        It has no mesh of its own: what it gathers is in the memory of the host.
+        """
+        other = copy(self)
+        if self.rank_info.world > 1:
+            other.processes = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        return other
 
     def gather(self, values: Sequence[float]) -> NDArray[np.float64]:
         """The numbers of all ranks, [world, len(values)]."""
@@ -46,7 +59,7 @@ class RankGroup:
         if self.rank_info.world == 1:
             return local[None].numpy()
         gathered = [torch.empty_like(local) for _ in range(self.rank_info.world)]
-        dist.all_gather(gathered, local)
+        dist.all_gather(gathered, local, group=self.processes)
         return torch.stack(gathered).numpy()
 
     def gather_objects(self, value: Value) -> list[Value]:
@@ -54,7 +67,7 @@ class RankGroup:
         if self.rank_info.world == 1:
             return [value]
         gathered: list[Any] = [None] * self.rank_info.world
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group=self.processes)
         return gathered
 
     def from_first(self, value: int) -> int:

@@ -24,11 +24,12 @@ class WeightAverage:
         self._policy = policy
         self._beta = beta
         self._reset_below = reset_below
-        self._average = {
-            name: parameter.detach().clone().float()
-            for name, parameter in policy.named_parameters()
-            if parameter.requires_grad
-        }
+        with policy.in_float32():
+            self._average = {
+                name: parameter.detach().clone().float()
+                for name, parameter in policy.named_parameters()
+                if parameter.requires_grad
+            }
         self._sum = torch.ones((), dtype=torch.float64)  # of the powers of b
 
     @torch.no_grad()
@@ -37,7 +38,7 @@ class WeightAverage:
         reset = active_fraction < self._reset_below
         total = 1.0 if reset else self._beta * float(self._sum) + 1.0
         self._sum.fill_(total)
-        for average, present in zip(self._shards(), local_shards(self._policy), strict=True):
+        for average, present in zip(self._shards(), self._present(), strict=True):
             average.lerp_(present.float(), 1.0 / total)
         return reset
 
@@ -55,8 +56,12 @@ class WeightAverage:
     def start_again(self) -> None:
         """Begin from the present weights: of a checkpoint that has no average."""
         self._sum.fill_(1.0)
-        for average, present in zip(self._shards(), local_shards(self._policy), strict=True):
+        for average, present in zip(self._shards(), self._present(), strict=True):
             average.copy_(present)
+
+    def _present(self) -> list[Tensor]:
+        with self._policy.in_float32():
+            return local_shards(self._policy)
 
     def _shards(self) -> list[Tensor]:
         return [local(each) for each in self._average.values()]

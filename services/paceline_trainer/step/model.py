@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,6 +19,7 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import TreeAttention
 from paceline_trainer.step.data import Cost, Layout
 from paceline_trainer.step.lora import without_adapters
+from paceline_trainer.step.masters import MasterWeights
 
 MAX_LOGITS = (
     1 << 24
@@ -68,6 +69,7 @@ class PolicyModel(nn.Module):
         self.config: Any = inner.config
         self.layouts: tuple[Layout, ...] = ("padded",)
         self.tied = _tied(inner)
+        self.masters: MasterWeights | None = None
         self._copying: Future[Any] | None = None
         self.num_parameters = sum(p.numel() for p in inner.parameters())
         self.vocab_size = int(self.config.get_text_config().vocab_size)
@@ -183,6 +185,15 @@ class PolicyModel(nn.Module):
         """The parameters that training changes: all, or those of adapters."""
         return [each for each in self.parameters() if each.requires_grad]
 
+    def in_float32(self) -> AbstractContextManager[None]:
+        """The policy with the weights that the optimiser changes, inside the context."""
+        return nullcontext() if self.masters is None else self.masters.restored()
+
+    def changed(self) -> None:
+        """Compute with the weights that the optimiser, or a checkpoint, has changed."""
+        if self.masters is not None:
+            self.masters.copy()
+
     def without_adapters(self) -> AbstractContextManager[None]:
         """The policy as it was before training, inside the context, if it has adapters."""
         return without_adapters(self.inner)
@@ -197,15 +208,32 @@ class PolicyModel(nn.Module):
 def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
     """Shard each decoder layer, and the rest as one; forward and backward run in `dtype`.
 
-    Weights that are not loaded yet are read unit by unit, each rank its own rows. A single rank in
-    float32 has nothing to gather or to convert, so its parameters stay plain tensors.
+    Weights that are not loaded yet are read unit by unit, each rank its own rows. A single rank has
+    nothing to gather, so its parameters stay plain tensors.
     """
+    if group.rank_info.world == 1:
+        _place(policy, group.device, DTYPES[dtype])
+    else:
+        _shard(policy, group, dtype=dtype)
+
+
+def _place(policy: PolicyModel, device: torch.device, dtype: torch.dtype) -> None:
+    """Move a policy that is whole to its device, unit by unit."""
+    policy.masters = MasterWeights(dtype) if dtype != torch.float32 else None
+    loaded = set[int]()
+    for unit in (*_layers(policy.inner), policy):
+        own = [each for each in unit.parameters() if id(each) not in loaded]
+        policy.load(own, 0, 1)
+        loaded.update(map(id, own))
+        unit.to(device)
+        if policy.masters is not None:
+            policy.masters.adopt(unit)
+            loaded.update(map(id, unit.parameters()))
+    policy.source = None
+
+
+def _shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
     rank, world = group.rank_info.rank, group.rank_info.world
-    if world == 1 and dtype == "float32":
-        policy.load(policy.parameters(), rank, world)
-        policy.source = None
-        policy.to(group.device)
-        return
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == "float32" else DTYPES[dtype],
         reduce_dtype=torch.float32,
@@ -213,8 +241,7 @@ def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
     )
     for layer in _layers(policy.inner):
         policy.load(layer.parameters(), rank, world)
-        # A single rank owns all weights, so resharding would free nothing.
-        fully_shard(layer, mesh=group.mesh, mp_policy=precision, reshard_after_forward=world > 1)
+        fully_shard(layer, mesh=group.mesh, mp_policy=precision)
     policy.load((p for p in policy.parameters() if not isinstance(p, DTensor)), rank, world)
     policy.source = None
     fully_shard(policy, mesh=group.mesh, mp_policy=precision, reshard_after_forward=False)

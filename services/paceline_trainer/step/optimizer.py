@@ -9,15 +9,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.config.job import OptimizerSpec
+from paceline_trainer.step.model import PolicyModel
 
 
 class Optimizer:
-    """Updates the parameters of a sharded model. The learning rate is a function of the step."""
+    """Updates the weights of a policy. The learning rate is a function of the step."""
 
-    def __init__(self, model: nn.Module, spec: OptimizerSpec, *, total_steps: int) -> None:
+    def __init__(self, policy: PolicyModel, spec: OptimizerSpec, *, total_steps: int) -> None:
         self._spec = spec
+        self._policy = policy
         self.total_steps = total_steps
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        with policy.in_float32():
+            self._parameters = policy.trained()
         matrices = [p for p in self._parameters if p.ndim > 1]
         vectors = [p for p in self._parameters if p.ndim <= 1]
         groups = [
@@ -61,4 +64,5 @@ class Optimizer:
             for group in self.inner.param_groups:
                 group["lr"] = self.lr(step) * factor
             self.inner.step()
+            self._policy.changed()
         return norm

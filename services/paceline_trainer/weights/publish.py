@@ -190,7 +190,8 @@ class Snapshotter:
     def source(self) -> tuple[Held, ...]:
         """The tensors of the policy, without a copy."""
         tied = {name for name, _ in self._policy.tied}
-        state = self._policy.inner.state_dict(keep_vars=True)
+        with self._policy.in_float32():
+            state = self._policy.inner.state_dict(keep_vars=True)
         return tuple(
             Held(name, value.detach(), isinstance(value, nn.Parameter) and not value.requires_grad)
             for name, value in state.items()

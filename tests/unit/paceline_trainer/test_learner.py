@@ -242,7 +242,9 @@ def test_bfloat16_forward_keeps_float32_weights(
     policy, learner = make(llama, group, dtype="bfloat16")
     metrics = learner.step(share_of(make_samples(8)))
     assert np.isfinite(metrics["loss"])
-    assert all(p.dtype == torch.float32 for p in policy.parameters())
+    assert {p.dtype for p in policy.parameters()} == {torch.bfloat16}
+    with policy.in_float32():
+        assert {p.dtype for p in policy.parameters()} == {torch.float32}
 
 
 def test_loss_falls_on_one_batch(llama: Path, group: RankGroup, make_samples: Any) -> None:

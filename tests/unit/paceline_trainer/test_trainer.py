@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import current_thread
@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from paceline.config import parse_job
 from paceline.config.service import ProbeSettings
-from paceline.errors import FencedError, InvalidError, StateError
+from paceline.errors import FencedError, InvalidError, StateError, UnavailableError
 from paceline.objective.load import load_objective
 from paceline.server.liveness import ProcessProgress
 from paceline.transport.rpc import connect
@@ -25,7 +25,7 @@ from paceline.weights import Staging, WeightServer, pull
 from paceline.weights.cost import MIN_CHUNK_BYTES
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
 from paceline_trainer.client import TrainerLedger
-from paceline_trainer.liveness import TrainerLiveness
+from paceline_trainer.liveness import PHASES, TrainerLiveness
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
 from paceline_trainer.step.loading import load_policy
@@ -52,6 +52,30 @@ class Watched(MemoryFileSystem):
     def _rm(self, path: str) -> None:
         self.waited.add(current_thread().name)
         super()._rm(path)
+
+
+class Stuck(MemoryFileSystem):
+    """An object store that takes a file only after `released`, and then perhaps refuses it."""
+
+    protocol = "stuck"
+    released = threading.Event()
+    error: OSError | None = None
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        if "w" in mode:
+            assert self.released.wait(LIMIT_S)
+            if self.error is not None:
+                raise self.error
+        return super()._open(path, mode, *args, **kwargs)
+
+
+@pytest.fixture
+def stuck() -> Iterator[type[Stuck]]:
+    fsspec.register_implementation("stuck", Stuck, clobber=True)
+    Stuck.released.clear()
+    Stuck.error = None
+    yield Stuck
+    Stuck.released.set()
 
 
 @pytest.fixture
@@ -123,7 +147,48 @@ async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) ->
     Watched.waited.clear()
     await asyncio.wait_for(make(1, place).run(), LIMIT_S)
     await asyncio.wait_for(make(2, place).resume(), LIMIT_S)
-    assert Watched.waited == {"compute_0"}
+    assert Watched.waited == {"compute_0", "checkpoint_0"}
+
+
+async def test_steps_go_on_until_the_next_checkpoint_while_one_is_written(
+    one_job: Any, make: Make, stuck: type[Stuck]
+) -> None:
+    one_job.limit = 100
+    trainer = make(1, "stuck://bucket/checkpoints")
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(LIMIT_S):
+        while len(one_job.commits) < 4 or trainer.clock.phase != "checkpointing":
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert (len(one_job.commits), one_job.checkpoints) == (4, [])
+        (phase,) = [
+            p
+            for p in PHASES
+            if TrainerLiveness(clock=trainer.clock, trainer=lambda: trainer).work(p).pending
+        ]
+        assert phase == "checkpointing"  # a storage that never answers ends this process
+        stuck.released.set()
+        while len(one_job.checkpoints) < 2:
+            await asyncio.sleep(0.01)
+        assert one_job.checkpoints[:2] == [2, 4]
+        trainer.stop()
+        await running
+    assert one_job.checkpoints[-1] == trainer.step
+
+
+async def test_a_checkpoint_that_cannot_be_written_ends_it_while_it_waits_for_a_batch(
+    one_job: Any, make: Make, stuck: type[Stuck]
+) -> None:
+    one_job.holds_from = 3
+    trainer = make(1, "stuck://bucket/checkpoints")
+    running = asyncio.create_task(trainer.run())
+    async with asyncio.timeout(LIMIT_S):
+        while len(one_job.commits) < 3 or trainer.clock.phase != "waiting":
+            await asyncio.sleep(0.01)
+        stuck.error = OSError("403")
+        stuck.released.set()
+        with pytest.raises(UnavailableError, match="step-000002[.]1: .*403"):
+            await running
 
 
 async def test_a_whole_job(one_job: Any, make: Make) -> None:
@@ -188,7 +253,7 @@ async def test_published_weights_can_be_pulled(
 async def test_a_new_incarnation_goes_on_from_the_checkpoint(one_job: Any, make: Make) -> None:
     one_job.limit = 100
     first = asyncio.create_task(make(1).run())
-    while len(one_job.commits) < 3:
+    while not one_job.checkpoints:
         await asyncio.sleep(0.01)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
