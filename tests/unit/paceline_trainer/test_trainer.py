@@ -187,7 +187,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_it_while_it_waits_for_a_
             await asyncio.sleep(0.01)
         stuck.error = OSError("403")
         stuck.released.set()
-        with pytest.raises(UnavailableError, match="step-000002[.]1: .*403"):
+        with pytest.raises(UnavailableError, match=r"step-000002[.]1: .*403"):
             await running
 
 
