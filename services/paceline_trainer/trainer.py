@@ -354,7 +354,7 @@ class Trainer:
     async def _cancel_tasks(self) -> None:
         """Cancel background tasks; their results do not matter any more."""
         found = (self._next_batch, self._publication, self._saving)
-        tasks = [task for task in found if task is not None]
+        tasks: list[asyncio.Task[Any]] = [task for task in found if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

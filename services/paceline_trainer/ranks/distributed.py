@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class RankGroup:
         """
         other = copy(self)
         if self.rank_info.world > 1:
-            other.processes = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            other.processes = cast(ProcessGroup, dist.new_group(backend="gloo", timeout=TIMEOUT))
         return other
 
     def gather(self, values: Sequence[float]) -> NDArray[np.float64]:

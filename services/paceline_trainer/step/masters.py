@@ -66,8 +66,8 @@ class MasterWeights:
     @torch.no_grad()
     def copy(self) -> None:
         """Convert the float32 weights after they have changed."""
-        pairs = {id(place.copy): (place.copy, place.master) for place in self._places}.values()
-        torch._foreach_copy_([copy for copy, _ in pairs], [master for _, master in pairs])
+        for place in self._places:
+            place.copy.copy_(place.master)
 
     def _copy_of(self, master: nn.Parameter) -> nn.Parameter:
         found = self._copies.get(id(master))
