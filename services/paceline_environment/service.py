@@ -64,6 +64,7 @@ class EnvironmentService(Service):
             connect=partial(connect_as, settings, kind=WorkerKind.ROLLOUT),
             stages=self.stages,
             metrics=chassis.metrics,
+            linger=self._linger,
         )
         self._scoring = Scoring(
             workers=self._rewards,

@@ -16,6 +16,7 @@ from paceline.enums import FinishReason
 from paceline.errors import DeadlineError, InvalidError, PacelineError, VersionGoneError
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
+from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import backoff_s, call
 from paceline.types import Worker
 from paceline.v1 import rollout_pb2 as pb
@@ -41,12 +42,14 @@ class PolicyClient:
         connect: Callable[[str], aio.Channel],
         stages: Stages,
         metrics: Metrics,
+        linger: Linger = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
         self._connect = connect
         self._stages = stages
         self._metrics = metrics
+        self._linger = linger
         self._clock = clock
         self._links: dict[str, RolloutStream] = {}
         self._engines: dict[str, tuple[str, str]] = {}
@@ -136,7 +139,11 @@ class PolicyClient:
         if link is None or link.dead:
             if link is not None:
                 self._in_background(link.close())
-            link = RolloutStream(worker_id=worker.worker_id, channel=self._connect(worker.endpoint))
+            link = RolloutStream(
+                worker_id=worker.worker_id,
+                channel=self._connect(worker.endpoint),
+                linger=self._linger,
+            )
             self._links[worker.worker_id] = link
             self._in_background(self._fetch_engine(worker))
         return link

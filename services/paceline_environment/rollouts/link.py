@@ -13,7 +13,7 @@ from paceline.enums import FinishReason
 from paceline.errors import PacelineError
 from paceline.telemetry.logs import Log
 from paceline.tokens.transcript import merge_run
-from paceline.transport.linger import linger_s
+from paceline.transport.linger import Linger, at_once
 from paceline.transport.rpc import exchange
 from paceline.types import VersionRun
 from paceline.v1 import rollout_pb2 as pb
@@ -33,8 +33,10 @@ _MAX_TOKENS = 500_000  # per message, well below the limit of gRPC
 class RolloutStream:
     """Batches requests and dispatches events to their turns. Once `dead`, open a new one."""
 
-    def __init__(self, *, worker_id: str, channel: aio.Channel) -> None:
+    def __init__(self, *, worker_id: str, channel: aio.Channel, linger: Linger = at_once) -> None:
+        """`linger`: how long a request waits for others, in seconds."""
         self.worker_id = worker_id
+        self._linger = linger
         self.dead = False
         self._channel = channel
         self._stub: RolloutAsyncStub = RolloutStub(channel)
@@ -88,7 +90,7 @@ class RolloutStream:
     async def _requests(self) -> AsyncIterator[pb.GenerateBatch]:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(linger_s(len(self._turns)))
+            await asyncio.sleep(self._linger())
             self._wake.clear()
             if self.dead:
                 return

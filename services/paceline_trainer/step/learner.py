@@ -99,7 +99,8 @@ class Learner:
             parts = self._scorer.parts(data, rows)
             self._check(share, parts)
         with stage("mismatch"):
-            mismatch = self._mismatch.measure(data) if self._mismatch is not None else {}
+            checked = self._mismatch
+            mismatch = {} if checked is None else checked.measure(data, parts[0].layout)
         with stage("score"):
             known = self._known(data, parts, share)
         tally = Tally()

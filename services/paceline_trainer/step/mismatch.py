@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceline.config.job import JobSpec
 from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.data import assemble, idle
+from paceline_trainer.step.data import Layout, assemble, idle
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
@@ -40,8 +40,10 @@ class Mismatch:
         self._sampled: set[int] = set()
 
     @torch.no_grad()
-    def measure(self, data: Columns) -> dict[str, float]:
+    def measure(self, data: Columns, layout: Layout) -> dict[str, float]:
         """KL from engine to trainer (estimators k1 and k3) over the tokens that can be checked.
+
+        `layout`: the one that trains, whose errors this would show.
 
         None if the batch has no version that earlier ones had not. `versions_sampled` and
         `versions_checked` count new versions. Versions of earlier incarnations are unknown.
@@ -51,7 +53,7 @@ class Mismatch:
         checked = [v for v in new if self._num_sequences and self.versions[v] in self.history]
         sums, largest = np.zeros(3), 0.0
         for version in checked:
-            differences = self._differences(data, version)
+            differences = self._differences(data, version, layout)
             sums += [
                 len(differences),
                 differences.sum(),
@@ -77,10 +79,10 @@ class Mismatch:
             "logprob_diff_max": float(gathered[:, 3].max()),
         }
 
-    def _differences(self, data: Columns, version: int) -> NDArray[np.float64]:
+    def _differences(self, data: Columns, version: int, layout: Layout) -> NDArray[np.float64]:
         """The engine's log-probs minus the trainer's, of this rank's tokens of a version."""
         rows, runs = choose(data, version, limit=self._num_sequences, budget=self._budget)
-        micro = assemble(data, rows, "padded", self._group.device) if len(rows) else None
+        micro = assemble(data, rows, layout, self._group.device) if len(rows) else None
         batch = micro or idle(self._group.device)
         with self.history.restored(self.versions[version]):
             logprobs = self.history.policy(
@@ -89,11 +91,13 @@ class Mismatch:
                 batch.hidden_indices,
                 batch.tokens.targets,
                 batch.tokens.temperature,
+                tree=batch.tree,
             ).logprobs
-        counts = data.policy_counts[rows]
-        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        whole = inside < np.repeat(runs, counts)
-        return (batch.tokens.behaviour - logprobs).double().cpu().numpy()[whole]
+        whole = np.zeros(data.num_tokens, dtype=bool)
+        for start, run in zip(data.policy_starts[rows].tolist(), runs.tolist(), strict=True):
+            whole[start : start + run] = True
+        differences = (batch.tokens.behaviour - logprobs).double().cpu().numpy()
+        return differences[whole[batch.tokens.select]]
 
 
 def mismatch_of(

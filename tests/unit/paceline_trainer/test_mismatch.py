@@ -14,6 +14,7 @@ from paceline.v1 import types_pb2
 from paceline.v1.types_pb2 import TOKEN_SOURCE_POLICY
 from paceline_trainer.columns import Columns, columns
 from paceline_trainer.ranks.distributed import RankGroup
+from paceline_trainer.step.data import Layout
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.mismatch import Mismatch, choose
 from paceline_trainer.step.model import PolicyModel, shard
@@ -67,8 +68,9 @@ def truthful(path: Path, samples: list[Any]) -> list[Any]:
     return samples
 
 
+@pytest.mark.parametrize("layout", ["padded", "tree"])
 def test_tokens_are_compared_under_the_weights_that_sampled_them(
-    llama: Path, group: RankGroup, make_samples: Any
+    llama: Path, group: RankGroup, make_samples: Any, layout: Layout
 ) -> None:
     mismatch = make(llama, group)
     data = columns(truthful(llama, make_samples(8, version=3)))
@@ -77,13 +79,13 @@ def test_tokens_are_compared_under_the_weights_that_sampled_them(
         move(policy_of(mismatch))
         publish(mismatch, version)
     now = weights_of(policy_of(mismatch))
-    metrics = mismatch.measure(data)
+    metrics = mismatch.measure(data, layout)
     assert metrics["logprob_diff_max"] < 1e-5
     assert metrics["mismatch_kl"] < 1e-8
     assert metrics["mismatch_tokens"] == data.num_tokens
     assert all(map(torch.equal, now, weights_of(policy_of(mismatch))))
     assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
-    assert mismatch.measure(data) == {"versions_sampled": 0, "versions_checked": 0}
+    assert mismatch.measure(data, layout) == {"versions_sampled": 0, "versions_checked": 0}
 
 
 def test_a_wrong_label_shows(llama: Path, group: RankGroup, make_samples: Any) -> None:
@@ -92,10 +94,13 @@ def test_a_wrong_label_shows(llama: Path, group: RankGroup, make_samples: Any) -
     move(policy_of(mismatch))
     publish(mismatch, 4)
     data = columns(truthful(llama, make_samples(8, version=4)))
-    assert mismatch.measure(data)["logprob_diff_max"] > 1e-2
+    assert mismatch.measure(data, "tree")["logprob_diff_max"] > 1e-2
 
 
-def test_tokens_after_a_swap_are_left_out(llama: Path, group: RankGroup, make_samples: Any) -> None:
+@pytest.mark.parametrize("layout", ["padded", "tree"])
+def test_tokens_after_a_swap_are_left_out(
+    llama: Path, group: RankGroup, make_samples: Any, layout: Layout
+) -> None:
     mismatch = make(llama, group)
     publish(mismatch, 3)
     samples = truthful(llama, make_samples(8, version=3))
@@ -107,7 +112,7 @@ def test_tokens_after_a_swap_are_left_out(llama: Path, group: RankGroup, make_sa
         runs = [(3, some), (4, len(sample.logprobs) - some)]
         del sample.versions[:]
         sample.versions.extend(types_pb2.VersionRun(version=v, count=n) for v, n in runs)
-    metrics = mismatch.measure(columns(samples))
+    metrics = mismatch.measure(columns(samples), layout)
     assert metrics["mismatch_tokens"] == kept
     assert metrics["logprob_diff_max"] < 1e-5
 
@@ -116,9 +121,9 @@ def test_what_is_not_held_is_not_checked(llama: Path, group: RankGroup, make_sam
     mismatch = make(llama, group, max_versions=2)
     for version in (3, 4, 5):
         publish(mismatch, version)
-    old = mismatch.measure(columns(make_samples(4, version=3)))
+    old = mismatch.measure(columns(make_samples(4, version=3)), "tree")
     assert old == {"versions_sampled": 1, "versions_checked": 0}
-    unknown = mismatch.measure(columns(make_samples(4, version=9)))
+    unknown = mismatch.measure(columns(make_samples(4, version=9)), "tree")
     assert unknown == {"versions_sampled": 0, "versions_checked": 0}
 
 
@@ -138,7 +143,7 @@ def test_nothing_is_done_when_nothing_is_asked(
 ) -> None:
     mismatch = make(llama, group, num_sequences=0)
     publish(mismatch, 0)
-    metrics = mismatch.measure(columns(make_samples(4, version=0)))
+    metrics = mismatch.measure(columns(make_samples(4, version=0)), "tree")
     assert metrics == {"versions_sampled": 1, "versions_checked": 0}
 
 
