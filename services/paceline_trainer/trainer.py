@@ -251,7 +251,7 @@ class Trainer:
         """
         engine = self._engine
         with self.clock.measure("checkpointing"):
-            await self._await_checkpoint()
+            await self.checkpointed()
             staged = await self._run(
                 engine.checkpoints.stage,
                 self.step,
@@ -277,7 +277,8 @@ class Trainer:
             await self._write(checkpoints.discard, staged.step)
             raise
 
-    async def _await_checkpoint(self) -> None:
+    async def checkpointed(self) -> None:
+        """Wait until the last checkpoint is written and committed; raises what went wrong."""
         saving, self._saving = self._saving, None
         if saving is not None:
             await saving
@@ -285,7 +286,7 @@ class Trainer:
     async def _newest(self) -> str:
         """Where the newest checkpoint is, for the reason of a job that fails."""
         with suppress(PacelineError):
-            await self._await_checkpoint()
+            await self.checkpointed()
         step = self._checkpoint_step
         if not step:
             return "There is no checkpoint yet"
@@ -339,7 +340,7 @@ class Trainer:
             if self._staged_step != self.step:
                 await self.checkpoint()
             with self.clock.measure("checkpointing"):
-                await self._await_checkpoint()
+                await self.checkpointed()
         if self.stop_reason == "finished" and self._snapshot_step != self.step:
             await self.publish()
         await self._await_publication()

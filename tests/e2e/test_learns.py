@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.precision import fast_dtype
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -30,5 +32,5 @@ def test_the_demo_learns(tmp_path: Path, demo_model: Path) -> None:
     steps = [row for row in rows if row["kind"] == "train"]
     assert len(steps) == summary["steps"]
     # The first batch is sampled by the weights that train on it, so both compute the same.
-    assert abs(steps[0]["kl_behaviour"]) < 1e-6
+    assert abs(steps[0]["kl_behaviour"]) < (1e-6 if fast_dtype() == "float32" else 1e-2)
     assert (results / "reward.png").stat().st_size > 10_000

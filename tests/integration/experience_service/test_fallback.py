@@ -134,6 +134,7 @@ class Trainers:
                 parameter.fill_(step)
         trainer.step = step
         await trainer.checkpoint()
+        await trainer.checkpointed()
 
 
 def marks(engine: TrainingBackend) -> set[float]:

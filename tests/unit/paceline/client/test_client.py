@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from paceline import errors
 from paceline.api.documents import JobEvent
 from paceline.client.client import AsyncClient, Client, EventReader, error_of
-from paceline.config import ServiceSettings, parse_job
+from paceline.config import ServiceSettings, load_job
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import (
     AuthenticationError,
@@ -114,7 +114,7 @@ async def test_submit_a_mapping_a_spec_and_a_file(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job))
-    made = [await client.submit(spec) for spec in (job, parse_job(job), path, str(path))]
+    made = [await client.submit(spec) for spec in (job, load_job(path), path, str(path))]
     assert len({each.status.job_id for each in made}) == 4
     assert made[0].spec == made[1].spec == made[2].spec == made[3].spec
     again = [await client.submit(job, request_id="k") for _ in range(2)]
