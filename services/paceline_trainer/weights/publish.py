@@ -81,6 +81,7 @@ class WeightCopy:
     canary_logprobs: tuple[float, ...]
     tensors: TensorQueue
     source: tuple[Held, ...] = ()
+    frozen_bytes: int = 0  # the first bytes, which no later version changes
 
 
 class Snapshotter:
@@ -132,7 +133,17 @@ class Snapshotter:
             ]
         )
         tied = tuple((plain_name(name), plain_name(same)) for name, same in self._policy.tied)
-        return WeightCopy(step, entries, num_bytes, tied, self._canary, logprobs, tensors, source)
+        return WeightCopy(
+            step=step,
+            entries=entries,
+            num_bytes=num_bytes,
+            tied=tied,
+            canary_tokens=self._canary,
+            canary_logprobs=logprobs,
+            tensors=tensors,
+            source=source,
+            frozen_bytes=self._frozen_bytes(source, entries),
+        )
 
     @torch.no_grad()
     def gather(self, snapshot: WeightCopy) -> None:
@@ -185,7 +196,19 @@ class Snapshotter:
                 yield name, own
 
     def _published(self, source: Sequence[Held]) -> list[Held]:
-        return [each for each in source if not (self._merge and is_adapter(each.name))]
+        """What is published, frozen tensors first, as receivers keep these bytes."""
+        found = [each for each in source if not (self._merge and is_adapter(each.name))]
+        return sorted(found, key=lambda each: not each.frozen)
+
+    def _frozen_bytes(self, source: Sequence[Held], entries: Sequence[TensorEntry]) -> int:
+        if self._merge:
+            return 0
+        frozen = [
+            entry.offset + entry.num_bytes
+            for entry, each in zip(entries, self._published(source), strict=True)
+            if each.frozen
+        ]
+        return max(frozen, default=0)
 
     def source(self) -> tuple[Held, ...]:
         """The tensors of the policy, without a copy."""
@@ -307,6 +330,7 @@ class Publisher:
             tied=snapshot.tied,
             canary_tokens=snapshot.canary_tokens,
             canary_logprobs=snapshot.canary_logprobs,
+            frozen_bytes=snapshot.frozen_bytes,
         )
 
 

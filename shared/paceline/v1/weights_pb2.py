@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/weights.proto\x12\x0bpaceline.v1\"f\n\x0bPullRequest\x12\x0e\n\x06wanted\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\xc7\x01\n\x0bStreamFrame\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SnapshotHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChunkHeadH\x00\x12\'\n\x07waiting\x18\x03 \x01(\x0b\x32\x14.paceline.v1.WaitingH\x00\x12/\n\x07trailer\x18\x04 \x01(\x0b\x32\x1c.paceline.v1.SnapshotTrailerH\x00\x42\x06\n\x04kind\"\x1c\n\x07Waiting\x12\x11\n\tnum_ready\x18\x01 \x01(\x05\"\\\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x11\n\tnum_bytes\x18\x05 \x01(\x03\"\xcd\x02\n\x0eSnapshotHeader\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0eparent_version\x18\x04 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x11\n\tnum_bytes\x18\x07 \x01(\x03\x12\x13\n\x0b\x63hunk_bytes\x18\x08 \x01(\x05\x12\x12\n\nnum_chunks\x18\t \x01(\x05\x12)\n\x07tensors\x18\n \x03(\x0b\x32\x18.paceline.v1.TensorEntry\x12%\n\x04tied\x18\x0b \x03(\x0b\x32\x17.paceline.v1.TiedTensor\x12#\n\x06\x63\x61nary\x18\x0c \x01(\x0b\x32\x13.paceline.v1.Canary\x12\x16\n\x0e\x61uthentication\x18\r \x01(\x0c\"+\n\nTiedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07same_as\x18\x02 \x01(\t\"*\n\x06\x43\x61nary\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"i\n\tChunkHead\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tnum_bytes\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x19\n\x0c\x62\x61se_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"7\n\x0fSnapshotTrailer\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61uthentication\x18\x02 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/weights.proto\x12\x0bpaceline.v1\"\x92\x01\n\x0bPullRequest\x12\x0e\n\x06wanted\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x19\n\x0cheld_version\x18\x05 \x01(\x03H\x01\x88\x01\x01\x42\x0f\n\r_base_versionB\x0f\n\r_held_version\"\xc7\x01\n\x0bStreamFrame\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.SnapshotHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.paceline.v1.ChunkHeadH\x00\x12\'\n\x07waiting\x18\x03 \x01(\x0b\x32\x14.paceline.v1.WaitingH\x00\x12/\n\x07trailer\x18\x04 \x01(\x0b\x32\x1c.paceline.v1.SnapshotTrailerH\x00\x42\x06\n\x04kind\"\x1c\n\x07Waiting\x12\x11\n\tnum_ready\x18\x01 \x01(\x05\"\\\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x0e\n\x06offset\x18\x04 \x01(\x03\x12\x11\n\tnum_bytes\x18\x05 \x01(\x03\"\xe3\x02\n\x0eSnapshotHeader\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\x0eparent_version\x18\x04 \x01(\x03\x12\x14\n\x0c\x62\x61se_version\x18\x05 \x01(\x03\x12\x13\n\x0bincarnation\x18\x06 \x01(\x03\x12\x11\n\tnum_bytes\x18\x07 \x01(\x03\x12\x13\n\x0b\x63hunk_bytes\x18\x08 \x01(\x05\x12\x12\n\nnum_chunks\x18\t \x01(\x05\x12)\n\x07tensors\x18\n \x03(\x0b\x32\x18.paceline.v1.TensorEntry\x12%\n\x04tied\x18\x0b \x03(\x0b\x32\x17.paceline.v1.TiedTensor\x12#\n\x06\x63\x61nary\x18\x0c \x01(\x0b\x32\x13.paceline.v1.Canary\x12\x16\n\x0e\x61uthentication\x18\r \x01(\x0c\x12\x14\n\x0c\x66rozen_bytes\x18\x0e \x01(\x03\"+\n\nTiedTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07same_as\x18\x02 \x01(\t\"*\n\x06\x43\x61nary\x12\x0e\n\x06tokens\x18\x01 \x03(\x05\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\"i\n\tChunkHead\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tnum_bytes\x18\x02 \x01(\x05\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x19\n\x0c\x62\x61se_version\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"7\n\x0fSnapshotTrailer\x12\x0c\n\x04root\x18\x01 \x01(\x0c\x12\x16\n\x0e\x61uthentication\x18\x02 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PULLREQUEST']._serialized_start=42
-  _globals['_PULLREQUEST']._serialized_end=144
-  _globals['_STREAMFRAME']._serialized_start=147
-  _globals['_STREAMFRAME']._serialized_end=346
-  _globals['_WAITING']._serialized_start=348
-  _globals['_WAITING']._serialized_end=376
-  _globals['_TENSORENTRY']._serialized_start=378
-  _globals['_TENSORENTRY']._serialized_end=470
-  _globals['_SNAPSHOTHEADER']._serialized_start=473
-  _globals['_SNAPSHOTHEADER']._serialized_end=806
-  _globals['_TIEDTENSOR']._serialized_start=808
-  _globals['_TIEDTENSOR']._serialized_end=851
-  _globals['_CANARY']._serialized_start=853
-  _globals['_CANARY']._serialized_end=895
-  _globals['_CHUNKHEAD']._serialized_start=897
-  _globals['_CHUNKHEAD']._serialized_end=1002
-  _globals['_SNAPSHOTTRAILER']._serialized_start=1004
-  _globals['_SNAPSHOTTRAILER']._serialized_end=1059
+  _globals['_PULLREQUEST']._serialized_start=43
+  _globals['_PULLREQUEST']._serialized_end=189
+  _globals['_STREAMFRAME']._serialized_start=192
+  _globals['_STREAMFRAME']._serialized_end=391
+  _globals['_WAITING']._serialized_start=393
+  _globals['_WAITING']._serialized_end=421
+  _globals['_TENSORENTRY']._serialized_start=423
+  _globals['_TENSORENTRY']._serialized_end=515
+  _globals['_SNAPSHOTHEADER']._serialized_start=518
+  _globals['_SNAPSHOTHEADER']._serialized_end=873
+  _globals['_TIEDTENSOR']._serialized_start=875
+  _globals['_TIEDTENSOR']._serialized_end=918
+  _globals['_CANARY']._serialized_start=920
+  _globals['_CANARY']._serialized_end=962
+  _globals['_CHUNKHEAD']._serialized_start=964
+  _globals['_CHUNKHEAD']._serialized_end=1069
+  _globals['_SNAPSHOTTRAILER']._serialized_start=1071
+  _globals['_SNAPSHOTTRAILER']._serialized_end=1126
 # @@protoc_insertion_point(module_scope)

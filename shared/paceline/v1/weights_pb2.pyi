@@ -31,6 +31,7 @@ class PullRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
+    HELD_VERSION_FIELD_NUMBER: _builtins.int
     wanted: _builtins.bytes
     """bit i % 8 of byte i / 8: chunk i; empty: all"""
     part: _builtins.int
@@ -38,6 +39,8 @@ class PullRequest(_message.Message):
     parts: _builtins.int
     base_version: _builtins.int
     """held in full by the receiver: chunks may be deltas against it"""
+    held_version: _builtins.int
+    """Held in full by the receiver: chunks of frozen bytes are sent as a head without bytes."""
     def __init__(
         self,
         *,
@@ -45,14 +48,20 @@ class PullRequest(_message.Message):
         part: _builtins.int = ...,
         parts: _builtins.int = ...,
         base_version: _builtins.int | None = ...,
+        held_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "_held_version", b"_held_version", "base_version", b"base_version", "held_version", b"held_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "base_version", b"base_version", "part", b"part", "parts", b"parts", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_version", b"_base_version", "_held_version", b"_held_version", "base_version", b"base_version", "held_version", b"held_version", "part", b"part", "parts", b"parts", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_version: _TypeAlias = _typing.Literal["base_version"]  # noqa: Y015
     _WhichOneofArgType__base_version: _TypeAlias = _typing.Literal["_base_version", b"_base_version"]  # noqa: Y015
+    _WhichOneofReturnType__held_version: _TypeAlias = _typing.Literal["held_version"]  # noqa: Y015
+    _WhichOneofArgType__held_version: _TypeAlias = _typing.Literal["_held_version", b"_held_version"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_version) -> _WhichOneofReturnType__base_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_version) -> _WhichOneofReturnType__held_version | None: ...
 
 Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
@@ -169,6 +178,7 @@ class SnapshotHeader(_message.Message):
     TIED_FIELD_NUMBER: _builtins.int
     CANARY_FIELD_NUMBER: _builtins.int
     AUTHENTICATION_FIELD_NUMBER: _builtins.int
+    FROZEN_BYTES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     version: _builtins.int
     step: _builtins.int
@@ -181,6 +191,8 @@ class SnapshotHeader(_message.Message):
     num_chunks: _builtins.int
     authentication: _builtins.bytes
     """keyed BLAKE3 over the message without this field"""
+    frozen_bytes: _builtins.int
+    """the first bytes, which are the same in all versions of the job"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
     @_builtins.property
@@ -203,10 +215,11 @@ class SnapshotHeader(_message.Message):
         tied: _abc.Iterable[Global___TiedTensor] | None = ...,
         canary: Global___Canary | None = ...,
         authentication: _builtins.bytes = ...,
+        frozen_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["canary", b"canary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authentication", b"authentication", "base_version", b"base_version", "canary", b"canary", "chunk_bytes", b"chunk_bytes", "incarnation", b"incarnation", "job_id", b"job_id", "num_bytes", b"num_bytes", "num_chunks", b"num_chunks", "parent_version", b"parent_version", "step", b"step", "tensors", b"tensors", "tied", b"tied", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authentication", b"authentication", "base_version", b"base_version", "canary", b"canary", "chunk_bytes", b"chunk_bytes", "frozen_bytes", b"frozen_bytes", "incarnation", b"incarnation", "job_id", b"job_id", "num_bytes", b"num_bytes", "num_chunks", b"num_chunks", "parent_version", b"parent_version", "step", b"step", "tensors", b"tensors", "tied", b"tied", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,11 +285,11 @@ class ChunkHead(_message.Message):
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     num_bytes: _builtins.int
-    """bytes following this frame"""
+    """bytes following this frame; 0: those of `base_version`"""
     digest: _builtins.bytes
     """keyed BLAKE3 of the full chunk and its index; 32 bytes"""
     base_version: _builtins.int
-    """the bytes are a delta against this version"""
+    """the bytes are a delta against this version, or its own"""
     def __init__(
         self,
         *,

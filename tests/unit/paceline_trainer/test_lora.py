@@ -139,6 +139,8 @@ def test_only_adapters_differ_between_versions(
         copy = snapshotter.begin(step)
         snapshotter.gather(copy)
         versions.append(loaded(stage(copy)))
+        later = {entry.name for entry in copy.entries if entry.offset >= copy.frozen_bytes}
+        assert later == {entry.name for entry in copy.entries if ".lora_" in entry.name}
         parts.step(make_samples(8, seed=step), step)
     first, second = versions
     differing = {name for name in first if not torch.equal(first[name], second[name])}

@@ -58,6 +58,7 @@ class SnapshotHeader:
     tied: tuple[tuple[str, str], ...] = ()  # (name, same_as)
     canary_tokens: tuple[int, ...] = ()
     canary_logprobs: tuple[float, ...] = ()  # of tokens[1:], temperature 1
+    frozen_bytes: int = 0  # the first bytes, which are the same in all versions of the job
 
     @property
     def num_chunks(self) -> int:
@@ -73,6 +74,10 @@ class SnapshotHeader:
         """First and past-the-last byte of a chunk."""
         start = index * self.chunk_bytes
         return start, min(start + self.chunk_bytes, self.num_bytes)
+
+    def is_frozen(self, index: int) -> bool:
+        """Whether a chunk has the same bytes in all versions of the job."""
+        return self.chunk_range(index)[1] <= self.frozen_bytes
 
     def same_layout(self, other: SnapshotHeader) -> bool:
         """Whether all tensors have the same offsets; the chunk sizes may differ."""
@@ -126,6 +131,7 @@ def header_to_proto(header: SnapshotHeader) -> pb.SnapshotHeader:
         ],
         tied=[pb.TiedTensor(name=name, same_as=same_as) for name, same_as in header.tied],
         canary=pb.Canary(tokens=header.canary_tokens, logprobs=header.canary_logprobs),
+        frozen_bytes=header.frozen_bytes,
     )
 
 
@@ -151,6 +157,7 @@ def header_from_proto(message: pb.SnapshotHeader) -> SnapshotHeader:
         tied=tuple((pair.name, pair.same_as) for pair in message.tied),
         canary_tokens=tuple(message.canary.tokens),
         canary_logprobs=tuple(message.canary.logprobs),
+        frozen_bytes=message.frozen_bytes,
     )
     if header.num_chunks != message.num_chunks:
         raise IntegrityError(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.errors import IntegrityError
+from paceline.errors import IntegrityError, PacelineError
 from paceline.weights.snapshot import delta
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.snapshot.threads import in_thread
@@ -31,6 +31,10 @@ _ON_LOOP_BYTES = 1 << 20  # hashed faster than handed to a thread and back
 _MAX_UNVERIFIED = 2
 _BATCH_S = 0.005
 _MAX_BATCH_BYTES = 128 << 10
+
+
+class HeldDiffersError(PacelineError):
+    """Frozen bytes of the version held are not those of this one: ask again without it."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,7 @@ class ChunkReader:
         self._response: Response | None = None
         self._requested: set[int] = set()
         self._base: Staging | None = None
+        self._held: Staging | None = None
         self._unverified: deque[asyncio.Task[None]] = deque()
         self._num_keepalives = 0
         self._seen_bytes = 0
@@ -90,15 +95,24 @@ class ChunkReader:
         return frame
 
     async def receive(
-        self, staging: Staging, requested: Sequence[int], *, base: Staging | None
+        self,
+        staging: Staging,
+        requested: Sequence[int],
+        *,
+        base: Staging | None,
+        held: Staging | None = None,
     ) -> bool:
         """Receive the requested chunks and the trailer; False: the sender does not hold all chunks.
 
-        Chunks that arrived are verified before this returns or raises. Raises `IntegrityError`,
-        `UnavailableError`.
+        Chunks that arrived are verified before this returns or raises. Deltas are against `base`,
+        frozen chunks are copied from `held`. Raises `IntegrityError`, `UnavailableError`,
+        `HeldDiffersError`.
         """
         self._requested = set(requested)
         self._base = base if base and base.header.same_layout(staging.header) else None
+        self._held = held
+        if held is not None and not held.header.same_layout(staging.header):
+            raise HeldDiffersError(f"weights: the layout of version {held.header.version} differs")
         try:
             return await self._receive(staging)
         finally:
@@ -169,12 +183,18 @@ class ChunkReader:
     async def _chunk(self, frame: ChunkFrame, staging: Staging) -> None:
         assert self._response is not None
         base_version = self._base.header.version if self._base else None
-        frames.check_chunk(frame, staging.header, base_version=base_version)
+        held_version = self._held.header.version if self._held else None
+        frames.check_chunk(
+            frame, staging.header, base_version=base_version, held_version=held_version
+        )
         if frame.index not in self._requested:
             raise IntegrityError(
                 f"weights: chunk {frame.index} was not requested, or was sent twice"
             )
         self._requested.discard(frame.index)
+        if not frame.num_bytes:
+            await self._verify_later(staging, frame, b"")  # a copy of what is held
+            return
         is_delta = frame.base_version is not None
         start_s, self._in_chunk = self._clock(), True
         slot = staging.slot(frame.index)
@@ -206,27 +226,39 @@ class ChunkReader:
     async def _drain_verifications(self) -> None:
         """Await all pending verifications, even if some fail."""
         self._paused = True
-        damaged = ""  # only the text, since an exception and its traceback form a cycle
+        damaged = differs = ""  # only the texts, since an exception and its traceback form a cycle
         while self._unverified:
             try:
                 await self._unverified.popleft()
             except IntegrityError as error:
                 damaged = str(error)
+            except HeldDiffersError as error:
+                differs = str(error)
         if damaged:
             raise IntegrityError(damaged)
+        if differs:
+            raise HeldDiffersError(differs)
 
     async def _verify_in_thread(
         self, staging: Staging, frame: ChunkFrame, payload: bytes | None
     ) -> None:
         if payload is not None:
             await in_thread(self._decode, staging, frame.index, payload)
-        await in_thread(self._timed_verify, staging, frame)
+        try:
+            await in_thread(self._timed_verify, staging, frame)
+        except IntegrityError as error:
+            if payload == b"":
+                raise HeldDiffersError(str(error)) from None
+            raise
         self._accept(staging, frame, payload)
 
     def _decode(self, staging: Staging, index: int, payload: bytes) -> None:
-        assert self._base is not None
-        started_s = self._clock()
-        delta.decode_into(payload, self._base.matching_range(staging, index), staging.slot(index))
+        base, started_s = self._base if payload else self._held, self._clock()
+        assert base is not None
+        if payload:
+            delta.decode_into(payload, base.matching_range(staging, index), staging.slot(index))
+        else:
+            staging.slot(index)[:] = base.matching_range(staging, index)
         self.counts.decode_s += self._clock() - started_s
 
     def _timed_verify(self, staging: Staging, frame: ChunkFrame) -> None:
@@ -235,7 +267,7 @@ class ChunkReader:
         self.counts.verify_s += self._clock() - started_s
 
     def _accept(self, staging: Staging, frame: ChunkFrame, payload: bytes | None = None) -> None:
-        if self._base is not None:
+        if self._base is not None and payload != b"":
             # Before readers see the chunk, since they relay its delta.
             staging.keep_delta(frame.index, self._base.header.version, payload)
         staging.accept(frame.index, frame.digest)

@@ -62,7 +62,13 @@ class ChunkWriter:
         await self._write(staging.trailer_frame())
 
     async def _send_chunks(self, indices: Sequence[int]) -> None:
+        held_version = self._request.held_version
         for position, index in enumerate(indices):
+            if held_version is not None and self._staging.header.is_frozen(index):
+                await self._write(
+                    self._staging.chunk_frame(index, num_bytes=0, base_version=held_version)
+                )
+                continue
             encoder = self._encoder()
             if encoder is not None:
                 encoder.prefetch(indices[position:])

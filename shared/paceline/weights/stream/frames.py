@@ -38,7 +38,7 @@ class ChunkFrame:
     index: int
     num_bytes: int
     digest: bytes
-    base_version: int | None = None  # the bytes are a delta against it
+    base_version: int | None = None  # the bytes are a delta against it; none: they are its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class ChunkRequest:
     part: int = 0
     parts: int = 1
     base_version: int | None = None
+    held_version: int | None = None  # whose bytes may stand for those of frozen chunks
 
     def indices(self, num_chunks: int) -> list[int]:
         """The requested chunks of a snapshot of `num_chunks`."""
@@ -138,16 +139,25 @@ def parse_length(data: bytes, *, first: bool) -> int:
     return num_bytes
 
 
-def check_chunk(frame: ChunkFrame, header: SnapshotHeader, *, base_version: int | None) -> None:
+def check_chunk(
+    frame: ChunkFrame,
+    header: SnapshotHeader,
+    *,
+    base_version: int | None,
+    held_version: int | None = None,
+) -> None:
     """Raise `IntegrityError` unless a chunk frame fits this snapshot.
 
-    A delta must be against the requested base, and smaller than the chunk.
+    A delta must be against the requested base, and smaller than the chunk. Only frozen chunks may
+    have no bytes, if the receiver holds them.
     """
     if not 0 <= frame.index < header.num_chunks:
         raise IntegrityError(f"weights: chunk {frame.index} of {header.num_chunks}")
     start, end = header.chunk_range(frame.index)
     if frame.base_version is None:
         fits = frame.num_bytes == end - start
+    elif not frame.num_bytes:
+        fits = header.is_frozen(frame.index) and frame.base_version == held_version
     else:
         fits = 0 < frame.num_bytes < end - start
         if frame.base_version != base_version:
@@ -166,6 +176,8 @@ def request_body(request: ChunkRequest) -> bytes:
     message = pb.PullRequest(wanted=request.wanted, part=request.part, parts=request.parts)
     if request.base_version is not None:
         message.base_version = request.base_version
+    if request.held_version is not None:
+        message.held_version = request.held_version
     return message.SerializeToString(deterministic=True)
 
 
@@ -177,7 +189,8 @@ def parse_request(body: bytes) -> ChunkRequest:
     if not 0 <= message.part < parts:
         raise IntegrityError(f"weights: part {message.part} of {parts} parts")
     base = message.base_version if message.HasField("base_version") else None
-    return ChunkRequest(message.wanted, message.part, parts, base)
+    held = message.held_version if message.HasField("held_version") else None
+    return ChunkRequest(message.wanted, message.part, parts, base, held)
 
 
 def _chunk(head: pb.ChunkHead) -> ChunkFrame:

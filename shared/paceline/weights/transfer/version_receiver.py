@@ -138,6 +138,7 @@ class Receiver:
             worker_id=self._worker_id,
             stage=lambda header: self._server.stage(header, key=route.key),
             base=self._base,
+            held=self._held,
             report=self._report,
             peer=self._peer,
             metrics=self._metrics,
@@ -169,6 +170,10 @@ class Receiver:
     def _base(self, version: int) -> Staging | None:
         found = self._server.held(self._job_id, version)
         return found if found is not None and found.complete else None
+
+    def _held(self) -> Staging | None:
+        found = self._base(self._latest)
+        return found if found is not None and found.header.frozen_bytes else None
 
     def _finish(self, staging: Staging) -> None:
         version = staging.header.version

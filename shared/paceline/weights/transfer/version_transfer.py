@@ -36,7 +36,7 @@ from paceline.weights.route import (
 from paceline.weights.snapshot.manifest import SnapshotHeader, header_to_proto
 from paceline.weights.snapshot.staging import Staging
 from paceline.weights.snapshot.verification import SnapshotAuthenticator, pull_token
-from paceline.weights.stream.chunk_reader import ChunkReader
+from paceline.weights.stream.chunk_reader import ChunkReader, HeldDiffersError
 from paceline.weights.stream.frames import ChunkRequest, HeaderFrame, bitmap, request_body
 from paceline.weights.stream.http import Ended, PeerTls, Response, Stalled, peer_tls, post
 from paceline.weights.stream.rate_limit import RateLimit
@@ -65,12 +65,13 @@ class Transfer:
     """The transfer of one version.
 
     Each source sends its share of the chunks; when it fails, another peer sends those that are
-    missing. `stage` is called once, with the header. `base` returns a complete version to
-    request deltas against, or None. `report` is called with what each peer sent and must not
-    block. Peers drop a version once a newer one is published, so a peer that ends a stream is
-    reported as failed only if `is_superseded` is false a moment later, or is not given. The
-    transfer fails after `stall_timeout_s` without progress while all peers fail. Only time in
-    which this process ran counts against a peer.
+    missing. `stage` is called once, with the header. `base` returns a complete version to request
+    deltas against, or None; `held` the newest complete one, whose frozen bytes need not be sent.
+    `report` is called with what each peer sent and must not block. Peers drop a version once a
+    newer one is published, so a peer that ends a stream is reported as failed only if
+    `is_superseded` is false a moment later, or is not given. The transfer fails after
+    `stall_timeout_s` without progress while all peers fail. Only time in which this process ran
+    counts against a peer.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Transfer:
         stage: Callable[[SnapshotHeader], Staging],
         worker_id: str = "",
         base: Callable[[int], Staging | None] = lambda _: None,
+        held: Callable[[], Staging | None] = lambda: None,
         report: Callable[[TransferReport], None] = lambda _: None,
         peer: PeerTls | None = None,
         metrics: Metrics | None = None,
@@ -94,6 +96,8 @@ class Transfer:
         self._worker_id = worker_id
         self._stage = stage
         self._base = base
+        self._held = held
+        self._uses_held = True
         self._report = report
         self._secure = peer
         self._metrics = metrics
@@ -218,9 +222,9 @@ class Transfer:
         try:
             await self._fetch_from(endpoint, share, reader)
             event = TransferEvent.DONE if self.is_complete() else TransferEvent.MOVED
-            self._report_event(endpoint, event, reader)
+            self._report(self._make_report(endpoint, event, reader))
         except asyncio.CancelledError:
-            self._report_event(endpoint, TransferEvent.MOVED, reader)
+            self._report(self._make_report(endpoint, TransferEvent.MOVED, reader))
             raise
         except NotFoundError as error:
             if self._ran_s > _NOT_FOUND_GRACE_S:
@@ -228,6 +232,9 @@ class Transfer:
             else:
                 peer.error = str(error)
                 await asyncio.sleep(_NOT_FOUND_RETRY_S)
+        except HeldDiffersError as error:
+            self._uses_held = False
+            log.warning("frozen weights differ", job=self._job_id, version=self.version, why=error)
         except _PEER_ERRORS as error:
             self._handle_failure(endpoint, reader, error)
         finally:
@@ -250,15 +257,15 @@ class Transfer:
         )
         detail = str(error)
         if isinstance(error, VersionGoneError):
-            self._report_event(endpoint, TransferEvent.MOVED, reader, detail)
+            self._report(self._make_report(endpoint, TransferEvent.MOVED, reader, detail))
         elif isinstance(error, Ended) and self._is_superseded is not None:
-            self._report_event(endpoint, TransferEvent.MOVED, reader)
+            self._report(self._make_report(endpoint, TransferEvent.MOVED, reader))
             self._report_unless_superseded(
                 self._is_superseded, self._make_report(endpoint, event, reader, detail)
             )
         else:
             self._count(event)
-            self._report_event(endpoint, event, reader, detail)
+            self._report(self._make_report(endpoint, event, reader, detail))
 
     def _report_unless_superseded(
         self, is_superseded: Callable[[], bool], report: TransferReport
@@ -276,21 +283,24 @@ class Transfer:
 
     async def _fetch_from(self, endpoint: str, share: ChunkSource, reader: ChunkReader) -> None:
         base = self._base(self._route.base_version) if self._route.base_version >= 0 else None
-        response = await self._connect(endpoint, share, base)
+        held = self._held() if self._uses_held else None
+        response = await self._connect(endpoint, share, base, held)
         staging = self._open(await reader.open(response))
-        holds_all = await reader.receive(staging, self._wanted(share), base=base)
+        holds_all = await reader.receive(staging, self._wanted(share), base=base, held=held)
         if self._wanted(share):
             why = f"weights: {endpoint} does not hold all requested chunks"
             if holds_all:
                 raise UnavailableError(why)
             self._peers[endpoint].mark_missing(share, why)
 
-    async def _connect(self, endpoint: str, share: ChunkSource, base: Staging | None) -> Response:
+    async def _connect(
+        self, endpoint: str, share: ChunkSource, base: Staging | None, held: Staging | None
+    ) -> Response:
         wanted = b""
         if self.staging is not None and self.num_ready:
             wanted = bitmap(self._wanted(share), self.staging.header.num_chunks)
-        base_version = base.header.version if base else None
-        request = ChunkRequest(wanted, share.part, share.parts, base_version)
+        versions = (each.header.version if each else None for each in (base, held))
+        request = ChunkRequest(wanted, share.part, share.parts, *versions)
         path = f"/weights/{quote(self._job_id, safe='')}/{self.version}"
         token = pull_token(self._route.key) if self._route.key else ""
         try:
@@ -331,9 +341,9 @@ class Transfer:
                 if reader.check_progress(self._expected_s(), _TICK_S):
                     log.warning("peer slow", job=self._job_id, endpoint=endpoint)
                     self._count(TransferEvent.SLOW)
-                    self._report_event(endpoint, TransferEvent.SLOW, reader)
+                    self._report(self._make_report(endpoint, TransferEvent.SLOW, reader))
                 elif is_due and reader.counts.num_bytes:
-                    self._report_event(endpoint, TransferEvent.MOVED, reader)
+                    self._report(self._make_report(endpoint, TransferEvent.MOVED, reader))
 
     def _expected_s(self) -> float:
         """Expected seconds per chunk from one source; 0: unknown."""
@@ -342,13 +352,8 @@ class Transfer:
         share = self._route.bytes_per_s / max(len(self._route.sources), 1)
         return self.staging.header.chunk_bytes / share
 
-    def _report_event(
-        self, endpoint: str, event: TransferEvent, reader: ChunkReader, detail: str = ""
-    ) -> None:
-        self._report(self._make_report(endpoint, event, reader, detail))
-
     def _make_report(
-        self, endpoint: str, event: TransferEvent, reader: ChunkReader, detail: str
+        self, endpoint: str, event: TransferEvent, reader: ChunkReader, detail: str = ""
     ) -> TransferReport:
         counts = reader.take()
         self._spent_s["decode"] += counts.decode_s

@@ -4,14 +4,18 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
 import uvloop
 
 from paceline.errors import DeadlineError, IntegrityError, StateError, UnavailableError
+from paceline.types import PolicyVersion
 from paceline.weights import SnapshotHeader, Staging, WeightServer, plan, pull
+from paceline.weights.route import ChunkSource, Route, TransferReport
 from paceline.weights.stream.frames import ChunkRequest, bitmap, parse_request, request_body
+from paceline.weights.transfer.version_transfer import Transfer
 
 CHUNK = 4096
 NUM_CHUNKS = 20
@@ -127,6 +131,60 @@ async def test_any_http_client_can_read_it() -> None:
         ):
             async with http.post(f"{endpoint}/weights/{path}", data=data) as response:
                 assert response.status == status
+
+
+FROZEN = 15  # chunks, and half of the next one
+
+
+def with_frozen(version: int) -> Staging:
+    """A version whose other chunks differ from those of every other version."""
+    header = replace(make_header(version), frozen_bytes=FROZEN * CHUNK + CHUNK // 2)
+    staging = Staging(header)
+    fill(staging, 0, FROZEN)
+    for index in range(FROZEN, NUM_CHUNKS):
+        staging.fill(index * CHUNK, bytes([version]) * len(chunk(index)))
+    staging.finish()
+    return staging
+
+
+async def receive(endpoint: str, version: int, *, held: Staging) -> tuple[Staging, int]:
+    """A version as a holder of another one gets it, and the bytes on the network."""
+    reports: list[TransferReport] = []
+    route = Route(PolicyVersion(version, version), (ChunkSource(endpoint),))
+    transfer = Transfer(
+        route, job_id="job", stage=Staging, held=lambda: held, report=reports.append
+    )
+    found = await asyncio.wait_for(transfer.run(), WAIT_S)
+    return found, sum(report.wire_bytes for report in reports)
+
+
+async def test_frozen_bytes_are_not_sent_to_whoever_holds_them() -> None:
+    first, second = with_frozen(1), with_frozen(2)
+    async with serving(second) as (_, endpoint):
+        relay, sent = await receive(endpoint, 2, held=first)
+    assert bytes(relay.buffer()) == bytes(second.buffer())
+    assert sent == second.header.num_bytes - FROZEN * CHUNK
+    async with serving(relay) as (_, endpoint):
+        found, sent = await receive(endpoint, 2, held=first)
+        assert (found.root, sent) == (second.root, second.header.num_bytes - FROZEN * CHUNK)
+        assert (await fetch(endpoint, version=2)).root == second.root  # and all to others
+
+
+async def test_frozen_bytes_that_are_others_are_sent_after_all() -> None:
+    """A restarted trainer may have another base model."""
+    second = with_frozen(2)
+    wrong = with_frozen(1)
+    wrong.buffer()[3 * CHUNK] ^= 1
+    entries, total = plan([("a", "uint8", (CHUNK * NUM_CHUNKS,))])
+    other = replace(second.header, version=1, tensors=entries, num_bytes=total)
+    larger = Staging(other)
+    larger.fill(0, bytes(total))
+    larger.finish()
+    for held in (wrong, larger):
+        async with serving(second) as (_, endpoint):
+            found, sent = await receive(endpoint, 2, held=held)
+        assert bytes(found.buffer()) == bytes(second.buffer())
+        assert sent > second.header.num_bytes - FROZEN * CHUNK
 
 
 async def test_three_peers_cut_through() -> None:
