@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+
+from pydantic_core import to_json
 
 from paceline.types import Trajectory
 from paceline_experience.ledger.ledger import JobLedger
@@ -74,9 +74,9 @@ def _create(draft: Path) -> None:
 
 
 def _append(draft: Path, trajectories: Iterable[Trajectory]) -> None:
-    with draft.open("a") as file:
+    with draft.open("ab") as file:
         for each in trajectories:
-            file.write(json.dumps(each, default=_fields) + "\n")
+            file.write(to_json(each) + b"\n")
 
 
 def _publish(draft: Path, path: Path) -> None:
@@ -89,7 +89,3 @@ def _publish(draft: Path, path: Path) -> None:
 def _count(path: Path) -> int:
     with path.open() as file:
         return sum(1 for _ in file)
-
-
-def _fields(noun: Any) -> dict[str, Any]:
-    return {name: getattr(noun, name) for name in noun.__dataclass_fields__}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 Linger = Callable[[], float]
 _PER_OPEN_S = 0.0002
-_MOST_S = 0.02
+_MOST_S = 0.05
 
 
 def at_once() -> float:
