@@ -22,7 +22,7 @@ RULES = monitoring.RULES / "utilisation.yaml"
 PERIOD_S = 1.0
 FROZEN = 0.9  # share of the time
 ANSWER_S = 240.0
-WINDOW_S = 10  # of the rules
+WINDOW_S = 6  # of the rules
 SLOWED = (
     *("reward", "rollout", "environment", "trainer", "experience"),
     *("store", "gateway", "controller"),

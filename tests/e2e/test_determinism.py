@@ -141,7 +141,7 @@ def job_of(tiny_job: Job) -> Job:
 
     def make(name: str, *, replicas: int, staleness: int = 0) -> dict[str, Any]:
         activation = "in_flight" if staleness else "at_boundary"
-        return tiny_job(
+        job = tiny_job(
             name=name,
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
@@ -158,6 +158,10 @@ def job_of(tiny_job: Job) -> Job:
             trainer={"optimizer": {"lr": 3e-3}, "checkpoint": {"every": 4}},
             stop={"steps": STEPS},
         )
+        for part in ("model", "trainer"):
+            # In bfloat16, log-probs depend on the rows that are computed together.
+            job[part] = {**job[part], "dtype": "float32"}
+        return job
 
     return make
 
