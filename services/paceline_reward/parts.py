@@ -20,7 +20,7 @@ _SECTION: TypeAdapter[tuple[RewardSpec, ...]] = TypeAdapter(tuple[RewardSpec, ..
 
 @dataclass(frozen=True, slots=True)
 class RewardPart:
-    """One part: `inline` is called in this process, otherwise children call `target`."""
+    """One part: this process calls `inline` or `judge`, otherwise children call `target`."""
 
     name: str
     weight: float
@@ -28,6 +28,7 @@ class RewardPart:
     target: str  # module:attribute
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     inline: Callable[..., Any] | None = None
+    judge: Callable[..., Any] | None = None  # runs programs in the sandbox
     after: tuple[str, ...] = ()  # parts before it whose rewards it is given
 
 
@@ -64,8 +65,8 @@ def _part(spec: RewardSpec, field: str) -> RewardPart:
     if problems := list(wrong_options(field, "rewards", spec.kind, spec.options)):
         raise InvalidError("; ".join(problems))
     is_installed = ":" not in spec.kind
-    # Only installed rewards may run inline: a job must not load its own code into this process.
-    inline = is_installed and declared(registry.options_of("rewards", spec.kind)).inline
+    # Only installed rewards may run here: a job must not load its own code into this process.
+    told = declared(registry.options_of("rewards", spec.kind) if is_installed else None)
     return RewardPart(
         name=spec.part,
         weight=spec.weight,
@@ -73,5 +74,6 @@ def _part(spec: RewardSpec, field: str) -> RewardPart:
         target=registry.installed("rewards")[spec.kind].value if is_installed else spec.kind,
         options=spec.options,
         after=spec.after,
-        inline=registry.find("rewards", spec.kind) if inline else None,
+        inline=registry.find("rewards", spec.kind) if told.inline else None,
+        judge=registry.find("rewards", spec.kind) if told.programs else None,
     )

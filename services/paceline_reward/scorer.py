@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.enums import ScoreStatus
-from paceline.plugins import RewardInput
+from paceline.plugins import Programs, RewardInput
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -31,18 +31,20 @@ _SEVERITY = {
 
 
 class Scorer:
-    """Runs `inline` rewards in this process and all others in the child pool."""
+    """Runs `inline` rewards and judges of programs in this process, others in the child pool."""
 
     def __init__(
         self,
         *,
         pool: ChildPool,
+        programs: Callable[[QueueOwner], Programs] | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_cached: int = 256,
     ) -> None:
         self._metrics = metrics or Metrics()
         self._pool = pool
+        self._programs = programs
         self._clock = clock
         self._max_cached = max_cached
         self._parts: dict[str, tuple[RewardPart, ...]] = {}
@@ -130,9 +132,30 @@ class Scorer:
     ) -> list[Score]:
         children = _begin(part, spans)
         with self._timed(part, items):
-            scores = await self._pool.run(part, items, owner=owner)
+            if part.judge is None:
+                scores = await self._pool.run(part, items, owner=owner)
+            else:
+                scores = await self._judged(part, items, owner)
         _end(children, scores)
         return scores
+
+    async def _judged(
+        self, part: RewardPart, items: Sequence[RewardInput], owner: QueueOwner
+    ) -> list[Score]:
+        """Scores of a part that runs programs; these have time limits of their own."""
+        if self._programs is None:
+            return [infra_error("this reward worker has no sandbox")] * len(items)
+        programs, judge = self._programs(owner), part.judge
+        assert judge is not None
+
+        async def score(item: RewardInput) -> Score:
+            try:
+                return as_score(await judge(item, programs=programs, **part.options))
+            except Exception as error:  # the supervisor boundary of one score
+                log.warning("score failed", episode=item.episode_id, error=error)
+                return infra_error(f"{type(error).__name__}: {error}")
+
+        return await asyncio.gather(*map(score, items))
 
     @contextmanager
     def _timed(self, part: RewardPart, items: Sequence[RewardInput]) -> Generator[None]:

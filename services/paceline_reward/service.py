@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from grpc import aio
@@ -12,13 +13,16 @@ from grpc import aio
 from paceline.config.load import validate
 from paceline.config.service import RewardOptions
 from paceline.enums import WorkerKind
+from paceline.sandbox.sandbox import Sandbox
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_reward.fair_queue import FairQueue
 from paceline_reward.pool import ChildPool
+from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer
 from paceline_reward.servicer import RewardServicer
 
@@ -30,17 +34,21 @@ async def build(chassis: Chassis) -> RewardService:
     """A reward worker from the settings of its process."""
     options = validate(RewardOptions, chassis.settings.options)
     pool = ChildPool(processes=options.processes)
-    return RewardService(
-        chassis=chassis, pool=pool, scorer=Scorer(pool=pool, metrics=chassis.metrics)
-    )
+    sandbox, queue = Sandbox(), FairQueue(options.processes)
+    programs = partial(FairPrograms, sandbox, queue)
+    scorer = Scorer(pool=pool, programs=programs, metrics=chassis.metrics)
+    return RewardService(chassis=chassis, pool=pool, sandbox=sandbox, scorer=scorer)
 
 
 class RewardService(Service):
     """Scores episodes of all jobs of its pool."""
 
-    def __init__(self, *, chassis: Chassis, pool: ChildPool, scorer: Scorer) -> None:
+    def __init__(
+        self, *, chassis: Chassis, pool: ChildPool, sandbox: Sandbox, scorer: Scorer
+    ) -> None:
         self._chassis = chassis
         self._pool = pool
+        self._sandbox = sandbox
         self._scorer = scorer
         self._channel: aio.Channel | None = None
         self._membership: Membership | None = None
@@ -88,7 +96,8 @@ class RewardService(Service):
         await self._scorer.idle()
 
     async def close(self) -> None:
-        """Stop the children."""
+        """Stop the children, and all programs."""
         await self._pool.close()
+        await self._sandbox.close()
         if self._channel is not None:
             await self._channel.close()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.plugins import EnvironmentPlugin, Keep, registry
+from paceline.plugins import EnvironmentPlugin, Keep, ProgramLimits, ProgramOutcome, registry
+from paceline.sandbox.sandbox import Sandbox
 from paceline.testing import (
     advantages,
     environments,
@@ -22,11 +23,25 @@ from paceline.testing import (
 from paceline.types import Task
 
 OURS = "paceline"
+
+
+class Fresh:
+    """A sandbox per program, as each score has an event loop of its own here."""
+
+    async def run(self, source: str, *, stdin: bytes, limits: ProgramLimits) -> ProgramOutcome:
+        sandbox = Sandbox()
+        try:
+            return await sandbox.run(source, stdin=stdin, limits=limits)
+        finally:
+            await sandbox.close()
+
+
 REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "exact": ({}, [1.0, 0.0]),
     "regex": ({"pattern": r"^\d+$"}, [1.0, 0.0]),
     "environment": ({}, [0.5, 0.25]),
     "overlong": ({}, [0.0, 0.0]),
+    "code": ({"programs": Fresh()}, [1.0, 0.0]),
     "python": ({"function": "paceline.rewards.exact:exact", "casefold": True}, [1.0, 0.0]),
 }
 FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
@@ -43,6 +58,9 @@ FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         ],
     ),
 }
+
+
+SILENT = {"inputs": ["1"], "outputs": [""]}
 
 
 def built_in(kind: str) -> list[str]:
@@ -70,8 +88,8 @@ def test_topologies(name: str) -> None:
 def test_rewards(name: str) -> None:
     options, worth = REWARDS[name]
     items = [
-        rewards.item("42", answer="42", environment_reward=0.5),
-        rewards.item("no", answer="42", environment_reward=0.25),
+        rewards.item("42", answer="42", environment_reward=0.5, tests=SILENT),
+        rewards.item("no", answer="42", environment_reward=0.25, tests=SILENT),
     ]
     rewards.fulfils_the_contract(name, options, items=items, rewards=worth)
 

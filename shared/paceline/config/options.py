@@ -30,7 +30,7 @@ _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "advantages": (2, frozenset()),
     "environments": (0, frozenset({"seed"})),
     "filters": (1, frozenset()),
-    "rewards": (1, frozenset()),
+    "rewards": (1, frozenset({"programs"})),
     "samplers": (1, frozenset({"seed", "epochs"})),
     "topologies": (1, frozenset()),
     "trackers": (1, frozenset()),

@@ -41,6 +41,12 @@ from paceline.plugins.groups import (
 )
 from paceline.plugins.methods import Method
 from paceline.plugins.model import StrictModel
+from paceline.plugins.programs import (
+    ProgramEnding,
+    ProgramLimits,
+    ProgramOutcome,
+    Programs,
+)
 from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
 from paceline.plugins.rewards import Reward, RewardInput, RewardTurn
 from paceline.plugins.topologies import Session, Topology
@@ -70,6 +76,10 @@ __all__ = [
     "Message",
     "Method",
     "Observation",
+    "ProgramEnding",
+    "ProgramLimits",
+    "ProgramOutcome",
+    "Programs",
     "RegularExpression",
     "Reward",
     "RewardInput",

@@ -23,6 +23,7 @@ class Declared:
     needs: Needs = ()
     inline: bool = False
     load: Callable[..., Any] | None = None
+    programs: bool = False
 
     def needs_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The plug-in's needs with these options."""
@@ -35,7 +36,11 @@ class RegularExpression:
 
 
 def declares(
-    *, needs: Needs = (), inline: bool = False, load: Callable[..., Any] | None = None
+    *,
+    needs: Needs = (),
+    inline: bool = False,
+    load: Callable[..., Any] | None = None,
+    programs: bool = False,
 ) -> Callable[[T], T]:
     """Decorate a function, class or options model with declarations.
 
@@ -46,10 +51,13 @@ def declares(
             options, so it is called in the reward worker itself, not in a child process.
         load: rewards only: called with the options in the child process before the timeout of the
             first score starts, maybe more than once. For slow imports and models.
+        programs: installed rewards only: a coroutine function whose second argument, a `Programs`,
+            runs programs in the sandbox of the reward worker. It is called in the worker itself,
+            as what it judges must not share a process with it.
     """
 
     def mark(target: T) -> T:
-        setattr(target, _ATTRIBUTE, Declared(needs, inline, load))
+        setattr(target, _ATTRIBUTE, Declared(needs, inline, load, programs))
         return target
 
     return mark

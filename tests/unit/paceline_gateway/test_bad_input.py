@@ -47,7 +47,7 @@ Change = dict[str, Any]
         (
             {"reward": ["exakt"]},
             "ConfigError",
-            "reward.0.kind: 'exakt' is not installed; installed: environment, exact, overlong, ",
+            "reward.0.kind: 'exakt' is not installed; installed: code, environment, exact, ",
         ),
         (
             {"reward": [{"kind": "python"}]},

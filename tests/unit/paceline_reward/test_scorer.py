@@ -79,7 +79,7 @@ async def test_worst_status_wins(scorer: Scorer, item: MakeItem) -> None:
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        ('[{"kind": "exakt"}]', "'exakt' is not installed; installed: environment, exact, "),
+        ('[{"kind": "exakt"}]', "'exakt' is not installed; installed: code, environment, "),
         (
             '[{"kind": "exact", "fuzzy": 1}]',
             "0.fuzzy: unknown option of 'exact'; allowed: answer_field",

@@ -135,7 +135,7 @@ async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem
 
 
 async def test_an_unknown_reward_lists_the_installed(running: Running, item: MakeItem) -> None:
-    with pytest.raises(InvalidError, match="rewards: 'exakt' is not installed; installed: env"):
+    with pytest.raises(InvalidError, match="rewards: 'exakt' is not installed; installed: code"):
         await score(running, [item("42")], '[{"kind": "exakt"}]')
 
 

@@ -1,0 +1,133 @@
+"""Reward `code`: the program in the response, against tests of the task."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from paceline.enums import ScoreStatus
+from paceline.errors import InvalidError
+from paceline.plugins import (
+    ProgramEnding,
+    ProgramLimits,
+    ProgramOutcome,
+    Programs,
+    RewardInput,
+    declares,
+)
+from paceline.types import Score, Task
+
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+Seconds = Annotated[float, Field(gt=0, le=600)]
+Megabytes = Annotated[int, Field(ge=128, le=1 << 16)]
+
+
+@declares(programs=True)
+async def code(
+    item: RewardInput,
+    *,
+    programs: Programs,
+    tests_field: str = "tests",
+    partial: bool = False,
+    test_time_s: Seconds = 10.0,
+    memory_mib: Megabytes = 512,
+    max_tests: Annotated[int, Field(ge=1)] = 64,
+) -> Score:
+    """1 if the program prints what all tests expect, else 0.
+
+    The program is the last fenced block of the response, or all of it. It runs once per test, in
+    the sandbox, with the test's input as standard input; lines are compared without trailing
+    blanks. A response whose program cannot be compiled is a `parse_error`.
+
+    Args:
+        item: the payload of its task has the tests.
+        programs: runs them.
+        tests_field: of the payload: `{"inputs": [...], "outputs": [...]}`, texts, as in APPS.
+        partial: the share of tests passed instead of all or nothing.
+        test_time_s: wall-clock time of each test.
+        memory_mib: address space, with about 100 MiB of the interpreter itself.
+        max_tests: the first tests only.
+    """
+    source = program_in(item.response)
+    tests = _tests(item.task, tests_field)[:max_tests]
+    limits = ProgramLimits(
+        time_s=test_time_s, cpu_s=int(test_time_s) + 1, memory_bytes=memory_mib << 20
+    )
+    runs = [programs.run(source, stdin=given.encode(), limits=limits) for given, _ in tests]
+    outcomes = await asyncio.gather(*runs)
+    wrong = [
+        (number, outcome)
+        for number, (outcome, (_, expected)) in enumerate(zip(outcomes, tests, strict=True))
+        if not _passes(outcome, expected)
+    ]
+    share = 1.0 - len(wrong) / len(tests)
+    uncompiled = all(_is_syntax_error(outcome) for outcome in outcomes)
+    return Score(
+        reward=share if partial else float(not wrong),
+        parts={"passed": share},
+        status=ScoreStatus.PARSE_ERROR if uncompiled else ScoreStatus.OK,
+        raw_answer=source,
+        detail=_why(*wrong[0]) if wrong else "",
+    )
+
+
+def program_in(response: str) -> str:
+    """The last fenced block of Python, or the whole response."""
+    found = _FENCED.findall(response)
+    return found[-1] if found else response
+
+
+def _tests(task: Task, field: str) -> list[tuple[str, str]]:
+    payload: Any = json.loads(task.payload)
+    found: Any = payload.get(field) if isinstance(payload, dict) else None
+    inputs, outputs = ([], []) if not isinstance(found, dict) else _columns(found)
+    if not inputs or len(inputs) != len(outputs):
+        raise InvalidError(
+            f"payload of task {task.task_id!r}: {field!r} has to be "
+            '{"inputs": [text, ...], "outputs": [text, ...]}, equally many and at least one'
+        )
+    return list(zip(inputs, outputs, strict=True))
+
+
+def _columns(found: dict[str, Any]) -> tuple[list[str], list[str]]:
+    columns = (found.get("inputs"), found.get("outputs"))
+    inputs, outputs = (
+        [str(each) for each in column] if isinstance(column, list) else [] for column in columns
+    )
+    return inputs, outputs
+
+
+def _passes(outcome: ProgramOutcome, expected: str) -> bool:
+    if outcome.ending is not ProgramEnding.EXITED or outcome.code:
+        return False
+    return _lines(outcome.stdout.decode(errors="replace")) == _lines(expected)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _is_syntax_error(outcome: ProgramOutcome) -> bool:
+    last = outcome.stderr.rstrip().rpartition(b"\n")[2]
+    return last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
+
+
+def _why(number: int, outcome: ProgramOutcome) -> str:
+    """What was wrong with the first test that failed, without its expected answer."""
+    match outcome.ending:
+        case ProgramEnding.TIMEOUT:
+            what = f"took more than {outcome.seconds:.3g} s"
+        case ProgramEnding.OUTPUT:
+            what = "wrote too much"
+        case ProgramEnding.KILLED:
+            what = f"was ended by signal {outcome.code}"
+        case ProgramEnding.EXITED if outcome.code:
+            last = outcome.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
+            what = f"exit code {outcome.code}: {last}"
+        case ProgramEnding.EXITED:
+            what = "another output"
+    return f"test {number}: {what}"

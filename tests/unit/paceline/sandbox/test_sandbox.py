@@ -1,0 +1,157 @@
+"""Programs in the sandbox, judged by what they write and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.errors import UnavailableError
+from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
+from paceline.sandbox.sandbox import Sandbox
+
+LIMITS = ProgramLimits(time_s=20.0)
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    made = Sandbox()
+    yield made
+    await made.close()
+
+
+def warm() -> psutil.Process:
+    """The warm process of the only sandbox."""
+    (found,) = [
+        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
+    ]
+    return found
+
+
+async def run(sandbox: Sandbox, source: str, **limits: Any) -> ProgramOutcome:
+    chosen = ProgramLimits(**{"time_s": 20.0, **limits})
+    return await sandbox.run(source, stdin=b"1 2\n3\n", limits=chosen)
+
+
+@pytest.mark.parametrize(
+    ("source", "stdout", "code"),
+    [
+        ("print(sum(map(int, input().split())), input())", "3 3\n", 0),
+        ("import sys; print(sys.stdin.read().count('\\n'))", "2\n", 0),
+        ("import sys; sys.exit(3)", "", 3),
+        ("import sys; sys.exit('no')", "", 1),
+        ("print('before'); 1 / 0", "before\n", 1),
+        ("def", "", 1),
+        ("print('\\u00e9')", "\u00e9\n", 0),
+        ("import os; os.write(1, b'raw'); os._exit(0)", "raw", 0),
+        ("if __name__ == '__main__': print('main')", "main\n", 0),
+        (
+            "import asyncio, threading, decimal, json, sqlite3, zoneinfo, tempfile, unittest\n"
+            "from concurrent.futures import ThreadPoolExecutor as Pool\n"
+            "async def f():\n    await asyncio.sleep(0)\n    return 2\n"
+            "with Pool(2) as pool: print(asyncio.run(f()), *pool.map(abs, [-1]))\n"
+            "print(sqlite3.connect(':memory:').execute('select 3').fetchone())",
+            "2 1\n(3,)\n",
+            0,
+        ),
+    ],
+)
+async def test_honest_programs_run(sandbox: Sandbox, source: str, stdout: str, code: int) -> None:
+    outcome = await run(sandbox, source)
+    assert (outcome.stdout.decode(), outcome.code) == (stdout, code), outcome.stderr
+    assert outcome.ending is ProgramEnding.EXITED
+
+
+@pytest.mark.parametrize(
+    ("source", "limits", "ending"),
+    [
+        ("while True: pass", {"time_s": 0.5}, ProgramEnding.TIMEOUT),
+        ("while True: pass", {"cpu_s": 1}, ProgramEnding.KILLED),
+        (
+            "import signal, time\n"
+            "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+            "    except (OSError, ValueError): pass\n"
+            "while True: pass",
+            {"cpu_s": 1},
+            ProgramEnding.KILLED,
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", {"time_s": 0.5}, "timeout"),
+        ("import os\nfor n in range(64):\n    try: os.close(n)\n    except OSError: pass\n"
+         "while True: pass", {"time_s": 0.5}, ProgramEnding.TIMEOUT),
+        ("while True: print('x' * 1000)", {}, ProgramEnding.OUTPUT),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", {"time_s": 0.5}, "timeout"),
+        ("import ctypes; ctypes.string_at(0)", {}, ProgramEnding.KILLED),
+        ("import sys; sys.setrecursionlimit(10 ** 9)\ndef f(): f()\nf()", {"time_s": 2.0}, None),
+        ("x = bytearray(10 ** 9)", {}, ProgramEnding.EXITED),
+        ("import mmap; x = mmap.mmap(-1, 10 ** 9); x[:] = b'x' * 10 ** 9", {}, "exited"),
+        ("import threading, time\n"
+         "for _ in range(1500): threading.Thread(target=time.sleep, args=(99,)).start()",
+         {"time_s": 2.0}, None),
+    ],
+)  # fmt: skip
+async def test_what_uses_too_much_is_ended(
+    sandbox: Sandbox, source: str, limits: dict[str, Any], ending: str | None
+) -> None:
+    started = time.monotonic()
+    outcome = await run(sandbox, source, **limits)
+    assert time.monotonic() - started < 10.0
+    assert ending in (None, outcome.ending), outcome
+    assert outcome.ending is not ProgramEnding.EXITED or outcome.code != 0
+    assert len(outcome.stdout) <= LIMITS.output_bytes + 1
+    assert not warm().children()
+    assert (await run(sandbox, "print(1)")).stdout == b"1\n"
+
+
+async def test_many_at_once(sandbox: Sandbox) -> None:
+    slots = asyncio.Semaphore(4)
+
+    async def one(number: int) -> bytes:
+        async with slots:
+            return (await run(sandbox, f"print({number})")).stdout
+
+    found = await asyncio.gather(*(one(number) for number in range(200)))
+    assert found == [f"{number}\n".encode() for number in range(200)]
+    assert not warm().children()
+    assert len(psutil.Process().open_files()) < 100
+
+
+async def test_a_cancelled_run_is_killed(sandbox: Sandbox) -> None:
+    await run(sandbox, "print(1)")
+    running = asyncio.create_task(run(sandbox, "while True: pass"))
+    while not warm().children():
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    async with asyncio.timeout(5.0):
+        while warm().children():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
+    sandbox: Sandbox,
+) -> None:
+    await run(sandbox, "print(1)")
+    first = warm()
+    running = asyncio.create_task(run(sandbox, "while True: pass"))
+    while not (children := first.children()):
+        await asyncio.sleep(0.01)
+    os.kill(first.pid, signal.SIGKILL)
+    with pytest.raises(UnavailableError, match="its process has ended"):
+        await asyncio.wait_for(running, 10.0)
+    _, alive = psutil.wait_procs(children, timeout=5.0)
+    assert not alive
+    assert (await run(sandbox, "print(2)")).stdout == b"2\n"
+
+
+async def test_it_is_quick(sandbox: Sandbox) -> None:
+    """An order of magnitude: importing Python anew takes ten times as long."""
+    await run(sandbox, "print(1)")
+    seconds = [(await run(sandbox, "print(1)")).seconds for _ in range(20)]
+    assert statistics.median(seconds) < 0.1

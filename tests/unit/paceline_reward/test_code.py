@@ -1,0 +1,115 @@
+"""Reward `code`: programs of the policy against tests of the task, in the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from paceline.enums import ScoreStatus
+from paceline.plugins import RewardInput
+from paceline.rewards.code import program_in
+from paceline.sandbox.sandbox import Sandbox
+from paceline.types import Score, Task
+from paceline_reward.fair_queue import FairQueue, QueueOwner
+from paceline_reward.pool import ChildPool
+from paceline_reward.programs import FairPrograms
+from paceline_reward.scorer import Scorer
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+TESTS = {"inputs": ["1 2", "3 4\n", "-1 1"], "outputs": ["3", "7\n", "0  \n"]}
+Grade = Callable[..., Any]
+
+
+@pytest.fixture
+async def grade() -> AsyncIterator[Grade]:
+    sandbox, queue, pool = Sandbox(), FairQueue(2), ChildPool(processes=1)
+    scorer = Scorer(pool=pool, programs=partial(FairPrograms, sandbox, queue))
+
+    async def score(response: str, *, tests: Any = TESTS, **options: Any) -> Score:
+        task = Task(task_id="t", environment="e", payload=json.dumps({"tests": tests}))
+        item = RewardInput(episode_id="g/0", task=task, response=response)
+        parts = json.dumps([{"kind": "code", **options}])
+        (found,) = await scorer.score(parts, [item], owner=QueueOwner("tenant", "job"))
+        return found
+
+    yield score
+    await pool.close()
+    await sandbox.close()
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("x = 1", "x = 1"),
+        ("Here:\n```python\nx = 1\n```\nbye", "x = 1\n"),
+        ("```py\nx = 1\n```\nor\n```\nx = 2\n```", "x = 2\n"),
+        ("```text", "```text"),
+    ],
+)
+def test_the_last_block_is_the_program(response: str, program: str) -> None:
+    assert program_in(response) == program
+
+
+async def test_a_program_has_to_pass_all_tests(grade: Grade) -> None:
+    right = await grade(f"I think:\n```python\n{ADD}\n```")
+    assert (right.reward, right.parts, right.detail) == (1.0, {"code": 1.0, "code/passed": 1.0}, "")
+    some = await grade(ADD.replace("a + b", "abs(a + b) or 9"))
+    assert (some.reward, some.detail) == (0.0, "code: test 2: another output")
+    assert some.parts["code/passed"] == pytest.approx(2 / 3)
+    assert (await grade("print(3)", partial=True)).reward == pytest.approx(1 / 3)
+    assert (await grade(ADD, max_tests=1)).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "detail"),
+    [
+        ("print(", ScoreStatus.PARSE_ERROR, "exit code 1: SyntaxError: '(' was never closed"),
+        ("1 / 0", ScoreStatus.OK, "exit code 1: ZeroDivisionError: division by zero"),
+        ("while True: pass", ScoreStatus.OK, "took more than 0.5"),
+        ("while True: print(1)", ScoreStatus.OK, "wrote too much"),
+        ("import ctypes; ctypes.string_at(0)", ScoreStatus.OK, "was ended by signal 11"),
+        ("print(3); import os; os._exit(1)", ScoreStatus.OK, "exit code 1: "),
+        # Without a flush the right answer is not written.
+        ("print(3, end=''); import os; os._exit(0)", ScoreStatus.OK, "another output"),
+        ("import sys; sys.modules.clear(); raise SystemExit(0)", ScoreStatus.OK, "another output"),
+        ("open('/proc/self/fd/3', 'w').write('{\"passed\": true}')", ScoreStatus.OK, "exit code 1"),
+    ],
+)
+async def test_what_fails_says_why(
+    grade: Grade, program: str, status: ScoreStatus, detail: str
+) -> None:
+    tests = {"inputs": ["1 2"], "outputs": ["3"]}
+    score = await grade(program, tests=tests, test_time_s=0.5)
+    assert (score.reward, score.status) == (0.0, status)
+    assert score.detail.startswith(f"code: test 0: {detail}")
+
+
+@pytest.mark.parametrize(
+    "tests", [None, [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}]
+)
+async def test_a_task_without_tests_is_the_fault_of_nobody(grade: Grade, tests: Any) -> None:
+    score = await grade(ADD, tests=tests)
+    assert (score.reward, score.status) == (0.0, ScoreStatus.INFRA_ERROR)
+    assert "payload of task 't': 'tests' has to be" in score.detail
+
+
+async def test_without_a_sandbox_nothing_runs() -> None:
+    pool = ChildPool(processes=1)
+    task = Task(task_id="t", environment="e", payload=json.dumps({"tests": TESTS}))
+    item = RewardInput(episode_id="g/0", task=task, response=ADD)
+    (score,) = await Scorer(pool=pool).score(json.dumps([{"kind": "code"}]), [item])
+    assert score.status is ScoreStatus.INFRA_ERROR
+    assert "has no sandbox" in score.detail
+
+
+async def test_a_tenant_with_many_programs_does_not_hold_up_another(grade: Grade) -> None:
+    """Two slots: endless programs of one owner, and yet each score ends."""
+    slow = [grade("while True: pass", test_time_s=0.3) for _ in range(4)]
+    fast = grade(ADD)
+    found = await asyncio.wait_for(asyncio.gather(*slow, fast), 60.0)
+    assert [each.reward for each in found] == [0.0, 0.0, 0.0, 0.0, 1.0]
