@@ -84,7 +84,7 @@ class _Warm:
             # From the main thread: the process dies with the thread that has started it.
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", str(ZYGOTE), root],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=_ENVIRONMENT,
@@ -98,7 +98,7 @@ class _Warm:
             raise UnavailableError(f"sandbox: cannot start: {why}") from None
         return warm
 
-    async def fork(self, limits: ProgramLimits, stack: ExitStack) -> _Child:
+    async def fork(self, limits: ProgramLimits, stack: ExitStack) -> _RunningProgram:
         """A child that waits for its program; `stack` closes its descriptors and ends it."""
         async with self._forking:
             theirs, ours = zip(*(_pipe(inwards) for inwards in (True, False, False)), strict=True)
@@ -125,7 +125,7 @@ class _Warm:
         pid = int(answer["pid"])
         end = self._ends.setdefault(pid, self._loop.create_future())
         stack.callback(self._ends.pop, pid, None)
-        return _Child(fds[0], ours, end, limits)
+        return _RunningProgram(fds[0], ours, end, limits)
 
     async def close(self) -> str:
         """Kill it; returns the last line that it has written."""
@@ -177,7 +177,7 @@ class _Warm:
                 future.exception()  # nobody may be waiting for it
 
 
-class _Child:
+class _RunningProgram:
     """A program in the making: what it is given, and what it writes."""
 
     def __init__(

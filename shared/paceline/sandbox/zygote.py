@@ -66,7 +66,7 @@ def main(root: str) -> None:
 def _serve(control: socket.socket, seals: Seals) -> None:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _wake)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -81,6 +81,10 @@ def _serve(control: socket.socket, seals: Seals) -> None:
             if not packet:
                 return
             _start(control, json.loads(packet), fds, seals)
+
+
+def _wake(number: int, frame: object) -> None:
+    """Let the descriptor of `set_wakeup_fd` be written, which a default action would not."""
 
 
 def _report_ended(control: socket.socket) -> None:

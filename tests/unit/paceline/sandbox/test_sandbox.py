@@ -36,8 +36,8 @@ def warm() -> psutil.Process:
 
 
 async def run(sandbox: Sandbox, source: str, **limits: Any) -> ProgramOutcome:
-    chosen = ProgramLimits(**{"time_s": 20.0, **limits})
-    return await sandbox.run(source, stdin=b"1 2\n3\n", limits=chosen)
+    chosen: dict[str, Any] = {"time_s": 20.0, **limits}
+    return await sandbox.run(source, stdin=b"1 2\n3\n", limits=ProgramLimits(**chosen))
 
 
 @pytest.mark.parametrize(
