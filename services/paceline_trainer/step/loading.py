@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -117,7 +117,10 @@ def open_policy(
     policy = PolicyModel(_prepared(inner), source=source)
     policy.layouts = layouts
     if gradient_checkpointing:
-        cast(Any, inner).gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers 5 has renamed it.
+        old, new = "gradient_checkpointing_enable", "activation_checkpointing_enable"
+        enable = getattr(inner, new, None) or getattr(inner, old)
+        enable({"use_reentrant": False})
     policy.train()
     return policy
 

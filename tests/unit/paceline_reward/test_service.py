@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import RewardInput
 from paceline.server.chassis import Chassis, serve
 from paceline.transport.rpc import SERVER_OPTIONS, call, connect
+from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import roster_pb2, roster_pb2_grpc, types_pb2
 from paceline.v1.options_pb2 import WORKER_KIND_REWARD
@@ -132,6 +133,18 @@ async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem
     assert [each.reward for each in reply.scores] == [1.5, 0.0, 1.0]
     assert dict(reply.scores[0].parts) == {"exact": 1.0, "environment": 1.0}
     assert reply.scores[0].status == types_pb2.SCORE_STATUS_OK
+
+
+async def test_programs_run_in_its_sandbox(running: Running) -> None:
+    tests = {"inputs": ["20 22"], "outputs": ["42"]}
+    task = Task(task_id="t", environment="e", payload=json.dumps({"tests": tests}))
+    programs = ("print(sum(map(int, input().split())))", "import os; os.kill(os.getppid(), 9)")
+    items = [
+        RewardInput(episode_id=f"g/{n}", task=task, response=r) for n, r in enumerate(programs)
+    ]
+    reply = await score(running, [*items, items[0]], '[{"kind": "code"}]')
+    assert [each.reward for each in reply.scores] == [1.0, 0.0, 1.0]
+    assert "PermissionError" in reply.scores[1].detail
 
 
 async def test_an_unknown_reward_lists_the_installed(running: Running, item: MakeItem) -> None:
