@@ -10,17 +10,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import JobSpec, parse_job
+from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import problems
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
-from paceline.plugins import Environment, Observation, Topology, registry
+from paceline.plugins import Environment, Observation, Topology, declared, registry
 from paceline.server import artifacts
 from paceline.tokens.chat import Dialogue, Tokenizer
 from paceline.tokens.transcript import TranscriptBuilder
 from paceline.transport.rpc import call
 from paceline.types import Assignment, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
+from paceline_environment.episodes.scoring import MAX_ITEMS
 from paceline_environment.episodes.turn import PrefixHolders
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class JobContext:
     environment: Callable[..., Environment]
     topology: Topology
     rewards: str  # JSON of the `reward:` section
-    part_s: float  # longest timeout of its reward parts, in seconds
+    part_s: float  # longest time of its reward parts for the items of a call, in seconds
     samplings: dict[Purpose, SamplingParams]
     options: dict[Purpose, dict[str, Any]]
     limits: LimitSettings
@@ -177,8 +179,18 @@ def build_context(
         environment=registry.environment(spec.tasks.environment).load_world(),
         topology=_topology(spec),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
-        part_s=max(part.timeout_s for part in spec.reward),
+        part_s=max(_part_s(part) for part in spec.reward),
         samplings=samplings,
         options=options,
         limits=limits,
     )
+
+
+def _part_s(part: RewardSpec) -> float:
+    """Seconds that a reward part may take for a call.
+
+    Children report each score in time, or are replaced; programs may all run as long as they may.
+    """
+    is_installed = ":" not in part.kind
+    told = declared(registry.options_of("rewards", part.kind) if is_installed else None)
+    return part.timeout_s * (MAX_ITEMS if told.programs else 1)

@@ -37,7 +37,7 @@ class Scorer:
         self,
         *,
         pool: ChildPool,
-        programs: Callable[[QueueOwner], Programs] | None = None,
+        programs: Callable[[QueueOwner, float], Programs] | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_cached: int = 256,
@@ -142,15 +142,16 @@ class Scorer:
     async def _judged(
         self, part: RewardPart, items: Sequence[RewardInput], owner: QueueOwner
     ) -> list[Score]:
-        """Scores of a part that runs programs; these have time limits of their own."""
-        if self._programs is None:
+        """Scores of a part that runs programs, `timeout_s` in total for an item."""
+        programs, judge = self._programs, part.judge
+        if programs is None:
             return [infra_error("this reward worker has no sandbox")] * len(items)
-        programs, judge = self._programs(owner), part.judge
         assert judge is not None
 
         async def score(item: RewardInput) -> Score:
+            own = programs(owner, part.timeout_s)
             try:
-                return as_score(await judge(item, programs=programs, **part.options))
+                return as_score(await judge(item, programs=own, **part.options))
             except Exception as error:  # the supervisor boundary of one score
                 log.warning("score failed", episode=item.episode_id, error=error)
                 return infra_error(f"{type(error).__name__}: {error}")

@@ -24,16 +24,21 @@ class TrainerLiveness:
         """Register the work of this rank with its probes; `uneven`, as a first step compiles."""
         for phase in PHASES:
             progress.watch(phase, partial(self.work, phase), uneven=True)
+        progress.watch("writing", self.writing, uneven=True)
         progress.add_status(self.status)
 
     def work(self, phase: str) -> WorkProgress:
-        """Whether this phase is computing or writing, and how often it has ended."""
+        """Whether this phase is computing, and how often it has ended."""
         trainer = self._trainer()
-        busy = trainer is not None and (
-            trainer.computing or (trainer.writing and phase == "checkpointing")
-        )
-        busy = busy and self._clock.phase == phase
+        busy = trainer is not None and trainer.computing and self._clock.phase == phase
         return WorkProgress(int(busy), self._clock.ended.get(phase, 0))
+
+    def writing(self) -> WorkProgress:
+        """Whether a checkpoint is being written, and how much has been."""
+        trainer = self._trainer()
+        if trainer is None:
+            return WorkProgress(0, 0)
+        return WorkProgress(int(trainer.writing), trainer.num_written)
 
     def status(self) -> dict[str, Any]:
         """Fields for `/statusz`."""

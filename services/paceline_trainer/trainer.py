@@ -129,6 +129,7 @@ class Trainer:
         self.tokens = 0.0
         self.computing = False  # in the compute thread
         self.writing = False  # a checkpoint, in a thread of its own
+        self.num_written = 0
         self.stop_reason = ""
 
     def stop(self) -> None:
@@ -428,6 +429,7 @@ class Trainer:
             return await loop.run_in_executor(self._writer, lambda: work(*args, **kwargs))
         finally:
             self.writing = False
+            self.num_written += 1
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by phase since the last commit."""

@@ -21,7 +21,7 @@ from paceline_environment.coalesce import Coalescer, portions
 from paceline_environment.roster import WorkerWatch
 
 log = Log("scoring")
-_MAX_ITEMS = 256
+MAX_ITEMS = 256  # per call
 _MAX_BYTES = 8 << 20  # per message, well below the limit of gRPC
 
 
@@ -83,7 +83,7 @@ class Scoring:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), max_size=_MAX_BYTES)
                 await asyncio.gather(*(self._send(job, part) for part in parts))
 
-            self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=_MAX_ITEMS)
+            self._jobs[job_id] = Coalescer(send, linger=self._linger, max_items=MAX_ITEMS)
         waiting = _PendingScore(item, asyncio.get_running_loop().create_future())
         self._jobs[job_id].put(waiting)
         return await waiting.score

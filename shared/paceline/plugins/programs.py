@@ -14,7 +14,7 @@ class ProgramLimits:
     time_s: float = 10.0  # wall clock
     cpu_s: int = 10
     memory_bytes: int = 512 << 20  # of the address space, with about 100 MiB of the interpreter
-    output_bytes: int = 64 << 10
+    output_bytes: int = 64 << 10  # of its standard output
     open_files: int = 64
 
 

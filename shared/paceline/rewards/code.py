@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Annotated, Any
@@ -22,8 +21,9 @@ from paceline.plugins import (
 from paceline.types import Score, Task
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-Seconds = Annotated[float, Field(gt=0, le=600)]
-Megabytes = Annotated[int, Field(ge=128, le=1 << 16)]
+_MOST_S = 600.0
+Seconds = Annotated[float, Field(gt=0, le=_MOST_S)]
+Megabytes = Annotated[int, Field(ge=128, le=4096)]
 
 
 @declares(programs=True)
@@ -33,43 +33,43 @@ async def code(
     programs: Programs,
     tests_field: str = "tests",
     partial: bool = False,
-    test_time_s: Seconds = 10.0,
+    test_time_s: Seconds | None = None,
     memory_mib: Megabytes = 512,
     max_tests: Annotated[int, Field(ge=1)] = 64,
 ) -> Score:
     """1 if the program prints what all tests expect, else 0.
 
     The program is the last fenced block of the response, or all of it. It runs once per test, in
-    the sandbox, with the test's input as standard input; lines are compared without trailing
-    blanks. A response whose program cannot be compiled is a `parse_error`.
+    the sandbox, with the test's input as standard input, until one fails; lines are compared
+    without trailing blanks. All runs together may take the part's `timeout_s`. A response whose
+    program cannot be compiled is a `parse_error`.
 
     Args:
         item: the payload of its task has the tests.
         programs: runs them.
         tests_field: of the payload: `{"inputs": [...], "outputs": [...]}`, texts, as in APPS.
-        partial: the share of tests passed instead of all or nothing.
-        test_time_s: wall-clock time of each test.
+        partial: the share of tests passed instead of all or nothing; then all tests run.
+        test_time_s: wall-clock time of each test, if it is bounded by more than `timeout_s`.
         memory_mib: address space, with about 100 MiB of the interpreter itself.
         max_tests: the first tests only.
     """
     source = program_in(item.response)
     tests = _tests(item.task, tests_field)[:max_tests]
-    limits = ProgramLimits(
-        time_s=test_time_s, cpu_s=int(test_time_s) + 1, memory_bytes=memory_mib << 20
-    )
-    runs = [programs.run(source, stdin=given.encode(), limits=limits) for given, _ in tests]
-    outcomes = await asyncio.gather(*runs)
-    wrong = [
-        (number, outcome)
-        for number, (outcome, (_, expected)) in enumerate(zip(outcomes, tests, strict=True))
-        if not _passes(outcome, expected)
-    ]
-    share = 1.0 - len(wrong) / len(tests)
-    uncompiled = all(_is_syntax_error(outcome) for outcome in outcomes)
+    most_s = test_time_s or _MOST_S
+    limits = ProgramLimits(time_s=most_s, cpu_s=int(most_s) + 1, memory_bytes=memory_mib << 20)
+    passed, wrong = 0, list[tuple[int, ProgramOutcome]]()
+    for number, (given, expected) in enumerate(tests):
+        outcome = await programs.run(source, stdin=given.encode(), limits=limits)
+        if _passes(outcome, expected):
+            passed += 1
+            continue
+        wrong.append((number, outcome))
+        if not partial or _is_syntax_error(outcome):
+            break
     return Score(
-        reward=share if partial else float(not wrong),
-        parts={"passed": share},
-        status=ScoreStatus.PARSE_ERROR if uncompiled else ScoreStatus.OK,
+        reward=passed / len(tests) if partial else float(not wrong),
+        parts={},
+        status=ScoreStatus.PARSE_ERROR if _uncompiled(wrong) else ScoreStatus.OK,
         raw_answer=source,
         detail=_why(*wrong[0]) if wrong else "",
     )
@@ -109,6 +109,10 @@ def _passes(outcome: ProgramOutcome, expected: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _uncompiled(wrong: list[tuple[int, ProgramOutcome]]) -> bool:
+    return bool(wrong) and _is_syntax_error(wrong[0][1])
 
 
 def _is_syntax_error(outcome: ProgramOutcome) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ ZYGOTE = Path(__file__).with_name("zygote.py")
 START_S = 30.0
 REPLY_S = 10.0
 _READ_BYTES = 64 << 10  # at a time
+_READY = 0  # the number of the answer that says that it is
+_FULL_S = 0.001  # until a full socket is tried again
 _KEPT_ERRORS = 4096  # bytes of standard error, the last ones
 _ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -69,9 +73,9 @@ class _Warm:
         self._process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
-        self._forking = asyncio.Lock()
-        self._reply: asyncio.Future[tuple[dict[str, Any], list[int]]] | None = None
-        self._ends: dict[int, asyncio.Future[int]] = {}
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[_Forked]] = {}
+        self._ends: dict[int, asyncio.Future[int]] = {}  # of programs, by pid
         self._loop.add_reader(control, self._receive)
 
     @classmethod
@@ -79,72 +83,91 @@ class _Warm:
         """Start one; raises `UnavailableError` if it cannot contain programs here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        root = str(ZYGOTE.parents[2])
-        with theirs:
+        try:
             # From the main thread: the process dies with the thread that has started it.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(ZYGOTE), root],
+                [sys.executable, "-I", "-B", str(ZYGOTE), str(ZYGOTE.parents[2])],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=_ENVIRONMENT,
                 start_new_session=True,
             )
+        except OSError as error:
+            ours.close()
+            raise UnavailableError(f"sandbox: cannot start: {error}") from None
+        finally:
+            theirs.close()
         warm = cls(process, ours)
         try:
-            await warm._next(START_S)
+            await warm._answer(_READY, START_S)
         except (UnavailableError, TimeoutError):
             why = await warm.close()
             raise UnavailableError(f"sandbox: cannot start: {why}") from None
+        except BaseException:
+            warm.kill("its start was cancelled")
+            raise
         return warm
 
     async def fork(self, limits: ProgramLimits, stack: ExitStack) -> _RunningProgram:
         """A child that waits for its program; `stack` closes its descriptors and ends it."""
-        async with self._forking:
-            theirs, ours = zip(*(_pipe(inwards) for inwards in (True, False, False)), strict=True)
-            for fd in ours:
-                stack.callback(os.close, fd)
-            asked = {
-                "memory_bytes": limits.memory_bytes,
-                "cpu_s": limits.cpu_s,
-                "output_bytes": limits.output_bytes,
-                "open_files": limits.open_files,
-            }
-            try:
-                socket.send_fds(self._control, [json.dumps(asked).encode()], list(theirs))
-            except OSError as error:
-                raise UnavailableError(f"sandbox: {error}") from None
-            finally:
-                for fd in theirs:
-                    os.close(fd)
-            answer, fds = await self._next(REPLY_S)
-        if "pid" not in answer or not fds:
-            raise UnavailableError(f"sandbox: {answer.get('error', 'no child')}")
-        stack.callback(os.close, fds[0])
-        stack.callback(_kill, fds[0])
-        pid = int(answer["pid"])
-        end = self._ends.setdefault(pid, self._loop.create_future())
-        stack.callback(self._ends.pop, pid, None)
-        return _RunningProgram(fds[0], ours, end, limits)
+        inwards = (True, True, False, False, False)
+        theirs, ours = zip(*(_pipe(each) for each in inwards), strict=True)
+        for fd in ours:
+            stack.callback(os.close, fd)
+        number = next(self._numbers)
+        asked = {
+            "id": number,
+            "memory_bytes": limits.memory_bytes,
+            "cpu_s": limits.cpu_s,
+            "output_bytes": limits.output_bytes,
+            "open_files": limits.open_files,
+        }
+        try:
+            await self._send(json.dumps(asked).encode(), list(theirs))
+            forked = await self._answer(number, REPLY_S)
+        except TimeoutError:
+            raise UnavailableError(f"sandbox: no child within {REPLY_S:g} s") from None
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        stack.callback(os.close, forked.pidfd)
+        stack.callback(_kill, forked.pidfd)
+        return _RunningProgram(forked, ours, limits)
+
+    def kill(self, why: str) -> None:
+        """Kill it, and with it all programs; whoever waits for them hears why."""
+        self._end(why)
+        self._process.kill()
 
     async def close(self) -> str:
         """Kill it; returns the last line that it has written."""
-        self._end("the sandbox is closed")
-        self._process.kill()
+        self.kill("it is closed")
         _, errors = await asyncio.to_thread(self._process.communicate)
         lines = errors.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
-    async def _next(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
-        """The next answer that is not the end of a child."""
+    async def _send(self, packet: bytes, fds: list[int]) -> None:
+        while not self.ended:
+            try:
+                socket.send_fds(self._control, [packet], fds)
+            except BlockingIOError:
+                await asyncio.sleep(_FULL_S)
+            except OSError as error:
+                raise UnavailableError(f"sandbox: {error}") from None
+            else:
+                return
+
+    async def _answer(self, number: int, timeout_s: float) -> _Forked:
+        """The answer with this number; one that nobody waits for any more is undone."""
         if self.ended:
             raise UnavailableError("sandbox: its process has ended")
-        self._reply = self._loop.create_future()
+        answer = self._answers[number] = self._loop.create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._reply
+                return await answer
         finally:
-            self._reply = None
+            del self._answers[number]
 
     def _receive(self) -> None:
         try:
@@ -158,11 +181,25 @@ class _Warm:
             return
         message: dict[str, Any] = json.loads(packet)
         if "ended" in message:
-            end = self._ends.setdefault(message["ended"], self._loop.create_future())
-            if not end.done():
+            end = self._ends.pop(message["ended"], None)
+            if end is not None and not end.done():
                 end.set_result(int(message["status"]))
-        elif self._reply is not None and not self._reply.done():
-            self._reply.set_result((message, list(fds)))
+        else:
+            self._answered(message, fds)
+
+    def _answered(self, message: dict[str, Any], fds: list[int]) -> None:
+        answer = self._answers.get(message["id"])
+        if answer is None or answer.done():
+            for pidfd in fds:
+                _kill(pidfd)
+                os.close(pidfd)
+        elif "error" in message:
+            answer.set_exception(UnavailableError(f"sandbox: {message['error']}"))
+        elif message["id"] == _READY:
+            answer.set_result(_Forked(-1, self._loop.create_future()))
+        else:
+            end = self._ends[message["pid"]] = self._loop.create_future()
+            answer.set_result(_Forked(fds[0], end))
 
     def _end(self, why: str) -> None:
         if self.ended:
@@ -170,36 +207,46 @@ class _Warm:
         self.ended = True
         self._loop.remove_reader(self._control)
         self._control.close()
-        error = UnavailableError(f"sandbox: {why}")
-        for future in (self._reply, *self._ends.values()):
-            if future is not None and not future.done():
-                future.set_exception(error)
+        for future in (*self._answers.values(), *self._ends.values()):
+            if not future.done():
+                future.set_exception(UnavailableError(f"sandbox: {why}"))
                 future.exception()  # nobody may be waiting for it
+
+
+@dataclass(frozen=True, slots=True)
+class _Forked:
+    """A child as the warm process has made it."""
+
+    pidfd: int
+    end: asyncio.Future[int]  # its exit code, or minus the signal that has ended it
 
 
 class _RunningProgram:
     """A program in the making: what it is given, and what it writes."""
 
-    def __init__(
-        self, pidfd: int, fds: tuple[int, ...], end: asyncio.Future[int], limits: ProgramLimits
-    ) -> None:
-        self._pidfd = pidfd
-        self._given, self._out, self._err = fds
-        self._end = end
+    def __init__(self, forked: _Forked, fds: tuple[int, ...], limits: ProgramLimits) -> None:
+        self._pidfd, self._end = forked.pidfd, forked.end
+        self._source, self._given, self._out, self._err, self._status = fds
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self._open = {self._out, self._err}
-        self._stdout, self._stderr = bytearray(), bytearray()
+        self._to_send: dict[int, memoryview] = {}
+        self._read = {fd: bytearray() for fd in (self._out, self._err, self._status)}
+        self._open = set(self._read)
         self._too_much = False
 
     async def finish(self, source: bytes, stdin: bytes) -> ProgramOutcome:
-        """Hand over the program, and wait until it has ended or is killed."""
+        """Hand over the program, and wait until it has ended or is killed.
+
+        Raises:
+            UnavailableError: it was not sealed, or its seals left no room for it.
+        """
         started = time.monotonic()
-        self._to_send = memoryview(HEAD.pack(len(source), len(stdin)) + source + stdin)
-        self._loop.add_writer(self._given, self._send)
+        for fd, data in ((self._source, HEAD.pack(len(source)) + source), (self._given, stdin)):
+            self._to_send[fd] = memoryview(data)
+            self._loop.add_writer(fd, self._on_writable, fd)
         for fd in self._open:
-            self._loop.add_reader(fd, self._read, fd)
+            self._loop.add_reader(fd, self._on_readable, fd)
         timed_out = False
         try:
             async with asyncio.timeout(self._limits.time_s):
@@ -210,39 +257,48 @@ class _RunningProgram:
         finally:
             self._stop()
             _kill(self._pidfd)
+        seconds = time.monotonic() - started
         # Killed, it ends at once; the exit code tells crashes from ends.
-        status = await asyncio.wait_for(asyncio.shield(self._end), REPLY_S)
-        ending = ProgramEnding.EXITED if status >= 0 else ProgramEnding.KILLED
+        code = await asyncio.wait_for(asyncio.shield(self._end), REPLY_S)
+        stdout, stderr = bytes(self._read[self._out]), bytes(self._read[self._err])
+        if not self._read[self._status] and not timed_out:
+            last = stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
+            raise UnavailableError(f"sandbox: no program could be started: {last or code}")
+        ending = ProgramEnding.EXITED if code >= 0 else ProgramEnding.KILLED
         if self._too_much:
             ending = ProgramEnding.OUTPUT
         elif timed_out:
             ending = ProgramEnding.TIMEOUT
-        seconds = time.monotonic() - started
-        return ProgramOutcome(
-            ending, abs(status), bytes(self._stdout), bytes(self._stderr), seconds
-        )
+        return ProgramOutcome(ending, abs(code), stdout, stderr, seconds)
 
-    def _send(self) -> None:
+    def _on_writable(self, fd: int) -> None:
+        left = self._to_send[fd]
         try:
-            self._to_send = self._to_send[os.write(self._given, self._to_send[:_READ_BYTES]) :]
+            left = left[os.write(fd, left[:_READ_BYTES]) :] if left else left
         except BlockingIOError:
             return
-        except OSError:  # it has ended without reading
-            self._to_send = self._to_send[:0]
-        if not self._to_send:
-            self._loop.remove_writer(self._given)
+        except OSError:  # it reads no more
+            left = left[:0]
+        self._to_send[fd] = left
+        if not left:
+            self._loop.remove_writer(fd)
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, fd, inheritable=False)  # so that the reader sees the end
+            os.close(null)
 
-    def _read(self, fd: int) -> None:
+    def _on_readable(self, fd: int) -> None:
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
             return
+        found = self._read[fd]
         if fd == self._err:
-            self._stderr = (self._stderr + data)[-_KEPT_ERRORS:]
+            found += data
+            del found[:-_KEPT_ERRORS]
         else:
-            self._stdout += data[: self._limits.output_bytes + 1 - len(self._stdout)]
-        self._too_much = self._too_much or len(self._stdout) > self._limits.output_bytes
-        if self._too_much:
+            found += data[: self._limits.output_bytes + 1 - len(found)]
+        if fd == self._out and len(found) > self._limits.output_bytes:
+            self._too_much = True
             self._over.set()
             _kill(self._pidfd)
         if not data:
@@ -252,7 +308,9 @@ class _RunningProgram:
                 self._over.set()
 
     def _stop(self) -> None:
-        self._loop.remove_writer(self._given)
+        for fd, left in self._to_send.items():
+            if left:
+                self._loop.remove_writer(fd)
         for fd in self._open:
             self._loop.remove_reader(fd)
 

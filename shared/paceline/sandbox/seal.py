@@ -7,12 +7,14 @@ import os
 import resource
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.sandbox import landlock, seccomp
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
 _LAST_CAPABILITY = 40
 _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -57,6 +59,14 @@ def die_with_parent() -> None:
 def hide() -> None:
     """Let no process of the same user read the memory of this one."""
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def has_capabilities(*numbers: int) -> bool:
+    """Whether this process has all of these."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (each for each in status.splitlines() if each.startswith("CapEff:"))
+    has = int(line.split()[1], 16)
+    return all(has >> number & 1 for number in numbers)
 
 
 def drop_capabilities() -> None:

@@ -25,7 +25,7 @@ ALLOWED = frozenset(
     recvmsg restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn
     rt_sigsuspend rt_sigtimedwait sched_get_priority_max sched_get_priority_min sched_getaffinity
     sched_getparam sched_getscheduler sched_yield select sendfile sendmmsg sendmsg sendto
-    set_robust_list set_tid_address setitimer setsockopt shutdown sigaltstack signalfd4 socketpair
+    set_robust_list set_tid_address setitimer setsockopt shutdown sigaltstack signalfd4
     stat statfs statx sysinfo time timer_create timer_delete timer_getoverrun timer_gettime
     timer_settime timerfd_create timerfd_gettime timerfd_settime times umask uname wait4 waitid
     write writev
@@ -41,9 +41,10 @@ _DENIED = {
     "bind": errno.EACCES,
 }
 _PRETENDED = ("chmod", "fchmod", "fchmodat", "utimensat")  # shutil asks for them after a copy
-_OF_OTHERS = ("prlimit64", "sched_setaffinity", "setpriority")
+_OF_OTHERS = ("prlimit64", "sched_setaffinity")
 _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 15, 38, 22
 _FILTER = 2
+_AF_UNIX, _SOCK_STREAM = 1, 1
 _CLONE_THREAD = 0x10000
 # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD; TCGETS and TIOCGWINSZ, which fail unless it is a terminal.
 _IOCTL = (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x5413)
@@ -75,8 +76,10 @@ def compiled(*, signals_are_scoped: bool) -> bytes:
     for name in _PRETENDED:
         _add(lib, made, lib.ERRNO(0), name)
     for name in _OF_OTHERS:
-        first = 1 if name == "setpriority" else 0
-        _add(lib, made, lib.ALLOW, name, lib.Arg(first, lib.EQ, 0))
+        _add(lib, made, lib.ALLOW, name, lib.Arg(0, lib.EQ, 0))
+    # Not of datagrams: these reach any socket whose path is writable, without connect.
+    family, kind = lib.Arg(0, lib.EQ, _AF_UNIX), lib.Arg(1, lib.MASKED_EQ, 0xF, _SOCK_STREAM)
+    _add(lib, made, lib.ALLOW, "socketpair", family, kind)
     if signals_are_scoped:
         for name in ("kill", "tkill", "tgkill"):
             _add(lib, made, lib.ALLOW, name)

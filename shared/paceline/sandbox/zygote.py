@@ -4,17 +4,18 @@ Started as `python -I -B zygote.py ROOT`, with the control socket as standard in
 environment. It never reads a program: what one child could read, a later one could find in the
 memory that it inherits. Messages are JSON, one per packet:
 
-    to it    {"memory_bytes": …, "cpu_s": …, "output_bytes": …, "open_files": …} and three
-             descriptors: where the child reads its program, and writes its output and errors
-    from it  {"ready": true}, then {"pid": …} with the child's pidfd or {"error": …}, and
-             {"ended": pid, "status": …} when a child has ended
+    to it    {"id": …, "memory_bytes": …, "cpu_s": …, "output_bytes": …, "open_files": …} and the
+             child's descriptors: it reads its program and its input, and writes its output, its
+             errors, and a byte once it is sealed and has its program
+    from it  {"id": 0} when it is ready, then {"id": …, "pid": …} with the child's pidfd or
+             {"id": …, "error": …}, and {"ended": pid, "status": …} when a child has ended
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
-import io
 import json
 import os
 import select
@@ -23,15 +24,18 @@ import socket
 import struct
 import sys
 import sysconfig
+import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from paceline.sandbox.seal import Seals
 
-HEAD = struct.Struct(">II")  # bytes of the program, and of its standard input
+HEAD = struct.Struct(">I")  # bytes of the program
 MAX_PACKET = 4096
+NUM_FDS = 5
+SOURCE, STATUS = 3, 4  # descriptors of a child, after the standard ones
 NOBODY = 65531
 PRELOADED = (
     *("array", "ast", "base64", "bisect", "calendar", "collections", "copy", "csv", "datetime"),
@@ -46,6 +50,7 @@ def main(root: str) -> None:
     sys.path.insert(0, root)
     from paceline.sandbox import landlock, seal, seccomp
 
+    _first_to_die()  # before it is hidden, as that makes its files in /proc those of root
     seal.hide()
     control = socket.socket(fileno=os.dup(0))
     _to_null(0)
@@ -59,7 +64,7 @@ def main(root: str) -> None:
         __import__(name)
     gc.collect()
     gc.freeze()
-    _send(control, {"ready": True})
+    _send(control, {"id": 0})
     _serve(control, seals)
 
 
@@ -77,7 +82,7 @@ def _serve(control: socket.socket, seals: Seals) -> None:
                     os.read(woken, 4096)
                 _report_ended(control)
                 continue
-            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, 3)
+            packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, NUM_FDS)
             if not packet:
                 return
             _start(control, json.loads(packet), fds, seals)
@@ -97,12 +102,13 @@ def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
     try:
         pid = os.fork()
     except OSError as error:
-        _send(control, {"error": f"fork: {error}"})
+        _send(control, {"id": limits["id"], "error": f"fork: {error}"})
     else:
         if not pid:
             _child(control, limits, fds, seals)
         pidfd = os.pidfd_open(pid)
-        socket.send_fds(control, [json.dumps({"pid": pid}).encode()], [pidfd])
+        answer = {"id": limits["id"], "pid": pid}
+        socket.send_fds(control, [json.dumps(answer).encode()], [pidfd])
         os.close(pidfd)
     finally:
         for fd in fds:
@@ -119,14 +125,10 @@ def _child(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         seal.die_with_parent()
         os.setsid()
-        source, out, err = fds
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.dup2(source, 3)
         control.detach()
-        _close_others({seals.rules})
-        seal.apply(seals, limits)
-        code = _run(3)
+        rules = _arrange(fds, seals.rules)
+        seal.apply(seal.Seals(rules, seals.filter), limits)
+        code = _run()
     except BaseException:  # whatever the program raises ends it, not this loop
         traceback.print_exc(file=open(2, "w", closefd=False))  # noqa: SIM115
         code = 1
@@ -134,13 +136,30 @@ def _child(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
         os._exit(code)
 
 
-def _run(fd: int) -> int:
-    with os.fdopen(fd, "rb") as request:
-        size, size_of_input = HEAD.unpack(request.read(HEAD.size))
-        source, given = request.read(size), request.read(size_of_input)
-    sys.stdin = io.TextIOWrapper(io.BytesIO(given), encoding="utf-8")
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+def _arrange(fds: list[int], rules: int) -> int:
+    """Move a child's descriptors to 0 to 4, and close all others but the rules it returns."""
+    import fcntl
+
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (*fds, rules)]
+    source, given, out, err, status, rules = above
+    for fd, place in ((given, 0), (out, 1), (err, 2), (source, SOURCE), (status, STATUS)):
+        os.dup2(fd, place)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > STATUS and int(name) != rules:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    return rules
+
+
+def _run() -> int:
+    """Read the program and run it as `python program.py` does."""
+    with os.fdopen(SOURCE, "rb") as request:
+        source = request.read(HEAD.unpack(request.read(HEAD.size))[0])
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = own = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    os.write(STATUS, b"1")
+    os.close(STATUS)
     sys.argv = ["program.py"]
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
@@ -152,28 +171,34 @@ def _run(fd: int) -> int:
     except BaseException:  # what the program raises is its own affair
         traceback.print_exc()
         code = 1
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    # As the interpreter does at its end, which is never reached here.
+    cast(Any, threading)._shutdown()
+    cast(Any, atexit)._run_exitfuncs()
+    for stream in (sys.stdout, own, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     return code & 0xFF
 
 
-def _close_others(kept: set[int]) -> None:
-    """Close everything but the first four descriptors and those that are kept."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 3 and int(name) not in kept:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+def _first_to_die() -> None:
+    """Let the kernel prefer this process and its children when memory is short."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _be_nobody() -> None:
-    """As root, become nobody if the interpreter can be read then; keep no capability anyway."""
+    """As root, become nobody if the interpreter can be read then; keep no capability anyway.
+
+    A root that may not become others, or not kill them then, stays what it is.
+    """
     from paceline.sandbox import seal
 
-    if os.getuid() == 0 and all(_is_open(path) for path in _interpreter()):
-        os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+    may = seal.has_capabilities(seal.CAP_KILL, seal.CAP_SETGID, seal.CAP_SETUID)
+    if os.getuid() == 0 and may and all(_is_open(path) for path in _interpreter()):
+        with contextlib.suppress(OSError):  # the namespace has no such user
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
     seal.drop_capabilities()
 
 

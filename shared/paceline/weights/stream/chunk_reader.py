@@ -193,6 +193,7 @@ class ChunkReader:
             )
         self._requested.discard(frame.index)
         if not frame.num_bytes:
+            self._starved_s, self._num_slow = 0.0, 0
             await self._verify_later(staging, frame, b"")  # a copy of what is held
             return
         is_delta = frame.base_version is not None

@@ -39,6 +39,8 @@ class Outside:
     udp: socket.socket
     abstract: socket.socket
     path: socket.socket
+    datagrams: socket.socket
+    named: socket.socket
     before: dict[str, object] = field(default_factory=dict[str, object])
 
     def names(self) -> dict[str, object]:
@@ -51,7 +53,13 @@ class Outside:
             "UDP": self.udp.getsockname()[1],
             "ABSTRACT": self.abstract.getsockname().decode(),
             "PATH": str(self.folder / "socket"),
+            "DATAGRAMS": str(self.folder / "datagrams"),
+            "NAMED": self.named.getsockname().decode(),
         }
+
+    def listeners(self) -> tuple[socket.socket, ...]:
+        """Where nothing may arrive."""
+        return self.tcp, self.udp, self.abstract, self.path, self.datagrams, self.named
 
     def state(self) -> dict[str, object]:
         """What shows a change."""
@@ -68,9 +76,7 @@ class Outside:
             "content": (self.folder / "secret").read_text(),
             "shared memory": sorted(each.name for each in SHARED.iterdir()),
             "segments": Path("/proc/sysvipc/shm").read_text(),
-            "received": [
-                _received(each) for each in (self.tcp, self.udp, self.abstract, self.path)
-            ],
+            "received": [_received(each) for each in self.listeners()],
             "children": len(psutil.Process().children(recursive=True)),
         }
 
@@ -104,13 +110,20 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
         socket.socket(type=socket.SOCK_DGRAM),
         socket.socket(socket.AF_UNIX),
         socket.socket(socket.AF_UNIX),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
     )
-    addresses = (("127.0.0.1", 0), ("127.0.0.1", 0), f"\0paceline-{os.getpid()}")
-    for each, address in zip(listeners, (*addresses, str(tmp_path / "socket")), strict=True):
+    addresses = (
+        *(("127.0.0.1", 0), ("127.0.0.1", 0)),
+        *(f"\0paceline-{os.getpid()}", str(tmp_path / "socket")),
+        *(str(tmp_path / "datagrams"), f"\0datagrams-{os.getpid()}"),
+    )
+    for each, address in zip(listeners, addresses, strict=True):
         each.bind(address)
         if each.type == socket.SOCK_STREAM:
             each.listen()
-    (tmp_path / "socket").chmod(0o777)
+    for name in ("socket", "datagrams"):
+        (tmp_path / name).chmod(0o777)
     yield Outside(tmp_path, victim, *listeners)
     victim.kill()
     victim.communicate()
@@ -179,7 +192,8 @@ ATTACKS = {
         import os, resource
         t(resource.prlimit, VICTIM, resource.RLIMIT_CPU, (0, 0))
         t(resource.prlimit, SERVICE, resource.RLIMIT_NOFILE, (3, 3))
-        t(os.sched_setaffinity, VICTIM, {0}); t(os.setpriority, os.PRIO_PROCESS, VICTIM, 19)""",
+        t(os.sched_setaffinity, VICTIM, {0}); t(os.setpriority, os.PRIO_PROCESS, VICTIM, 19)
+        t(os.setpriority, os.PRIO_USER, 0, 19); t(os.setpriority, os.PRIO_PGRP, 0, 19)""",
     "raises its own limits": """
         import resource
         for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE):
@@ -203,8 +217,9 @@ ATTACKS = {
             t(lambda: socket.socket(family, kind).connect(address))
         t(lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", UDP)))
         t(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
-        pair = socket.socketpair(type=socket.SOCK_DGRAM)[0]
-        t(pair.sendto, b"x", ABSTRACT); t(pair.sendto, b"x", PATH)""",
+        for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+            for address in (ABSTRACT, PATH, DATAGRAMS, NAMED, "/dev/log"):
+                t(lambda: socket.socketpair(type=kind)[0].sendto(b"x", address))""",
     "listens": """
         import socket
         t(lambda: socket.create_server(("127.0.0.1", 0))); t(socket.socketpair)

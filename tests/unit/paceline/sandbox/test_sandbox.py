@@ -52,6 +52,15 @@ async def run(sandbox: Sandbox, source: str, **limits: Any) -> ProgramOutcome:
         ("print('\\u00e9')", "\u00e9\n", 0),
         ("import os; os.write(1, b'raw'); os._exit(0)", "raw", 0),
         ("if __name__ == '__main__': print('main')", "main\n", 0),
+        ("print(open(0).read().split())", "['1', '2', '3']\n", 0),
+        ("import atexit; atexit.register(print, 'end')", "end\n", 0),
+        (
+            "import sys, threading, io\nthreading.stack_size(1 << 26)\n"
+            "threading.Thread(target=lambda: print(input())).start()",
+            "1 2\n",
+            0,
+        ),
+        ("import sys, io; print(1); sys.stdout = io.StringIO(); print(2)", "1\n", 0),
         (
             "import asyncio, threading, decimal, json, sqlite3, zoneinfo, tempfile, unittest\n"
             "from concurrent.futures import ThreadPoolExecutor as Pool\n"
@@ -132,6 +141,37 @@ async def test_a_cancelled_run_is_killed(sandbox: Sandbox) -> None:
     async with asyncio.timeout(5.0):
         while warm().children():
             await asyncio.sleep(0.01)
+
+
+async def test_forks_that_are_given_up_confuse_no_other(sandbox: Sandbox) -> None:
+    await run(sandbox, "print(1)")
+
+    async def given_up(number: int) -> None:
+        running = asyncio.create_task(run(sandbox, f"print('given up {number}')"))
+        for _ in range(number % 4):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def wanted(number: int) -> bytes:
+        return (await run(sandbox, f"print({number})")).stdout
+
+    for _ in range(8):
+        giving_up = [given_up(number) for number in range(6)]
+        found = await asyncio.gather(*(wanted(number) for number in range(3)), *giving_up)
+        assert found[:3] == [b"0\n", b"1\n", b"2\n"]
+    async with asyncio.timeout(10.0):
+        while warm().children():
+            await asyncio.sleep(0.01)
+    before = psutil.Process().num_fds()
+    await asyncio.gather(*(given_up(number) for number in range(20)))
+    await run(sandbox, "print(1)")
+    assert psutil.Process().num_fds() <= before
+
+
+async def test_what_cannot_be_started_is_no_fault_of_the_program(sandbox: Sandbox) -> None:
+    with pytest.raises(UnavailableError, match="no program could be started: MemoryError"):
+        await run(sandbox, "# no room for the seals and such a text\n" * 100_000, memory_bytes=1)
 
 
 async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
