@@ -83,8 +83,7 @@ class Checkpoints:
         self._storage = Storage(url)
         self._group = group
         self._writers = group.beside()
-        # On a GPU, pinned memory is kept, as it takes long to allocate.
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=group.device.type == "cuda")
+        self._stager = BlockingAsyncStager()
         self._keep = keep
         self._incarnation = incarnation
         self._found: _Folder | None = None  # intact, according to `find`
