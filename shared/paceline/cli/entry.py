@@ -192,6 +192,7 @@ def _add_offline(commands: Any) -> None:
         "--resolved", action="store_true", help="print the job with all its values"
     )
     _command(commands, "plugins", "check:plugins", "list the installed plug-ins")
+    _command(commands, "doctor", "doctor:doctor", "show what this machine offers to jobs")
     recipes = _command(commands, "recipes", "check:recipes", "list the installed recipes")
     verbs = recipes.add_subparsers(title="commands", metavar="COMMAND")
     show = _command(verbs, "show", "check:show_recipe", "print what a recipe sets")

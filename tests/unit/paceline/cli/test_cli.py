@@ -36,6 +36,7 @@ COMMANDS = [
     "weights",
     "validate",
     "plugins",
+    "doctor",
 ]
 SPEC = {
     "name": "a",

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.cli.entry import main
 from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox.sandbox import Sandbox
@@ -188,6 +189,11 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     _, alive = psutil.wait_procs(children, timeout=5.0)
     assert not alive
     assert (await run(sandbox, "print(2)")).stdout == b"2\n"
+
+
+def test_doctor_tries_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert "sandbox: Landlock" in capsys.readouterr().out
 
 
 async def test_it_is_quick(sandbox: Sandbox) -> None:

@@ -1,0 +1,48 @@
+"""Tries whether programs are contained on this machine, by running one that attacks."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.errors import UnavailableError
+from paceline.plugins import ProgramLimits
+from paceline.sandbox import landlock
+from paceline.sandbox.sandbox import Sandbox
+
+_ATTACKS = """
+import json, os, socket
+
+def fails(attack, *arguments):
+    try:
+        attack(*arguments)
+    except OSError:
+        return True
+    return False
+
+print(json.dumps({
+    "files": fails(open, "/etc/passwd"),
+    "processes": fails(os.fork),
+    "signals": fails(os.kill, 1, 0) and fails(os.kill, os.getppid(), 0),
+    "network": fails(socket.socket),
+}))
+"""
+
+
+async def probe() -> str:
+    """What contains programs here.
+
+    Raises:
+        UnavailableError: nothing does; says what is missing.
+    """
+    sandbox = Sandbox()
+    try:
+        outcome = await sandbox.run(_ATTACKS, stdin=b"", limits=ProgramLimits())
+    finally:
+        await sandbox.close()
+    try:
+        held: dict[str, bool] = json.loads(outcome.stdout)
+    except ValueError:
+        raise UnavailableError(f"sandbox: the probe says {outcome.stderr!r}") from None
+    if missing := ", ".join(name for name, holds in held.items() if not holds):
+        raise UnavailableError(f"sandbox: programs reach {missing}")
+    return f"Landlock {landlock.abi()}, seccomp and limits"
