@@ -33,6 +33,9 @@ def sglang_job(make: Callable[..., dict[str, Any]], name: str) -> dict[str, Any]
     # An environment worker that has to wait for the processor keeps what it has.
     sync |= {"lease_s": 60}
     job["experience"] = job["experience"] | sync
+    for part in ("model", "trainer"):
+        # In bfloat16, log-probs depend on the rows that are computed together.
+        job[part] = job[part] | {"dtype": "float32"}
     return job
 
 
