@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.plugins import EnvironmentPlugin, Keep, ProgramLimits, ProgramOutcome, registry
+from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.testing import (
     advantages,
@@ -86,6 +87,8 @@ def test_topologies(name: str) -> None:
 
 @pytest.mark.parametrize("name", built_in("rewards"))
 def test_rewards(name: str) -> None:
+    if name == "code" and not landlock.abi():
+        pytest.skip("this kernel has no Landlock")
     options, worth = REWARDS[name]
     items = [
         rewards.item("42", answer="42", environment_reward=0.5, tests=SILENT),

@@ -13,6 +13,7 @@ import pytest
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput
 from paceline.rewards.code import program_in
+from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score, Task
 from paceline_reward.fair_queue import FairQueue, QueueOwner
@@ -20,6 +21,7 @@ from paceline_reward.pool import ChildPool
 from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer
 
+pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 TESTS = {"inputs": ["1 2", "3 4\n", "-1 1"], "outputs": ["3", "7\n", "0  \n"]}
 Grade = Callable[..., Any]

@@ -14,6 +14,7 @@ from paceline.config import ServiceSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import RewardInput
+from paceline.sandbox import landlock
 from paceline.server.chassis import Chassis, serve
 from paceline.transport.rpc import SERVER_OPTIONS, call, connect
 from paceline.types import Task
@@ -135,6 +136,7 @@ async def test_scores_in_the_order_of_the_items(running: Running, item: MakeItem
     assert reply.scores[0].status == types_pb2.SCORE_STATUS_OK
 
 
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 async def test_programs_run_in_its_sandbox(running: Running) -> None:
     tests = {"inputs": ["20 22"], "outputs": ["42"]}
     task = Task(task_id="t", environment="e", payload=json.dumps({"tests": tests}))

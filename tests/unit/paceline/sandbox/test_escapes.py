@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from paceline.plugins import ProgramLimits
+from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 
+pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 SECRET = "the-token-of-the-service"
 SHARED = Path("/dev/shm")
 # Notes SIGURG, which everybody else ignores.

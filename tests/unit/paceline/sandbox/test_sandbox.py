@@ -16,8 +16,10 @@ import pytest
 from paceline.cli.entry import main
 from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
+from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 
+pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 LIMITS = ProgramLimits(time_s=20.0)
 
 
