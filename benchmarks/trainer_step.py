@@ -168,6 +168,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
     from paceline_trainer.step.optimizer import Optimizer
     from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
     from paceline_trainer.weights.publish import Publisher, Snapshotter
+    from paceline_trainer.work_thread import WorkThread
 
     channel = connect(f"127.0.0.1:{port}")
     ledger = TrainerLedger(
@@ -203,7 +204,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
         ),
         ledger=ledger,
         publisher=Publisher(ledger=ledger, server=server, endpoint=endpoint, incarnation=1),
-        compute=compute,
+        compute=WorkThread(compute),
         spec=spec.trainer,
         clock=PhaseClock(),
     )

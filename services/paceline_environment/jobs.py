@@ -191,6 +191,5 @@ def _part_s(part: RewardSpec) -> float:
 
     Children report each score in time, or are replaced; programs may all run as long as they may.
     """
-    is_installed = ":" not in part.kind
-    told = declared(registry.options_of("rewards", part.kind) if is_installed else None)
-    return part.timeout_s * (MAX_ITEMS if told.programs else 1)
+    runs_programs = declared(registry.options_of("rewards", part.kind)).programs
+    return part.timeout_s * (MAX_ITEMS if runs_programs else 1)

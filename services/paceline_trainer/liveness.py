@@ -30,7 +30,7 @@ class TrainerLiveness:
     def work(self, phase: str) -> WorkProgress:
         """Whether this phase is computing, and how often it has ended."""
         trainer = self._trainer()
-        busy = trainer is not None and trainer.computing and self._clock.phase == phase
+        busy = trainer is not None and trainer.compute.busy and self._clock.phase == phase
         return WorkProgress(int(busy), self._clock.ended.get(phase, 0))
 
     def writing(self) -> WorkProgress:
@@ -38,7 +38,7 @@ class TrainerLiveness:
         trainer = self._trainer()
         if trainer is None:
             return WorkProgress(0, 0)
-        return WorkProgress(int(trainer.writing), trainer.num_written)
+        return WorkProgress(int(trainer.writer.busy), trainer.writer.num_done)
 
     def status(self) -> dict[str, Any]:
         """Fields for `/statusz`."""

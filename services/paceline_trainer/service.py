@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, ParamSpec, TypeVar
+from typing import Literal
 
 import torch
 
@@ -49,14 +49,13 @@ from paceline_trainer.traces import StepTraces
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
 from paceline_trainer.weights.seeder import WeightSeeder
+from paceline_trainer.work_thread import WorkThread
 
 EXIT_INVALID = 2
 EXIT_FENCED = 4
 ORPHAN_POLL_S = 1.0
 STOP_POLL_S = 1.0
 GAUGES_INTERVAL_S = 1.0
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 log = Log("service")
 
 
@@ -88,7 +87,7 @@ class TrainerService(Service):
             keep_streaming=True,
         )
         self._endpoint = ""
-        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._compute = WorkThread(ThreadPoolExecutor(1, thread_name_prefix="compute"))
         self._group: RankGroup | None = None
         self._stop_broadcast: StopBroadcast | None = None
         self._publisher: Publisher | WeightSeeder | None = None
@@ -140,14 +139,14 @@ class TrainerService(Service):
             await self._membership.leave()
         await self._weights.close()
         if self._group is not None:
-            await self._in_thread(self._group.close)
-        self._compute.shutdown(wait=False)
+            await self._compute.run(self._group.close)
+        self._compute.close()
         await self._channel.close()
 
     async def _train(self) -> None:
         try:
             spec = parse_job(json.loads((await self._ledger.job()).spec))
-            engine = await self._in_thread(self._build, spec)
+            engine = await self._compute.run(self._build, spec)
             self._trainer = self._make(engine, spec)
             self._background.append(asyncio.create_task(self._watch_stop(), name="stop broadcast"))
             await self._trainer.run()
@@ -295,12 +294,6 @@ class TrainerService(Service):
                 tls=self._settings.tls,
             )
         return None
-
-    async def _in_thread(
-        self, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
 
     async def _watch_parent(self) -> None:
         """Exit at once if torchrun has died: other ranks exit too, so collectives would hang."""

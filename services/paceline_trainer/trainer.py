@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,12 +32,12 @@ from paceline_trainer.step.versions import local_shards
 from paceline_trainer.traces import StepTraces
 from paceline_trainer.weights.publish import Held, Publisher, Snapshotter, WeightCopy
 from paceline_trainer.weights.seeder import WeightSeeder
+from paceline_trainer.work_thread import WorkThread
 
 POLL_S = 0.5
 MAX_REPORTED = 4  # damaged files in a reason
 # Ranks may have different reasons to stop; the one with the highest index counts.
 REASONS = ("", "finished", "paused", "cancelled", "signal")
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 log = Log("trainer")
 
@@ -97,7 +97,7 @@ class Trainer:
         engine: TrainingBackend,
         ledger: TrainerLedger,
         publisher: Publisher | WeightSeeder | None,
-        compute: ThreadPoolExecutor,
+        compute: WorkThread,
         spec: TrainerSpec,
         clock: PhaseClock,
         traces: StepTraces | None = None,
@@ -109,7 +109,7 @@ class Trainer:
         self._engine = engine
         self._ledger = ledger
         self._publisher = publisher
-        self._compute = compute
+        self.compute = compute
         self._spec = spec
         self._traces = traces or StepTraces()
         self._rank_info = engine.group.rank_info
@@ -118,7 +118,8 @@ class Trainer:
         self._publication: asyncio.Task[PolicyVersion | None] | None = None
         self._copier = ThreadPoolExecutor(1, "copier", torch.set_num_threads, (1,))
         self._saving: asyncio.Task[None] | None = None
-        self._writer = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
+        # Of checkpoints, whose storage may be slow.
+        self.writer = WorkThread(ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,)))
         self._parent = -1
         self._staged_step = 0
         self._checkpoint_step = 0
@@ -127,9 +128,6 @@ class Trainer:
         self.clock = clock
         self.step = 0
         self.tokens = 0.0
-        self.computing = False  # in the compute thread
-        self.writing = False  # a checkpoint, in a thread of its own
-        self.num_written = 0
         self.stop_reason = ""
 
     def stop(self) -> None:
@@ -156,7 +154,7 @@ class Trainer:
         """Load the newest intact checkpoint and rewind the ledger to it."""
         checkpoints = self._engine.checkpoints
         ledger_step = (await self._ledger.job()).status.step if self._rank_info.first else 0
-        found = await self._run(checkpoints.find, max_step=ledger_step)
+        found = await self.compute.run(checkpoints.find, max_step=ledger_step)
         step = found.step
         if self._rank_info.first:
             for problem in found.damaged:
@@ -164,17 +162,17 @@ class Trainer:
             if self._gauges is not None:
                 self._gauges.damaged(len(found.damaged))
             step, self._parent = await self._rewind(found)
-            await self._run(checkpoints.discard_after, step)
-        self.step = await self._run(self._engine.group.from_first, step)
+            await self.compute.run(checkpoints.discard_after, step)
+        self.step = await self.compute.run(self._engine.group.from_first, step)
         self._checkpoint_step = self._staged_step = self.step
         if self.step:
             engine = self._engine
             state = engine.learner.state()
-            if not await self._run(
+            if not await self.compute.run(
                 checkpoints.load, self.step, engine.policy, engine.optimizer, state
             ):
                 log.warning("the checkpoint has no state of slots", step=self.step)
-                await self._run(engine.learner.start_again)
+                await self.compute.run(engine.learner.start_again)
         log.info("training starts", step=self.step, rank=self._rank_info.rank, parent=self._parent)
 
     async def _rewind(self, found: FoundCheckpoint) -> tuple[int, int]:
@@ -206,7 +204,7 @@ class Trainer:
             self._next_batch = None
             reason = "signal" if share is None else share.stop or ""
             code = REASONS.index(reason) if reason in REASONS else REASONS.index("finished")
-            codes = await self._run(self._engine.group.gather, [float(code)])
+            codes = await self.compute.run(self._engine.group.gather, [float(code)])
         self.stop_reason = REASONS[int(codes.max())]
         if self.stop_reason or share is None:
             return None
@@ -222,9 +220,11 @@ class Trainer:
         newest = self._publisher.published if self._publisher is not None else None
         version, step = (newest.version, newest.step) if newest is not None else (-1, -1)
         with self.clock.measure("stepping"), self._traces.stage("train.step"):
-            await self._run(self._engine.mismatch.versions.published, version, step)
+            await self.compute.run(self._engine.mismatch.versions.published, version, step)
             try:
-                metrics = await self._run(self._engine.learner.step, share, self._traces.stage)
+                metrics = await self.compute.run(
+                    self._engine.learner.step, share, self._traces.stage
+                )
             except InvalidError as error:
                 raise InvalidError(f"{error.message}. {await self._newest()}") from error
         self.step = share.step + 1
@@ -253,7 +253,7 @@ class Trainer:
         engine = self._engine
         with self.clock.measure("checkpointing"):
             await self.checkpointed()
-            staged = await self._run(
+            staged = await self.compute.run(
                 engine.checkpoints.stage,
                 self.step,
                 engine.policy,
@@ -265,17 +265,17 @@ class Trainer:
 
     async def _save(self, staged: StagedCheckpoint) -> None:
         checkpoints = self._engine.checkpoints
-        path = await self._write(checkpoints.write, staged)
+        path = await self.writer.run(checkpoints.write, staged)
         self._checkpoint_step = staged.step
         if not self._rank_info.first:
             return
-        kept = await self._write(checkpoints.kept, staged.step)
+        kept = await self.writer.run(checkpoints.kept, staged.step)
         try:
             with self._waits_on("experience"):
                 await self._ledger.commit_checkpoint(staged.step, str(path), kept=kept)
         except FencedError:
             # A newer incarnation has resumed from an older step.
-            await self._write(checkpoints.discard, staged.step)
+            await self.writer.run(checkpoints.discard, staged.step)
             raise
 
     async def checkpointed(self) -> None:
@@ -292,7 +292,7 @@ class Trainer:
         if not step:
             return "There is no checkpoint yet"
         try:
-            path = await self._write(self._engine.checkpoints.path, step)
+            path = await self.writer.run(self._engine.checkpoints.path, step)
         except PacelineError as error:
             path = f"it cannot be found ({error.message})"
         return f"The newest checkpoint is of step {step}: {path}"
@@ -312,10 +312,10 @@ class Trainer:
                 policy.copied_by(copying)
                 self._serve(asyncio.wrap_future(copying))
             else:
-                snapshot = await self._run(snapshotter.begin, self.step)
+                snapshot = await self.compute.run(snapshotter.begin, self.step)
                 self._serve(_done(snapshot))
-                await self._run(snapshotter.gather, snapshot)
-                await self._run(self._engine.mismatch.history.keep, self.step)
+                await self.compute.run(snapshotter.gather, snapshot)
+                await self.compute.run(self._engine.mismatch.history.keep, self.step)
             self._snapshot_step = self.step
 
     def _copy(self, step: int, source: tuple[Held, ...], weights: Sequence[Tensor]) -> WeightCopy:
@@ -402,34 +402,6 @@ class Trainer:
             return await take
         take.cancel()
         return None
-
-    async def _run(
-        self,
-        work: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        loop = asyncio.get_running_loop()
-        self.computing = True
-        try:
-            return await loop.run_in_executor(self._compute, lambda: work(*args, **kwargs))
-        finally:
-            self.computing = False
-
-    async def _write(
-        self,
-        work: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
-        """Work for the thread of checkpoints, whose storage may be slow."""
-        loop = asyncio.get_running_loop()
-        self.writing = True
-        try:
-            return await loop.run_in_executor(self._writer, lambda: work(*args, **kwargs))
-        finally:
-            self.writing = False
-            self.num_written += 1
 
     def _seconds(self) -> dict[str, float]:
         """Seconds by phase since the last commit."""

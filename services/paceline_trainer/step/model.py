@@ -222,13 +222,11 @@ def _place(policy: PolicyModel, device: torch.device, dtype: torch.dtype) -> Non
     policy.masters = MasterWeights(dtype) if dtype != torch.float32 else None
     loaded = set[int]()
     for unit in (*_layers(policy.inner), policy):
-        own = [each for each in unit.parameters() if id(each) not in loaded]
-        policy.load(own, 0, 1)
-        loaded.update(map(id, own))
+        policy.load((each for each in unit.parameters() if id(each) not in loaded), 0, 1)
         unit.to(device)
         if policy.masters is not None:
             policy.masters.adopt(unit)
-            loaded.update(map(id, unit.parameters()))
+        loaded.update(map(id, unit.parameters()))
     policy.source = None
 
 

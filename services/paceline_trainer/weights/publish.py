@@ -126,10 +126,11 @@ class Snapshotter:
         tensors, source = TensorQueue(), source or self.source()
         if not self._streams:
             logprobs = self._gather_for_canary(source, tensors)
+        published = self._published(source)
         entries, num_bytes = plan(
             [
                 (plain_name(name), str(self._precision(value))[6:], tuple(value.shape))
-                for name, value, _ in self._published(source)
+                for name, value, _ in published
             ]
         )
         tied = tuple((plain_name(name), plain_name(same)) for name, same in self._policy.tied)
@@ -142,7 +143,7 @@ class Snapshotter:
             canary_logprobs=logprobs,
             tensors=tensors,
             source=source,
-            frozen_bytes=self._frozen_bytes(source, entries),
+            frozen_bytes=self._frozen_bytes(published, entries),
         )
 
     @torch.no_grad()
@@ -200,12 +201,12 @@ class Snapshotter:
         found = [each for each in source if not (self._merge and is_adapter(each.name))]
         return sorted(found, key=lambda each: not each.frozen)
 
-    def _frozen_bytes(self, source: Sequence[Held], entries: Sequence[TensorEntry]) -> int:
+    def _frozen_bytes(self, published: Sequence[Held], entries: Sequence[TensorEntry]) -> int:
         if self._merge:
             return 0
         frozen = [
             entry.offset + entry.num_bytes
-            for entry, each in zip(entries, self._published(source), strict=True)
+            for entry, each in zip(entries, published, strict=True)
             if each.frozen
         ]
         return max(frozen, default=0)

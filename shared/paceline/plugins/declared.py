@@ -51,9 +51,9 @@ def declares(
             options, so it is called in the reward worker itself, not in a child process.
         load: rewards only: called with the options in the child process before the timeout of the
             first score starts, maybe more than once. For slow imports and models.
-        programs: installed rewards only: a coroutine function whose second argument, a `Programs`,
-            runs programs in the sandbox of the reward worker. It is called in the worker itself,
-            as what it judges must not share a process with it.
+        programs: installed rewards only: a coroutine function whose keyword `programs`, a
+            `Programs`, runs programs in the sandbox of the reward worker. It is called in the
+            worker itself, as what it judges must not share a process with it.
     """
 
     def mark(target: T) -> T:

@@ -57,21 +57,22 @@ async def code(
     tests = _tests(item.task, tests_field)[:max_tests]
     most_s = test_time_s or _MOST_S
     limits = ProgramLimits(time_s=most_s, cpu_s=int(most_s) + 1, memory_bytes=memory_mib << 20)
-    passed, wrong = 0, list[tuple[int, ProgramOutcome]]()
+    passed, failed = 0, None
     for number, (given, expected) in enumerate(tests):
         outcome = await programs.run(source, stdin=given.encode(), limits=limits)
         if _passes(outcome, expected):
             passed += 1
             continue
-        wrong.append((number, outcome))
+        failed = failed or (number, outcome)
         if not partial or _is_syntax_error(outcome):
             break
+    uncompiled = failed is not None and _is_syntax_error(failed[1])
     return Score(
-        reward=passed / len(tests) if partial else float(not wrong),
+        reward=passed / len(tests) if partial else float(failed is None),
         parts={},
-        status=ScoreStatus.PARSE_ERROR if _uncompiled(wrong) else ScoreStatus.OK,
+        status=ScoreStatus.PARSE_ERROR if uncompiled else ScoreStatus.OK,
         raw_answer=source,
-        detail=_why(*wrong[0]) if wrong else "",
+        detail="" if failed is None else _why(*failed),
     )
 
 
@@ -109,10 +110,6 @@ def _passes(outcome: ProgramOutcome, expected: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
-
-
-def _uncompiled(wrong: list[tuple[int, ProgramOutcome]]) -> bool:
-    return bool(wrong) and _is_syntax_error(wrong[0][1])
 
 
 def _is_syntax_error(outcome: ProgramOutcome) -> bool:

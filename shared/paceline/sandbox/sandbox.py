@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,7 @@ class _Warm:
         for fd in ours:
             stack.callback(os.close, fd)
         number = next(self._numbers)
-        asked = {
-            "id": number,
-            "memory_bytes": limits.memory_bytes,
-            "cpu_s": limits.cpu_s,
-            "output_bytes": limits.output_bytes,
-            "open_files": limits.open_files,
-        }
+        asked = {"id": number, **asdict(limits)}
         try:
             await self._send(json.dumps(asked).encode(), list(theirs))
             forked = await self._answer(number, REPLY_S)

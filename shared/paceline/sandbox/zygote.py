@@ -4,9 +4,9 @@ Started as `python -I -B zygote.py ROOT`, with the control socket as standard in
 environment. It never reads a program: what one child could read, a later one could find in the
 memory that it inherits. Messages are JSON, one per packet:
 
-    to it    {"id": …, "memory_bytes": …, "cpu_s": …, "output_bytes": …, "open_files": …} and the
-             child's descriptors: it reads its program and its input, and writes its output, its
-             errors, and a byte once it is sealed and has its program
+    to it    {"id": …} with the fields of `ProgramLimits`, and the child's descriptors: it reads its
+             program and its input, and writes its output, its errors, and a byte once it is sealed
+             and has its program
     from it  {"id": 0} when it is ready, then {"id": …, "pid": …} with the child's pidfd or
              {"id": …, "error": …}, and {"ended": pid, "status": …} when a child has ended
 """

@@ -1,7 +1,7 @@
 """How long a message waits for more items, as `linger.ms` of Kafka's producer.
 
 With few open requests there is little to collect, and their latency counts; with many, nobody
-notices a few milliseconds.
+notices some tens of milliseconds.
 """
 
 from collections.abc import Callable

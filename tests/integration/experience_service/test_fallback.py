@@ -29,6 +29,7 @@ from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Snapshotter
+from paceline_trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
     from conftest import Client, Lives
@@ -120,7 +121,7 @@ class Trainers:
             engine=engine,
             ledger=self.ledger(incarnation),
             publisher=None,
-            compute=self._compute,
+            compute=WorkThread(self._compute),
             spec=JobSpec.model_fields["trainer"].get_default(call_default_factory=True),
             clock=PhaseClock(),
             gauges=gauges,

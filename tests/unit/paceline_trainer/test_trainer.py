@@ -34,6 +34,7 @@ from paceline_trainer.step.model import shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.trainer import PhaseClock, Trainer, TrainingBackend
 from paceline_trainer.weights.publish import Publisher, Snapshotter
+from paceline_trainer.work_thread import WorkThread
 
 LIMIT_S = 200.0
 Make = Callable[..., Trainer]
@@ -130,7 +131,7 @@ async def make(
             engine=engine,
             ledger=ledger,
             publisher=publisher,
-            compute=compute,
+            compute=WorkThread(compute),
             spec=spec.trainer,
             clock=PhaseClock(),
         )
@@ -138,6 +139,11 @@ async def make(
     yield build
     await channel.close()
     compute.shutdown()
+
+
+async def reached(one_job: Any, trainer: Trainer, commits: int, phase: str) -> None:
+    while len(one_job.commits) < commits or trainer.clock.phase != phase:
+        await asyncio.sleep(0.01)
 
 
 async def test_a_slow_storage_holds_nothing_else_up(one_job: Any, make: Make) -> None:
@@ -157,8 +163,7 @@ async def test_steps_go_on_until_the_next_checkpoint_while_one_is_written(
     trainer = make(1, "stuck://bucket/checkpoints")
     running = asyncio.create_task(trainer.run())
     async with asyncio.timeout(LIMIT_S):
-        while len(one_job.commits) < 4 or trainer.clock.phase != "checkpointing":
-            await asyncio.sleep(0.01)
+        await reached(one_job, trainer, 4, "checkpointing")
         await asyncio.sleep(0.2)
         assert (len(one_job.commits), one_job.checkpoints) == (4, [])
         watched = TrainerLiveness(clock=trainer.clock, trainer=lambda: trainer)
@@ -181,8 +186,7 @@ async def test_a_checkpoint_that_cannot_be_written_ends_it_while_it_waits_for_a_
     trainer = make(1, "stuck://bucket/checkpoints")
     running = asyncio.create_task(trainer.run())
     async with asyncio.timeout(LIMIT_S):
-        while len(one_job.commits) < 3 or trainer.clock.phase != "waiting":
-            await asyncio.sleep(0.01)
+        await reached(one_job, trainer, 3, "waiting")
         stuck.error = OSError("403")
         stuck.released.set()
         with pytest.raises(UnavailableError, match=r"step-000002[.]1: .*403"):
@@ -333,8 +337,8 @@ async def test_a_waiting_trainer_is_healthy_and_a_hanging_one_is_not(
 
     running = asyncio.create_task(trainer.run())
     async with asyncio.timeout(LIMIT_S):
-        while len(one_job.commits) < 2 or trainer.clock.phase != "waiting" or trainer.writing:
-            await asyncio.sleep(0.01)
+        await reached(one_job, trainer, 2, "waiting")
+        await trainer.checkpointed()
     await pass_by(10_000)
     assert (progress.why_unready(), progress.why_dead()) == ("", "")
     assert progress.status()["step"] == 2
@@ -343,7 +347,7 @@ async def test_a_waiting_trainer_is_healthy_and_a_hanging_one_is_not(
 
     released = threading.Event()
     with trainer.clock.measure("stepping"):
-        hanging = asyncio.create_task(trainer._run(released.wait))  # pyright: ignore[reportPrivateUsage]
+        hanging = asyncio.create_task(trainer.compute.run(released.wait))
         await asyncio.sleep(0.01)
         await pass_by(105)
         first = "stepping: 1 pending, no progress for 10"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import IntegrityError, PacelineError
@@ -194,7 +194,7 @@ class ChunkReader:
         self._requested.discard(frame.index)
         if not frame.num_bytes:
             self._starved_s, self._num_slow = 0.0, 0
-            await self._verify_later(staging, frame, b"")  # a copy of what is held
+            await self._later(self._copy_held(staging, frame))
             return
         is_delta = frame.base_version is not None
         start_s, self._in_chunk = self._clock(), True
@@ -208,20 +208,18 @@ class ChunkReader:
             self._timed_verify(staging, frame)
             self._accept(staging, frame)
         else:
-            await self._verify_later(staging, frame, bytes(data) if is_delta else None)
+            payload = bytes(data) if is_delta else None
+            await self._later(self._verify_in_thread(staging, frame, payload))
         self._paused = True
         await self._pace.take(frame.num_bytes)
         self._paused = False
 
-    async def _verify_later(
-        self, staging: Staging, frame: ChunkFrame, payload: bytes | None
-    ) -> None:
+    async def _later(self, verifying: Coroutine[None, None, None]) -> None:
         """Verify a chunk in a thread while the next one arrives."""
         self._paused = True
         while len(self._unverified) >= _MAX_UNVERIFIED:
             await self._unverified.popleft()
         self._paused = False
-        verifying = self._verify_in_thread(staging, frame, payload)
         self._unverified.append(asyncio.create_task(verifying, name="verify"))
 
     async def _drain_verifications(self) -> None:
@@ -245,21 +243,24 @@ class ChunkReader:
     ) -> None:
         if payload is not None:
             await in_thread(self._decode, staging, frame.index, payload)
+        await in_thread(self._timed_verify, staging, frame)
+        self._accept(staging, frame, payload)
+
+    async def _copy_held(self, staging: Staging, frame: ChunkFrame) -> None:
+        """Copy and verify a frozen chunk in a thread."""
+        held, index = self._held, frame.index
+        assert held is not None
+        await in_thread(_copy, staging.slot(index), held.matching_range(staging, index))
         try:
             await in_thread(self._timed_verify, staging, frame)
         except IntegrityError as error:
-            if payload == b"":
-                raise HeldDiffersError(str(error)) from None
-            raise
-        self._accept(staging, frame, payload)
+            raise HeldDiffersError(str(error)) from None
+        staging.accept(index, frame.digest)
 
     def _decode(self, staging: Staging, index: int, payload: bytes) -> None:
-        base, started_s = self._base if payload else self._held, self._clock()
-        assert base is not None
-        if payload:
-            delta.decode_into(payload, base.matching_range(staging, index), staging.slot(index))
-        else:
-            staging.slot(index)[:] = base.matching_range(staging, index)
+        assert self._base is not None
+        started_s = self._clock()
+        delta.decode_into(payload, self._base.matching_range(staging, index), staging.slot(index))
         self.counts.decode_s += self._clock() - started_s
 
     def _timed_verify(self, staging: Staging, frame: ChunkFrame) -> None:
@@ -268,7 +269,7 @@ class ChunkReader:
         self.counts.verify_s += self._clock() - started_s
 
     def _accept(self, staging: Staging, frame: ChunkFrame, payload: bytes | None = None) -> None:
-        if self._base is not None and payload != b"":
+        if self._base is not None:
             # Before readers see the chunk, since they relay its delta.
             staging.keep_delta(frame.index, self._base.header.version, payload)
         staging.accept(frame.index, frame.digest)
@@ -289,3 +290,7 @@ class ChunkReader:
         limit = 10 + _MAX_KEEPALIVES_PER_S * (self._clock() - self._started_s)
         if self._num_keepalives > limit:
             raise IntegrityError(f"weights: {self._num_keepalives} frames without a chunk")
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    target[:] = source
