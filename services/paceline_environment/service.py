@@ -20,6 +20,7 @@ from paceline.v1.environment_pb2_grpc import add_EnvironmentServicer_to_server
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.jobs_pb2_grpc import JobsStub
 from paceline.v1.roster_pb2_grpc import RosterStub
+from paceline_environment.episodes.calls import EnvironmentCalls
 from paceline_environment.episodes.episode import EpisodePeers
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
@@ -80,6 +81,7 @@ class EnvironmentService(Service):
                 self._policy,
                 self._scoring,
                 self.stages,
+                EnvironmentCalls(stages=self.stages, metrics=chassis.metrics),
                 chassis.metrics,
                 tracer=chassis.tracer,
             ),

@@ -128,6 +128,7 @@ class EpisodeWorker:
         """Maintain open episodes until cancelled."""
         while True:
             await asyncio.sleep(min(self._limits.flush_s, 1.0) / 4)
+            self._peers.calls.sweep()
             self.maintain(self._peers.clock())
             for purpose, count in self._num_leased.items():
                 self._metrics.set("open", count, purpose=purpose)
@@ -235,6 +236,7 @@ class EpisodeWorker:
                 await self._attempt(leased, group, progress)
                 self._peers.stages.finished += 1
                 self._metrics.add("finished")
+                leased.task = None
                 self._close(leased)
             except VersionGoneError as error:
                 self._give_back(leased, GiveBackReason.VERSION_GONE, str(error))
@@ -297,8 +299,8 @@ class EpisodeWorker:
             return
         del self._open[leased.key[:3]]
         self._num_leased[leased.purpose] -= 1
-        if leased.task is None:
-            leased.span.end(error="aborted")
+        if leased.task is None:  # it has not begun, or has ended by itself
+            leased.span.end(error="" if leased.scored else "aborted")
         elif leased.task is not asyncio.current_task():
             leased.task.cancel()
         train, evals = self._free()

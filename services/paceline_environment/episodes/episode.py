@@ -7,11 +7,11 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from paceline.digest import number
 from paceline.enums import FinishReason, ScoreStatus
-from paceline.errors import DeadlineError, LimitError, PacelineError
+from paceline.errors import LimitError, PacelineError
 from paceline.plugins import Environment, Observation, StepResult
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
@@ -29,6 +29,7 @@ from paceline.types import (
     episode_id,
 )
 from paceline.v1 import reward_pb2
+from paceline_environment.episodes.calls import EnvironmentCalls
 from paceline_environment.episodes.resume import has_begun, resume_plan
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
@@ -48,6 +49,7 @@ class EpisodePeers:
     policy: PolicyClient
     scoring: Scoring
     stages: Stages
+    calls: EnvironmentCalls
     metrics: Metrics
     clock: Callable[[], float] = time.monotonic
     tracer: Tracer = OFF
@@ -77,6 +79,7 @@ class Episode:
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
+        self._task = cast(asyncio.Task[object], None)  # set by `run`
         self._environment = self._job.make_environment(assignment.purpose)
         self._builder = TranscriptBuilder()
         self._sampling = sampling_of(group, index)
@@ -108,6 +111,8 @@ class Episode:
             PacelineError: the attempt failed and its lease has to be given back.
         """
         started = self._peers.clock()
+        # Once per episode: in Python 3.11 every look at the running loop is a system call.
+        self._task = cast(asyncio.Task[object], asyncio.current_task())
         try:
             transcripts = await self._job.topology(self)
         finally:
@@ -294,18 +299,12 @@ class Episode:
     async def _timed(self, work: Awaitable[Result], name: str) -> Result:
         """Await a call of the environment, within the job's `step_timeout_s`."""
         limit_s = self._job.spec.tasks.step_timeout_s
-        started = self._peers.clock()
+        call = self._peers.calls.begin(name, limit_s, self._task)
         try:
-            with self._peers.stages.wait("step"), self._span.child(f"environment.{name}"):
-                async with asyncio.timeout(limit_s):
-                    return await work
-        except TimeoutError:
-            raise DeadlineError(f"environment: {name} took more than {limit_s:g} s") from None
+            with call, self._span.child(f"environment.{name}"):
+                return await work
         finally:
-            duration_s = self._peers.clock() - started
-            self._environment_s += duration_s
-            self._peers.metrics.add("calls", call=name)
-            self._peers.metrics.add("call_seconds", duration_s, call=name)
+            self._environment_s += call.seconds
 
     async def _score(self) -> Score:
         if self._truncated and self._job.spec.sampling.on_truncation == "zero":

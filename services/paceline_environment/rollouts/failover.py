@@ -68,8 +68,10 @@ class PolicyClient:
         avoid: set[str] = set()
         faults = attempt = 0
         while not (reason := turn.finished()):
-            with turn.span.child("room"), self._stages.waits_on(self._router.awaited(turn)):
-                slot = await self._router.acquire(turn, avoid=avoid, deadline=deadline)
+            slot = self._router.acquire_now(turn, avoid=avoid)
+            if slot is None:
+                with turn.span.child("room"), self._stages.waits_on(self._router.awaited(turn)):
+                    slot = await self._router.acquire(turn, avoid=avoid, deadline=deadline)
             worker = slot.candidate.worker
             try:
                 with self._stages.waits_on("rollout"):

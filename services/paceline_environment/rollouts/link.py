@@ -52,7 +52,7 @@ class RolloutStream:
         turn.resumed = turn.resumed or turn.sends > 1
         request = _request(turn, timeout_s)
         request.trace = trace
-        turn.ending = asyncio.get_running_loop().create_future()
+        turn.ending = self._task.get_loop().create_future()
         self._turns[request.request_id] = turn
         self._outbox.append(request)
         self._wake.set()

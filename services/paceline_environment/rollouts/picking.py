@@ -156,6 +156,10 @@ class FairWaitQueue(Generic[Item]):
     def __init__(self) -> None:
         self._queues: OrderedDict[Hashable, OrderedDict[Item, None]] = OrderedDict()
 
+    def __bool__(self) -> bool:
+        """Whether anything is queued."""
+        return bool(self._queues)
+
     def add(self, queue: Hashable, item: Item) -> None:
         """Append to a queue."""
         self._queues.setdefault(queue, OrderedDict())[item] = None

@@ -62,6 +62,14 @@ class RolloutRouter:
         self._unpinned: FairWaitQueue[_PendingTurn] = FairWaitQueue()
         workers.listeners.append(self._refresh)
 
+    def acquire_now(self, turn: Turn, *, avoid: Set[str]) -> RouterSlot | None:
+        """A slot if one is free and no other turn waits.
+
+        Raises:
+            VersionGoneError: no worker will serve the pinned version.
+        """
+        return None if self._pinned or self._unpinned else self._assign(turn, avoid)
+
     async def acquire(self, turn: Turn, *, avoid: Set[str], deadline: float) -> RouterSlot:
         """Acquire a slot on the best worker; on those to `avoid` only if there are no others.
 
@@ -163,27 +171,31 @@ class RolloutRouter:
         """Try to assign a slot to a waiting turn; True if it no longer has to wait."""
         if waiting.found.done():
             return True
-        turn = waiting.turn
         try:
-            found = self._eligible(turn, waiting.avoid)
+            slot = self._assign(waiting.turn, waiting.avoid)
         except VersionGoneError as error:
             waiting.found.set_exception(error)
             return True
+        if slot is not None:
+            waiting.found.set_result(slot)
+        return slot is not None
+
+    def _assign(self, turn: Turn, avoid: Set[str]) -> RouterSlot | None:
+        """Assign a free slot of the best worker, if there is one."""
         candidate = pick(
-            found,
+            self._eligible(turn, avoid),
             pinned=turn.pinned_version,
             held=turn.held,
             prefix_value=self._prefix_value,
             rng=self._rng,
         )
         if candidate is None:
-            return False
+            return None
         slot = RouterSlot(candidate, turn.weight, counts=turn.pinned_version <= candidate.version)
         candidate.own_open += slot.counts
         candidate.own_tokens += slot.tokens
         turn.holders.workers.add(candidate.worker_id)
-        waiting.found.set_result(slot)
-        return True
+        return slot
 
 
 def _succeeded(found: asyncio.Future[RouterSlot]) -> bool:

@@ -1,0 +1,112 @@
+"""Calls of environments in progress: what they may take, and what they took."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from paceline.errors import DeadlineError
+from paceline.telemetry.metrics import Metrics
+from paceline_environment.episodes.stages import Stages
+
+
+class EnvironmentCalls:
+    """Times and limits of all calls of a worker.
+
+    A timer and two counters for every call cost more than the call of a simple environment, so
+    `sweep` ends what is overdue and exports what was counted; the worker calls it every so often.
+    """
+
+    def __init__(
+        self, *, stages: Stages, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.clock = clock
+        self._stages = stages
+        self._metrics = metrics
+        self._open: set[EnvironmentCall] = set()
+        self._finished: dict[str, tuple[int, float]] = {}  # calls and seconds, not exported yet
+
+    def begin(self, name: str, limit_s: float, task: asyncio.Task[object]) -> EnvironmentCall:
+        """A context in which `task` may spend `limit_s` seconds.
+
+        It raises DeadlineError if `sweep` finds that it took longer.
+        """
+        return EnvironmentCall(self, name, limit_s, task)
+
+    def sweep(self) -> None:
+        """End calls that exceed their limit, and export the metrics of those that have ended."""
+        now = self.clock()
+        for call in self._open:
+            if now >= call.deadline:
+                call.expire()
+        for name, (count, seconds) in self._finished.items():
+            self._metrics.add("calls", count, call=name)
+            self._metrics.add("call_seconds", seconds, call=name)
+        self._finished.clear()
+
+    def entered(self, call: EnvironmentCall) -> None:
+        """A call begins."""
+        self._open.add(call)
+        self._stages.waiting["step"] += 1
+
+    def left(self, call: EnvironmentCall) -> None:
+        """A call has ended."""
+        self._open.discard(call)
+        self._stages.waiting["step"] -= 1
+        self._stages.left["step"] += 1
+        count, seconds = self._finished.get(call.name, (0, 0.0))
+        self._finished[call.name] = (count + 1, seconds + call.seconds)
+
+
+class EnvironmentCall:
+    """One call, cancelled like the block of an `asyncio.timeout`."""
+
+    __slots__ = (
+        "_cancelling",
+        "_expired",
+        "_limit_s",
+        "_owner",
+        "_started",
+        "_task",
+        "deadline",
+        "name",
+        "seconds",
+    )
+
+    def __init__(
+        self, owner: EnvironmentCalls, name: str, limit_s: float, task: asyncio.Task[object]
+    ) -> None:
+        self.name = name
+        self.seconds = 0.0
+        self.deadline = 0.0
+        self._owner = owner
+        self._limit_s = limit_s
+        self._task = task
+        self._started = 0.0
+        self._cancelling = 0
+        self._expired = False
+
+    def expire(self) -> None:
+        """Cancel the call, once."""
+        if not self._expired:
+            self._expired = True
+            self._task.cancel()
+
+    def __enter__(self) -> EnvironmentCall:
+        self._started = self._owner.clock()
+        self.deadline = self._started + self._limit_s
+        self._cancelling = self._task.cancelling()
+        self._owner.entered(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.seconds = self._owner.clock() - self._started
+        self._owner.left(self)
+        if not self._expired:
+            return
+        mine = self._task.uncancel() <= self._cancelling
+        if mine and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise DeadlineError(
+                f"environment: {self.name} took more than {self._limit_s:g} s"
+            ) from None
