@@ -257,12 +257,14 @@ class EpisodeWorker:
     async def _attempt(
         self, leased: OpenEpisode, group: GroupContext, progress: EpisodeProgress | None
     ) -> None:
+        assert leased.task is not None  # it runs this
         leased.span.past("prepare", leased.span.start_ns)
         leased.episode = Episode(
             group=group,
             index=leased.key.sibling,
             attempt=leased.key.attempt,
             peers=self._peers,
+            task=leased.task,
             progress=progress,
             span=leased.span,
         )

@@ -27,7 +27,7 @@ class EnvironmentCalls:
         self._open: set[EnvironmentCall] = set()
         self._finished: dict[str, tuple[int, float]] = {}  # calls and seconds, not exported yet
 
-    def begin(self, name: str, limit_s: float, task: asyncio.Task[object]) -> EnvironmentCall:
+    def begin(self, name: str, limit_s: float, task: asyncio.Task[None]) -> EnvironmentCall:
         """A context in which `task` may spend `limit_s` seconds.
 
         It raises DeadlineError if `sweep` finds that it took longer.
@@ -75,7 +75,7 @@ class EnvironmentCall:
     )
 
     def __init__(
-        self, owner: EnvironmentCalls, name: str, limit_s: float, task: asyncio.Task[object]
+        self, owner: EnvironmentCalls, name: str, limit_s: float, task: asyncio.Task[None]
     ) -> None:
         self.name = name
         self.seconds = 0.0

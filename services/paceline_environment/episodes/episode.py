@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from paceline.digest import number
 from paceline.enums import FinishReason, ScoreStatus
@@ -60,7 +60,7 @@ class ScoringFailedError(PacelineError):
 
 
 class Episode:
-    """One attempt at a task. `over` once the policy has no further turn."""
+    """One attempt at a task, run by `task`. `over` once the policy has no further turn."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Episode:
         index: int,
         attempt: int,
         peers: EpisodePeers,
+        task: asyncio.Task[None],
         progress: EpisodeProgress | None,
         span: Span = NOTHING,
     ) -> None:
@@ -79,7 +80,7 @@ class Episode:
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
-        self._task = cast(asyncio.Task[object], None)  # set by `run`
+        self._task = task
         self._environment = self._job.make_environment(assignment.purpose)
         self._builder = TranscriptBuilder()
         self._sampling = sampling_of(group, index)
@@ -111,8 +112,6 @@ class Episode:
             PacelineError: the attempt failed and its lease has to be given back.
         """
         started = self._peers.clock()
-        # Once per episode: in Python 3.11 every look at the running loop is a system call.
-        self._task = cast(asyncio.Task[object], asyncio.current_task())
         try:
             transcripts = await self._job.topology(self)
         finally:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from paceline.telemetry.metric_names import NAMES
 from paceline.telemetry.metrics import Metrics
 
-TICK_S = 0.1
+TICK_S = 0.25
 STALL_TICKS = 2.0  # ticks without a sample that count as a stall
 
 
