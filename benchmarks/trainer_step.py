@@ -1,6 +1,8 @@
-"""Throughput of take, step, commit and publish with one rank, one thread and gRPC on loopback.
+"""Throughput of take, step, commit and publish with one rank and gRPC on loopback.
 
 `python benchmarks/trainer_step.py [--json PATH] [--steps N] [--sequences N] [--profile PATH]`
+
+The default is a model of a million parameters with random weights; `--model` takes another.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import multiprocessing
 import multiprocessing.connection
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from grpc import aio
-from numpy.typing import NDArray
 
-from paceline.config import JobSpec, parse_job
+from paceline.config import JobSpec
+from paceline.config.load import resolve_job
 from paceline.server.chassis import run_loop
 from paceline.transport.rpc import SERVER_OPTIONS, connect
 from paceline.v1 import experience_pb2 as pb
@@ -34,21 +38,56 @@ from paceline.v1.experience_pb2_grpc import (
 from paceline.v1.jobs_pb2_grpc import JobsServicer, JobsStub, add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import RosterServicer, RosterStub, add_RosterServicer_to_server
 
-VOCAB, PROMPT, ANSWER, GROUP = 32, 7, 4, 8
 WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A batch of random tokens."""
+
+    sequences: int = 512
+    vocab: int = 32
+    prompt: int = 7
+    answer: int = 4
+    group: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One sequence of a batch."""
+
+    prompt: list[int]
+    answer: list[int]
+    logprobs: list[float]  # of the answer
+    advantage: float
+
+
+def batch(shape: Shape) -> list[Sequence]:
+    """The same batch in every process; sequences of a group follow each other."""
+    chance = np.random.default_rng(0)
+    groups = -(-shape.sequences // shape.group)
+    prompts = chance.integers(0, shape.vocab, (groups, shape.prompt))
+    return [
+        Sequence(
+            prompts[i // shape.group].tolist(),
+            chance.integers(0, shape.vocab, shape.answer).tolist(),
+            (-3 * chance.random(shape.answer)).tolist(),
+            float(chance.normal()),
+        )
+        for i in range(shape.sequences)
+    ]
 
 
 class Source(ExperienceServicer, RosterServicer, JobsServicer):
     """A fake ledger that always has a batch."""
 
-    def __init__(self, *, steps: int, sequences: int) -> None:
+    def __init__(self, *, steps: int, shape: Shape) -> None:
         self._steps = steps
         self._step = 0
         self._versions: dict[int, int] = {}  # by step
-        self._total = sequences
-        chance = np.random.default_rng(0)
-        prompts = chance.integers(0, VOCAB, (sequences // GROUP + 1, PROMPT))
-        self._samples = [sample(chance, i, prompts[i // GROUP]) for i in range(sequences)]
+        self._total = shape.sequences
+        self._tokens = shape.sequences * shape.answer
+        self._samples = [sample(i, each, shape.group) for i, each in enumerate(batch(shape))]
         self.commits: list[tuple[float, dict[str, Any]]] = []
 
     async def GetJob(self, request: Any, context: Any) -> types_pb2.Job:
@@ -70,7 +109,7 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
             batch_id="b",
             step=request.step,
             total_sequences=self._total,
-            total_tokens=self._total * ANSWER,
+            total_tokens=self._tokens,
             num_samples=self._total,
         )
         for start in range(0, self._total, 256):
@@ -93,33 +132,34 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
         return roster_pb2.PublishVersionReply(version=version)
 
 
-def sample(chance: np.random.Generator, index: int, prompt: NDArray[np.int64]) -> pb.TrainSample:
-    """The prompt of its group and a short response."""
-    length = PROMPT + ANSWER
+def sample(index: int, sequence: Sequence, group: int) -> pb.TrainSample:
+    """A sequence as the ledger sends it."""
+    start = len(sequence.prompt)
+    end = start + len(sequence.answer)
     return pb.TrainSample(
-        group_id=f"g{index // GROUP}",
-        index=index % GROUP,
+        group_id=f"g{index // group}",
+        index=index % group,
         row=index,
-        tokens=[*prompt.tolist(), *chance.integers(0, VOCAB, ANSWER).tolist()],
+        tokens=[*sequence.prompt, *sequence.answer],
         spans=[
-            types_pb2.TokenSpan(start=0, end=PROMPT, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
-            types_pb2.TokenSpan(start=PROMPT, end=length, source=types_pb2.TOKEN_SOURCE_POLICY),
+            types_pb2.TokenSpan(start=0, end=start, source=types_pb2.TOKEN_SOURCE_TEMPLATE),
+            types_pb2.TokenSpan(start=start, end=end, source=types_pb2.TOKEN_SOURCE_POLICY),
         ],
-        logprobs=(-3 * chance.random(ANSWER)).tolist(),
-        versions=[types_pb2.VersionRun(version=0, count=ANSWER)],
-        advantages=[float(chance.normal())],
+        logprobs=sequence.logprobs,
+        versions=[types_pb2.VersionRun(version=0, count=end - start)],
+        advantages=[sequence.advantage],
         temperature=1.0,
         weight=1.0,
     )
 
 
-def serve(pipe: multiprocessing.connection.Connection, steps: int, sequences: int) -> None:
+def serve(pipe: multiprocessing.connection.Connection, steps: int, shape: Shape) -> None:
     """Entry point of the ledger's process."""
-    asyncio.run(_serve(pipe, steps, sequences))
+    asyncio.run(_serve(pipe, steps, shape))
 
 
-async def _serve(pipe: multiprocessing.connection.Connection, steps: int, sequences: int) -> None:
-    source = Source(steps=steps, sequences=sequences)  # pyright: ignore[reportAbstractUsage]
+async def _serve(pipe: multiprocessing.connection.Connection, steps: int, shape: Shape) -> None:
+    source = Source(steps=steps, shape=shape)  # pyright: ignore[reportAbstractUsage]
     server = aio.server(options=SERVER_OPTIONS)
     add_ExperienceServicer_to_server(source, server)
     add_RosterServicer_to_server(source, server)
@@ -132,14 +172,14 @@ async def _serve(pipe: multiprocessing.connection.Connection, steps: int, sequen
     pipe.send(source.commits)
 
 
-def make_model(path: Path) -> None:
+def make_model(path: Path, vocab: int) -> None:
     """Write a model with about a million parameters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=128,
         intermediate_size=448,
         num_hidden_layers=4,
@@ -151,7 +191,9 @@ def make_model(path: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(path)
 
 
-async def train(spec: JobSpec, port: int, folder: Path) -> None:
+async def train(
+    spec: JobSpec, port: int, folder: Path, *, threads: int, profile: Path | None
+) -> None:
     """Run the trainer's loop in this process."""
     import torch
 
@@ -178,7 +220,7 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
         job_id="j",
         incarnation=1,
     )
-    compute = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+    compute = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,))
     group = RankGroup(RankInfo())
     policy = load_policy(spec.model.path)
     shard(policy, group, dtype=spec.trainer.dtype)
@@ -208,24 +250,38 @@ async def train(spec: JobSpec, port: int, folder: Path) -> None:
         spec=spec.trainer,
         clock=PhaseClock(),
     )
-    await trainer.run()
+    with nullcontext() if profile is None else profiled(compute, profile):
+        await trainer.run()
     await server.close()
     await channel.close()
     group.close()
 
 
-def report(commits: list[tuple[float, dict[str, Any]]], sequences: int) -> dict[str, Any]:
+@contextmanager
+def profiled(compute: ThreadPoolExecutor, path: Path) -> Generator[None]:
+    """Write what a thread spends its time on; a profiler sees the thread that has started it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    seen = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
+    compute.submit(seen.start).result()
+    yield
+    compute.submit(seen.stop).result()
+    averages = seen.key_averages(group_by_input_shape=True)
+    path.write_text(averages.table(sort_by="self_cpu_time_total", row_limit=60))
+
+
+def report(commits: list[tuple[float, dict[str, Any]]], shape: Shape) -> dict[str, Any]:
     """Statistics of the steps after the warm-up."""
     measured = commits[WARM_UP:]
     seconds = (commits[-1][0] - commits[WARM_UP - 1][0]) / len(measured)
     names = ("step_s", "wait_s", "publish_s", "checkpoint_s")
     phases = {n: sum(m[n] for _, m in measured) / len(measured) for n in names}
     return {
-        "samples_per_s": sequences / seconds,
-        "tokens_per_s": sequences * (PROMPT + ANSWER) / seconds,
+        "samples_per_s": shape.sequences / seconds,
+        "tokens_per_s": shape.sequences * (shape.prompt + shape.answer) / seconds,
         "s_per_step": seconds,
         "steps": len(measured),
-        "sequences": sequences,
+        **asdict(shape),
         **phases,
     }
 
@@ -235,39 +291,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--sequences", type=int, default=512)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    for field in fields(Shape):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--profile", type=Path)
     given = parser.parse_args()
+    shape = Shape(**{field.name: getattr(given, field.name) for field in fields(Shape)})
     here, there = multiprocessing.Pipe()
     spawn = multiprocessing.get_context("spawn")
-    arguments = (there, given.steps + WARM_UP, given.sequences)
+    arguments = (there, given.steps + WARM_UP, shape)
     child = spawn.Process(target=serve, args=arguments, daemon=True)
     child.start()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_model(folder / "model")
-        spec = parse_job(
+        if given.model is None:
+            make_model(folder / "model", shape.vocab)
+        spec = resolve_job(
             {
                 "name": "bench",
-                "model": {"path": str(folder / "model")},
+                "model": {"path": str(given.model or folder / "model")},
                 "tasks": {"environment": "arithmetic"},
                 "reward": [{"kind": "exact"}],
                 "trainer": {"tokens_per_micro_batch": given.budget},
             }
         )
-        work = train(spec, here.recv(), folder)
-        if given.profile is None:
-            run_loop(work)
-        else:
-            from torch.profiler import ProfilerActivity, profile
-
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
-                run_loop(work)
-            table = seen.key_averages().table(sort_by="self_cpu_time_total", row_limit=40)
-            given.profile.write_text(table)
+        port = here.recv()
+        run_loop(train(spec, port, folder, threads=given.threads, profile=given.profile))
     here.send("end")
-    figures = report(here.recv(), given.sequences)
+    figures = report(here.recv(), shape)
     child.join()
     print(json.dumps(figures, indent=2))
     if given.json is not None:

@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from paceline.errors import InvalidError
 from paceline_trainer.columns import Ints
+from paceline_trainer.step.short_attention import is_short, short_attention
 from paceline_trainer.step.tree import PrefixTree, Segment
 
 NAME = "paceline_tree"
@@ -166,6 +167,8 @@ def attend(
     softcap: float | None,
 ) -> Tensor:
     """Softmax attention [S, H, Q, D]; without a mask it is causal, and Q is K."""
+    if softcap is None and is_short(query, key):
+        return short_attention(query, key, value, mask, scaling)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -206,10 +209,20 @@ def attention(
     if tree is not None:
         out = tree(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap)
         return out, None
-    if softcap is None:
+    plain = softcap is None and not _is_short_row(module, query, key, attention_mask)
+    if plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
     out = attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap)
     return out.transpose(1, 2), None
+
+
+def _is_short_row(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> bool:
+    """Whether `attend` understands the mask of padded rows, and is faster than torch's kernel."""
+    if mask is None:
+        known = getattr(module, "is_causal", True) and query.shape[2] == key.shape[2]
+    else:
+        known = mask.dtype == torch.bool
+    return known and is_short(query, key)
 
 
 def _alike(segments: Sequence[Segment]) -> Iterator[list[Segment]]:

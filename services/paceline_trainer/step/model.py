@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from paceline.methods.parts.slots import LogitRows
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import TreeAttention
+from paceline_trainer.step.chosen import chosen_logprobs
 from paceline_trainer.step.data import Cost, Layout
 from paceline_trainer.step.lora import without_adapters
 from paceline_trainer.step.masters import MasterWeights
@@ -134,7 +135,10 @@ class PolicyModel(nn.Module):
         entropy: bool,
         readers: LogitReaders | None,
     ) -> TokenScores:
-        logits = self._scaled(cast(Any, self.inner).get_output_embeddings()(hidden)).float()
+        logits = self._scaled(cast(Any, self.inner).get_output_embeddings()(hidden))
+        if readers is None and not entropy:
+            return TokenScores(chosen_logprobs(logits, targets, temperature), None)
+        logits = logits.float()
         if isinstance(temperature, Tensor):
             logits = logits / temperature[:, None]
         elif temperature != 1.0:
