@@ -20,8 +20,8 @@ from paceline.transport.rpc_authorization import Callers, callers
 ROOT = Path(__file__).parents[1]
 SDK = ROOT / "shared" / "paceline" / "client" / "operations.py"
 BEGIN, END = "<!-- table: dev/operations.py -->\n", "<!-- end of table -->\n"
-# Job files and event streams: these methods are handwritten, in `client.py`.
-BY_HAND = frozenset({"SubmitJob", "WatchJob"})
+# Job files, archives and event streams: these methods are handwritten, in `client.py`.
+BY_HAND = frozenset({"SubmitJob", "UploadCode", "WatchJob"})
 HEAD = '''"""A method for each operation of the REST API. Made by dev/operations.py."""
 
 from __future__ import annotations

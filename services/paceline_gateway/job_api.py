@@ -31,12 +31,13 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
-from paceline_gateway.submit.checks import check_files, check_plugins, read_model
+from paceline_gateway.submit.checks import check_code, check_files, check_plugins, read_model
 from paceline_gateway.submit.patterns import Patterns
 from paceline_gateway.upstream import Upstream
 
 log = Log("jobs")
 SUBMIT = operation("Jobs", "SubmitJob")
+UPLOAD = operation("Jobs", "UploadCode")
 WATCH = operation("Jobs", "WatchJob")
 
 
@@ -76,6 +77,7 @@ class JobApi:
         """As `submit`, for a job file that is already parsed."""
         checked(request)
         spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
+        check_code(spec)
         await check_plugins(spec, self._patterns, who.tenant)
         if request.files:
             files = await asyncio.to_thread(check_files, request.files, source="files")

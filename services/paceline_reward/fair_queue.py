@@ -38,6 +38,7 @@ class FairQueue:
     """
 
     def __init__(self, slots: int) -> None:
+        self.slots = slots
         self._free = slots
         self._waiting: dict[QueueOwner, deque[asyncio.Future[None]]] = {}
         self._tenants = _Usage()

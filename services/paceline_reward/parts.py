@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from paceline.code.modules import own_function
 from paceline.config.job import RewardSpec
 from paceline.config.load import explain
 from paceline.config.options import wrong_options
@@ -30,6 +31,7 @@ class RewardPart:
     inline: Callable[..., Any] | None = None
     judge: Callable[..., Any] | None = None  # runs programs in the sandbox
     after: tuple[str, ...] = ()  # parts before it whose rewards it is given
+    is_own: bool = False  # the job names the function by its module
 
 
 def read_parts(rewards_json: str) -> tuple[RewardPart, ...]:
@@ -75,5 +77,6 @@ def _part(spec: RewardSpec, field: str) -> RewardPart:
         options=spec.options,
         after=spec.after,
         inline=registry.find("rewards", spec.kind) if told.inline else None,
+        is_own=own_function(spec) is not None,
         judge=registry.find("rewards", spec.kind) if told.programs else None,
     )

@@ -1,13 +1,13 @@
-"""Runs user code in child processes; one that hangs or crashes is replaced."""
+"""Runs reward functions in child processes; one that hangs or crashes is replaced."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import PacelineError
 from paceline.plugins import RewardInput
@@ -28,17 +28,48 @@ class BrokenChildError(PacelineError):
     """A child hung, died or sent an invalid answer; it has to be replaced."""
 
 
-class ChildPool:
-    """At most `processes` children, each started on first use."""
+class ChildProcess(Protocol):
+    """A process that runs `paceline_reward.child`."""
 
-    def __init__(
-        self, *, processes: int, import_from: Sequence[Path] = (), load_s: float = 60.0
-    ) -> None:
-        self._processes = processes
+    @property
+    def stdout(self) -> asyncio.StreamReader:
+        """What it answers."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a request; nothing happens if it has ended."""
+        ...
+
+    async def exit_text(self) -> str:
+        """How it has ended; waits until it has."""
+        ...
+
+    async def kill(self) -> None:
+        """Kill it and all processes that it has started."""
+        ...
+
+
+Start = Callable[[], Awaitable[ChildProcess]]
+
+
+def plain_children(import_from: Sequence[Path] = ()) -> Start:
+    """Starts processes that may do what this one may: for functions that are installed."""
+    command = (sys.executable, "-P", "-m", "paceline_reward.child", *map(str, import_from))
+
+    async def start() -> ChildProcess:
+        return _PlainChild(await start_process_group(command))
+
+    return start
+
+
+class ChildPool:
+    """Children that `start` makes on first use; the slots of `queue` bound how many work."""
+
+    def __init__(self, start: Start, queue: FairQueue, *, load_s: float = 60.0) -> None:
         self.num_scored = 0
-        self._import_from = [str(path) for path in import_from]
+        self._start_process = start
         self._load_s = load_s
-        self._queue = FairQueue(processes)
+        self._queue = queue
         self._idle: list[RewardChild] = []
         self._alive: set[RewardChild] = set()
 
@@ -46,7 +77,7 @@ class ChildPool:
         self, part: RewardPart, items: Sequence[RewardInput], *, owner: QueueOwner = NO_OWNER
     ) -> list[Score]:
         """Score items, in order; an item that cannot be scored gets an `infra_error`."""
-        size = max(1, min(MAX_CHUNK, -(-len(items) // self._processes)))
+        size = max(1, min(MAX_CHUNK, -(-len(items) // self._queue.slots)))
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._score_chunk(part, items[start : start + size], owner))
@@ -73,7 +104,7 @@ class ChildPool:
         """Score up to and including the first item that breaks the child; at least one item."""
         try:
             child = self._idle.pop() if self._idle else await self._start()
-        except OSError as error:
+        except (OSError, PacelineError) as error:
             return [infra_error(f"cannot start a scorer process: {error}")] * len(items)
         scores: list[Score] = []
         intact = False
@@ -100,10 +131,31 @@ class ChildPool:
         return scores
 
     async def _start(self) -> RewardChild:
-        command = (sys.executable, "-P", "-m", "paceline_reward.child", *self._import_from)
-        child = RewardChild(await start_process_group(command))
+        child = RewardChild(await self._start_process())
         self._alive.add(child)
         return child
+
+
+class _PlainChild:
+    """A process in a session of its own."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        assert group.process.stdin is not None
+        assert group.process.stdout is not None
+        self._stdin, self.stdout = group.process.stdin, group.process.stdout
+
+    def write(self, data: bytes) -> None:
+        """See `ChildProcess`."""
+        self._stdin.write(data)
+
+    async def exit_text(self) -> str:
+        """See `ChildProcess`."""
+        return f"exit code {await self._group.process.wait()}"
+
+    async def kill(self) -> None:
+        """See `ChildProcess`."""
+        await self._group.kill()
 
 
 class UnloadableError(PacelineError):
@@ -113,9 +165,8 @@ class UnloadableError(PacelineError):
 class RewardChild:
     """One child process, working on at most one chunk at a time."""
 
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._process = group.process
+    def __init__(self, process: ChildProcess) -> None:
+        self._process = process
         self.loaded = False
 
     async def start_chunk(
@@ -135,9 +186,8 @@ class RewardChild:
             "load_s": load_s,
             "items": [item_to_json(item) for item in items],
         }
-        assert self._process.stdin is not None
         # No drain: chunks are small, and a dead child is noticed by reading.
-        self._process.stdin.write(frame(request))
+        self._process.write(frame(request))
         answer = await self._receive(load_s)
         if "failed" not in answer:
             raise BrokenChildError(f"unreadable answer: {answer}")
@@ -158,11 +208,10 @@ class RewardChild:
 
     async def kill(self) -> None:
         """Kill the child and all processes that it has started."""
-        await self._group.kill()
+        await self._process.kill()
 
     async def _receive(self, timeout_s: float) -> dict[str, Any]:
         reader = self._process.stdout
-        assert reader is not None
         try:
             async with asyncio.timeout(timeout_s):
                 (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
@@ -182,6 +231,6 @@ class RewardChild:
     async def _exit_text(self) -> str:
         try:
             async with asyncio.timeout(KILL_TIMEOUT_S):
-                return f"exit code {await self._process.wait()}"
+                return await self._process.exit_text()
         except TimeoutError:
             return "its pipe is closed"

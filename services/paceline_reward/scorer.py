@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.enums import ScoreStatus
@@ -17,6 +17,7 @@ from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import Span
 from paceline.types import Score
 from paceline_reward.fair_queue import NO_OWNER, QueueOwner
+from paceline_reward.job_pools import JobPools
 from paceline_reward.parts import RewardPart, read_parts, stages
 from paceline_reward.pool import ChildPool
 from paceline_reward.scores import MAX_DETAIL, as_score, infra_error
@@ -30,6 +31,15 @@ _SEVERITY = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What items are scored for."""
+
+    spans: Sequence[Span]
+    owner: QueueOwner
+    code: str
+
+
 class Scorer:
     """Runs `inline` rewards and judges of programs in this process, others in the child pool."""
 
@@ -37,6 +47,7 @@ class Scorer:
         self,
         *,
         pool: ChildPool,
+        job_pools: JobPools | None = None,
         programs: Callable[[QueueOwner, float], Programs] | None = None,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -44,6 +55,7 @@ class Scorer:
     ) -> None:
         self._metrics = metrics or Metrics()
         self._pool = pool
+        self._job_pools = job_pools
         self._programs = programs
         self._clock = clock
         self._max_cached = max_cached
@@ -63,18 +75,23 @@ class Scorer:
         spans: Sequence[Span] = (),
         *,
         owner: QueueOwner = NO_OWNER,
+        code: str = "",
     ) -> list[Score]:
         """Score items, in order; `spans` of the items, if any, are ended.
+
+        `code` is the digest of the code that came with the job, in which the functions are that the
+        job names as `module:attribute`.
 
         Raises:
             InvalidError: the section names a reward or an option that does not exist.
         """
         parts = self._parts_of(rewards_json)
+        call = _Call(spans, owner, code)
         self._add_pending(len(items))
         try:
             scored: dict[str, list[Score]] = {}
             for stage in stages(parts):
-                scored |= await self._stage(stage, items, spans, owner, scored)
+                scored |= await self._stage(stage, items, call, scored)
             columns = [scored[part.name] for part in parts]
             scores = [combine(parts, row) for row in zip(*columns, strict=True)]
             _end(spans, scores)
@@ -84,7 +101,8 @@ class Scorer:
 
     def progress(self) -> WorkProgress:
         """Items in progress and items done, including those of unfinished calls."""
-        return WorkProgress(self._pending, (self._scored, self._pool.num_scored))
+        of_jobs = self._job_pools.num_scored if self._job_pools else 0
+        return WorkProgress(self._pending, (self._scored, self._pool.num_scored + of_jobs))
 
     def load(self) -> dict[str, float]:
         """Items in progress, items scored, and seconds with at least one call in progress."""
@@ -103,17 +121,18 @@ class Scorer:
         self,
         parts: Sequence[RewardPart],
         items: Sequence[RewardInput],
-        spans: Sequence[Span],
-        owner: QueueOwner,
+        call: _Call,
         before: Mapping[str, Sequence[Score]],
     ) -> dict[str, list[Score]]:
         """Scores by part, of parts that need none of each other."""
         given = {part.name: _given(part, items, before) for part in parts}
         found = {
-            part.name: self._inline(part, given[part.name], spans) for part in parts if part.inline
+            part.name: self._inline(part, given[part.name], call.spans)
+            for part in parts
+            if part.inline
         }
         pooled = [part for part in parts if not part.inline]
-        waiting = [self._pooled(part, given[part.name], spans, owner) for part in pooled]
+        waiting = [self._pooled(part, given[part.name], call) for part in pooled]
         scores = await _all(waiting) if waiting else []
         return found | {part.name: column for part, column in zip(pooled, scores, strict=True)}
 
@@ -124,20 +143,25 @@ class Scorer:
             return _inline(part, items, spans)
 
     async def _pooled(
-        self,
-        part: RewardPart,
-        items: Sequence[RewardInput],
-        spans: Sequence[Span],
-        owner: QueueOwner,
+        self, part: RewardPart, items: Sequence[RewardInput], call: _Call
     ) -> list[Score]:
-        children = _begin(part, spans)
+        children = _begin(part, call.spans)
         with self._timed(part, items):
-            if part.judge is None:
-                scores = await self._pool.run(part, items, owner=owner)
+            if part.judge is not None:
+                scores = await self._judged(part, items, call.owner)
+            elif call.code and part.is_own:
+                scores = await self._sealed(part, items, call)
             else:
-                scores = await self._judged(part, items, owner)
+                scores = await self._pool.run(part, items, owner=call.owner)
         _end(children, scores)
         return scores
+
+    async def _sealed(
+        self, part: RewardPart, items: Sequence[RewardInput], call: _Call
+    ) -> list[Score]:
+        if self._job_pools is None:
+            return [infra_error("this reward worker takes no code of jobs")] * len(items)
+        return await self._job_pools.run(call.code, part, items, owner=call.owner)
 
     async def _judged(
         self, part: RewardPart, items: Sequence[RewardInput], owner: QueueOwner

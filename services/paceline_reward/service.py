@@ -8,50 +8,59 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from grpc import aio
-
+from paceline.code.folders import CodeFolders
 from paceline.config.load import validate
 from paceline.config.service import RewardOptions
 from paceline.enums import WorkerKind
+from paceline.errors import UnavailableError
 from paceline.sandbox.sandbox import Sandbox
+from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
 from paceline.transport.rpc import connect_as
 from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
+from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline_reward.fair_queue import FairQueue
-from paceline_reward.pool import ChildPool
+from paceline_reward.job_pools import JobPools
+from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer
 from paceline_reward.servicer import RewardServicer
 
 if TYPE_CHECKING:
+    from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
     from paceline.v1.roster_pb2_grpc import RosterAsyncStub
 
 
 async def build(chassis: Chassis) -> RewardService:
     """A reward worker from the settings of its process."""
-    options = validate(RewardOptions, chassis.settings.options)
-    pool = ChildPool(processes=options.processes)
-    sandbox, queue = Sandbox(), FairQueue(options.processes)
-    programs = partial(FairPrograms, sandbox, queue)
-    scorer = Scorer(pool=pool, programs=programs, metrics=chassis.metrics)
-    return RewardService(chassis=chassis, pool=pool, sandbox=sandbox, scorer=scorer)
+    return RewardService(chassis, validate(RewardOptions, chassis.settings.options))
 
 
 class RewardService(Service):
     """Scores episodes of all jobs of its pool."""
 
-    def __init__(
-        self, *, chassis: Chassis, pool: ChildPool, sandbox: Sandbox, scorer: Scorer
-    ) -> None:
+    def __init__(self, chassis: Chassis, options: RewardOptions) -> None:
         self._chassis = chassis
-        self._pool = pool
-        self._sandbox = sandbox
-        self._scorer = scorer
-        self._channel: aio.Channel | None = None
+        settings = chassis.settings
+        address = settings.experience
+        self._channel = connect_as(settings, address) if address else None
         self._membership: Membership | None = None
+        self._sandbox = Sandbox()
+        self._code = CodeFolders(self._fetch)
+        self._pool = ChildPool(plain_children(), FairQueue(options.processes))
+        queue = FairQueue(options.processes)
+        self._job_pools = JobPools(
+            sandbox=self._sandbox, processes=options.processes, folder_of=self._code.folder
+        )
+        self._scorer = Scorer(
+            pool=self._pool,
+            job_pools=self._job_pools,
+            programs=partial(FairPrograms, self._sandbox, queue),
+            metrics=chassis.metrics,
+        )
 
     async def start(self) -> None:
         """Register the servicer, and create the membership in the roster."""
@@ -63,18 +72,16 @@ class RewardService(Service):
         )
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._chassis.server)
         self._chassis.usage.measure_seconds(lambda: self._scorer.load()["busy_s"])
-        settings = self._chassis.settings
-        if settings.experience:
-            self._channel = connect_as(settings, settings.experience)
+        if self._channel is not None:
             roster: RosterAsyncStub = RosterStub(self._channel)
             self._membership = Membership(roster=roster, report=self.report)
 
     async def run(self) -> None:
         """Send heartbeats to the roster until cancelled."""
-        if self._membership is None:
-            await asyncio.Event().wait()
-        else:
-            await self._membership.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._job_pools.sweep(), name="sweep")
+            if self._membership is not None:
+                tasks.create_task(self._membership.run(), name="membership")
 
     def report(self) -> Worker:
         """The worker and its load for the roster."""
@@ -98,6 +105,14 @@ class RewardService(Service):
     async def close(self) -> None:
         """Stop the children, and all programs."""
         await self._pool.close()
+        await self._job_pools.close()
         await self._sandbox.close()
         if self._channel is not None:
             await self._channel.close()
+        self._code.close()
+
+    async def _fetch(self, digest: str) -> bytes:
+        if self._channel is None:
+            raise UnavailableError("this reward worker has no experience service")
+        experience: ExperienceAsyncStub = ExperienceStub(self._channel)
+        return await artifacts.fetch(experience, digest)

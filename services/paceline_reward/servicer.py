@@ -29,7 +29,9 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
         items = [_item(message) for message in request.items]
         spans = [self._span(message.trace) for message in request.items]
         owner = QueueOwner(request.tenant, request.job_id)
-        scores = await self._scorer.score(request.rewards_json, items, spans, owner=owner)
+        scores = await self._scorer.score(
+            request.rewards_json, items, spans, owner=owner, code=request.code
+        )
         for status, count in Counter(score.status for score in scores).items():
             self._metrics.add("scored", count, status=status)
         return pb.ScoreReply(scores=[wire.to_proto(score, types_pb2.Score) for score in scores])

@@ -327,6 +327,7 @@ class Episode:
                 rewards=job.rewards,
                 item=item,
                 tenant=job.spec.tenant,
+                code=job.spec.code.digest if job.spec.code else "",
                 part_s=job.part_s,
             )
         self._reward_s = self._peers.clock() - started

@@ -30,6 +30,7 @@ class _JobQueue:
     job_id: str
     tenant: str
     rewards: str  # JSON of the `reward:` section
+    code: str  # digest of the job's code
     timeout_s: float  # of one call
 
 
@@ -67,6 +68,7 @@ class Scoring:
         rewards: str,
         item: pb.ScoreItem,
         tenant: str = "",
+        code: str = "",
         part_s: float = 0.0,
     ) -> Score:
         """The score of one episode; `rewards` is the job's `reward:` section as JSON.
@@ -77,7 +79,7 @@ class Scoring:
             PacelineError: no reward worker has answered in time.
         """
         if job_id not in self._jobs:
-            job = _JobQueue(job_id, tenant, rewards, self._timeout_s + part_s)
+            job = _JobQueue(job_id, tenant, rewards, code, self._timeout_s + part_s)
 
             async def send(items: list[_PendingScore]) -> None:
                 parts = portions(items, size=lambda each: each.item.ByteSize(), max_size=_MAX_BYTES)
@@ -105,6 +107,7 @@ class Scoring:
             job_id=job.job_id,
             tenant=job.tenant,
             rewards_json=job.rewards,
+            code=job.code,
             items=[waiting.item for waiting in batch],
         )
         try:

@@ -51,6 +51,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             change.target = job.status.job_id
         return wire.to_proto(job, types_pb2.Job)
 
+    async def UploadCode(self, request: pb.UploadCodeRequest, context: Any) -> pb.Code:
+        """Store code for jobs of the caller's tenant."""
+        who = caller(context)
+        async with self._audit.change(who, "code.upload", tenant=who.tenant) as change:
+            who.check_role(Role.SUBMIT)
+            digest, names = await self._job_service.upload_code(who.tenant, request.archive)
+            change.target = digest
+        return pb.Code(digest=digest, num_files=len(names))
+
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
         """One job."""
         await self._check(request.job_id, context)

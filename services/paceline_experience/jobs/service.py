@@ -10,10 +10,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.code.archive import check as check_archive
+from paceline.code.modules import missing_modules
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
 from paceline.enums import EXPLAINED, JobState, StopReason, check_job_transition
-from paceline.errors import InvalidError, UnavailableError
+from paceline.errors import ConfigError, InvalidError, NotFoundError, UnavailableError
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
 from paceline.telemetry.logs import Log
@@ -89,6 +91,7 @@ class JobService:
         await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
         self._check_sizes(spec, files)
         # The child would find the same problems, but a child that has refused a job is replaced.
+        await self._check_code(spec)
         await asyncio.to_thread(check_plugins, spec)
         await self._dry_run.check(spec)
         sources = await asyncio.to_thread(task_sources, spec)
@@ -105,6 +108,30 @@ class JobService:
         )
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
+
+    async def upload_code(self, tenant: str, archive: bytes) -> tuple[str, list[str]]:
+        """Store code for jobs of a tenant; returns its digest and the names of its files.
+
+        Raises:
+            InvalidError: it cannot be unpacked.
+            LimitError: it is too large.
+        """
+        self._quotas.check(tenant, "code_bytes", len(archive))
+        names = await asyncio.to_thread(check_archive, archive)
+        return await self._artifacts.put_code(tenant, archive, names), names
+
+    async def _check_code(self, spec: JobSpec) -> None:
+        if spec.code is None:
+            return
+        try:
+            names = await self._artifacts.use_code(spec.tenant, spec.code.digest)
+        except NotFoundError:
+            raise ConfigError(
+                f"code.digest: tenant {spec.tenant!r} has not uploaded {spec.code.digest}, or "
+                "none of its jobs has used it for a week; upload it with POST /v1/code"
+            ) from None
+        if wrong := list(missing_modules(spec, names)):
+            raise ConfigError("; ".join(wrong))
 
     def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
         num_bytes = len(spec.model_dump_json().encode())

@@ -20,10 +20,10 @@ from paceline_gateway.access.authentication import Authenticator
 from paceline_gateway.access.guard import RestGuard
 from paceline_gateway.http.bodies import RequestBodies
 from paceline_gateway.http.error_responses import error_response, response_of
-from paceline_gateway.http.routes import docs, health
+from paceline_gateway.http.routes import code, docs, health
 from paceline_gateway.http.routes import jobs as job_routes
 from paceline_gateway.http.routes.operations import router_of
-from paceline_gateway.job_api import SUBMIT, WATCH, JobApi
+from paceline_gateway.job_api import SUBMIT, UPLOAD, WATCH, JobApi
 from paceline_gateway.operations import Handler
 from paceline_gateway.readiness import Readiness
 
@@ -63,8 +63,10 @@ def create_app(
     )
     app.state.jobs = jobs
     app.state.readiness = readiness
-    plain = {each: handler for each, handler in handlers.items() if each not in (SUBMIT, WATCH)}
+    own = (SUBMIT, UPLOAD, WATCH)
+    plain = {each: handler for each, handler in handlers.items() if each not in own}
     app.include_router(job_routes.router)
+    app.include_router(code.router_of(handlers[UPLOAD]))
     app.include_router(router_of(plain))
     app.include_router(health.router)
     app.include_router(docs.router)

@@ -9,14 +9,14 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.config.documents import read_json
-from paceline.config.quota import MAX_SPEC_BYTES
+from paceline.config.quota import MAX_CODE_BYTES, MAX_SPEC_BYTES
 from paceline.errors import InvalidError
 from paceline_gateway.http.error_responses import error_response, response_of
 from paceline_gateway.job_api import too_large
 
 # Limit for routes that are not in `LARGER`.
 MAX_BODY_BYTES = 16 << 10
-LARGER: Mapping[str, int] = {"POST /v1/jobs": MAX_SPEC_BYTES}
+LARGER: Mapping[str, int] = {"POST /v1/jobs": MAX_SPEC_BYTES, "POST /v1/code": MAX_CODE_BYTES}
 BODY_TIMEOUT_S = 30.0
 _NO_BODY = frozenset({"GET", "HEAD", "DELETE"})
 
@@ -89,6 +89,6 @@ class RequestBodies:
 
 
 def _too_large(action: str, limit: int) -> InvalidError:
-    if action in LARGER:
+    if action == "POST /v1/jobs":
         return too_large()
     return InvalidError(f"body: is too large; at most {limit} bytes are allowed")

@@ -33,6 +33,15 @@ MAX_MODEL_VALUES = 4_000_000
 MAX_FILES_BYTES = min(MAX_MODEL_FILES_BYTES, MAX_MESSAGE_BYTES - (1 << 20))
 
 
+def check_code(spec: JobSpec) -> None:
+    """Raise `ConfigError` for code that has not been uploaded: a gateway reads nobody's folders."""
+    if spec.code is not None and not spec.code.digest:
+        raise ConfigError(
+            "code.digest: is missing; `paceline submit`, `paceline run` and the SDK pack the "
+            "folder code.path and fill it in, others upload a zip archive with POST /v1/code"
+        )
+
+
 async def check_plugins(spec: JobSpec, patterns: Patterns, tenant: str) -> None:
     """Raise `ConfigError` for plug-ins that are not installed or refuse their options, by field."""
     wrong = [*problems(spec), *await _pattern_problems(spec, patterns, tenant)]

@@ -30,6 +30,14 @@ class JobView(BaseModel):
     """File name -> sha256."""
 
 
+class CodeView(BaseModel):
+    """Uploaded code, for `code.digest` of a job."""
+
+    message: ClassVar = "Code"
+    digest: str
+    num_files: int
+
+
 class ListedJob(BaseModel):
     """A job in a list: its status without its spec."""
 

@@ -11,7 +11,14 @@ from paceline.v1 import tenants_pb2 as pb
 
 COUNTS = ("submitted", "jobs", "rollout_workers", "episodes", "stored_bytes")
 """Limits on what a tenant has at a time; null: unlimited."""
-SIZES = ("spec_bytes", "model_files_bytes", "task_bytes", "trajectory_bytes", "metrics_bytes")
+SIZES = (
+    "spec_bytes",
+    "model_files_bytes",
+    "code_bytes",
+    "task_bytes",
+    "trajectory_bytes",
+    "metrics_bytes",
+)
 """Limits on the size of a single item."""
 LIMITS = COUNTS + SIZES
 
@@ -30,6 +37,7 @@ class TenantUsage:
     stored_bytes: int = 0
     spec_bytes: int = 0
     model_files_bytes: int = 0
+    code_bytes: int = 0
     task_bytes: int = 0
     trajectory_bytes: int = 0
     metrics_bytes: int = 0

@@ -63,8 +63,14 @@ def show_recipe(arguments: Namespace) -> int:
 
 
 def read_job(path: Path, overrides: list[str]) -> JobSpec:
-    """Read a job file; the path of a model folder that exists on this machine becomes absolute."""
+    """Read a job file; folders of a model and of code on this machine become absolute.
+
+    Code lies relative to the job file.
+    """
     spec = load_job(path, dict(_override(text) for text in overrides))
+    if spec.code is not None and spec.code.path:
+        code = spec.code.model_copy(update={"path": str((path.parent / spec.code.path).resolve())})
+        spec = spec.model_copy(update={"code": code})
     folder = Path(spec.model.path)
     if not _is_folder(folder):
         return spec

@@ -152,7 +152,13 @@ class Client(Operations, AbstractContextManager["Client"]):
         )
 
     def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
-        """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`."""
+        """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
+
+        Code in a folder `code.path` is packed and uploaded first.
+        """
+        spec, archive = calls.with_code(spec)
+        if archive:
+            self.send(calls.upload(archive))
         return self.send(calls.submit(spec, request_id=request_id))
 
     def watch(self, job_id: str) -> Iterator[JobEvent]:
@@ -230,7 +236,13 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         )
 
     async def submit(self, spec: Spec, *, request_id: str = "") -> JobView:
-        """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`."""
+        """Submit a `JobSpec`, a mapping, or a YAML file; idempotent by `request_id`.
+
+        Code in a folder `code.path` is packed and uploaded first.
+        """
+        spec, archive = await asyncio.to_thread(calls.with_code, spec)
+        if archive:
+            await self.send(calls.upload(archive))
         return await self.send(calls.submit(spec, request_id=request_id))
 
     async def watch(self, job_id: str) -> AsyncIterator[JobEvent]:

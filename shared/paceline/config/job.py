@@ -35,6 +35,16 @@ class ModelSpec(StrictModel):
     units for it, else float32; decided when the job is submitted."""
 
 
+class CodeSpec(StrictModel):
+    """Code that comes with the job; `module:attribute` names then mean modules in its folder."""
+
+    path: str = Field(default="", max_length=1024)
+    """A folder next to the job file, which `paceline submit`, `paceline run` and the SDK pack and
+    upload. Files that its `.gitignore` names stay out."""
+    digest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    """SHA-256 of the uploaded archive; filled in by whoever uploads it."""
+
+
 class TaskSpec(StrictModel):
     """Tasks and their environment."""
 
@@ -261,6 +271,7 @@ class JobSpec(StrictModel):
     )
     """Recipes whose values hold wherever the job has none of its own; one may be its name alone."""
     model: ModelSpec
+    code: CodeSpec | None = None
     tasks: TaskSpec
     eval: EvalSpec | None = EvalSpec()
     sampling: SamplingSpec = SamplingSpec()

@@ -6,18 +6,19 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnavailableError
 from paceline.plugins.programs import ProgramEnding, ProgramLimits, ProgramOutcome
+from paceline.sandbox.sealed_process import Forked, SealedProcess, kill
 from paceline.sandbox.zygote import HEAD, MAX_PACKET
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -47,8 +48,24 @@ class Sandbox:
         """
         warm = await self._started()
         with ExitStack() as stack:
-            child = await warm.fork(limits, stack)
-            return await child.finish(source.encode(), stdin)
+            forked, ours = await warm.fork(limits, ())
+            stack.callback(os.close, forked.pidfd)
+            stack.callback(kill, forked.pidfd)
+            for fd in ours:
+                stack.callback(os.close, fd)
+            return await _RunningProgram(forked, ours, limits).finish(source.encode(), stdin)
+
+    async def start(
+        self, source: str, *, readable: Sequence[Path], limits: ProgramLimits
+    ) -> SealedProcess:
+        """Start a program that stays, and may read these folders; `limits.time_s` does not hold.
+
+        Raises:
+            UnavailableError: as `run`.
+        """
+        warm = await self._started()
+        forked, ours = await warm.fork(limits, [str(path) for path in readable])
+        return await SealedProcess.adopt(forked, ours, source.encode())
 
     async def close(self) -> None:
         """Kill the warm process, and with it all programs."""
@@ -74,7 +91,7 @@ class _Warm:
         self._control = control
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[_Forked]] = {}
+        self._answers: dict[int, asyncio.Future[Forked]] = {}
         self._ends: dict[int, asyncio.Future[int]] = {}  # of programs, by pid
         self._loop.add_reader(control, self._receive)
 
@@ -109,25 +126,27 @@ class _Warm:
             raise
         return warm
 
-    async def fork(self, limits: ProgramLimits, stack: ExitStack) -> _RunningProgram:
-        """A child that waits for its program; `stack` closes its descriptors and ends it."""
+    async def fork(
+        self, limits: ProgramLimits, readable: Sequence[str]
+    ) -> tuple[Forked, tuple[int, ...]]:
+        """A child that waits for its program, and our ends of its pipes, which do not block."""
         inwards = (True, True, False, False, False)
         theirs, ours = zip(*(_pipe(each) for each in inwards), strict=True)
-        for fd in ours:
-            stack.callback(os.close, fd)
         number = next(self._numbers)
-        asked = {"id": number, **asdict(limits)}
-        try:
-            await self._send(json.dumps(asked).encode(), list(theirs))
-            forked = await self._answer(number, REPLY_S)
-        except TimeoutError:
-            raise UnavailableError(f"sandbox: no child within {REPLY_S:g} s") from None
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        stack.callback(os.close, forked.pidfd)
-        stack.callback(_kill, forked.pidfd)
-        return _RunningProgram(forked, ours, limits)
+        asked = {"id": number, "readable": list(readable), **asdict(limits)}
+        with ExitStack() as stack:
+            for fd in ours:
+                stack.callback(os.close, fd)
+            try:
+                await self._send(json.dumps(asked).encode(), list(theirs))
+                forked = await self._answer(number, REPLY_S)
+            except TimeoutError:
+                raise UnavailableError(f"sandbox: no child within {REPLY_S:g} s") from None
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+            stack.pop_all()
+        return forked, ours
 
     def kill(self, why: str) -> None:
         """Kill it, and with it all programs; whoever waits for them hears why."""
@@ -152,7 +171,7 @@ class _Warm:
             else:
                 return
 
-    async def _answer(self, number: int, timeout_s: float) -> _Forked:
+    async def _answer(self, number: int, timeout_s: float) -> Forked:
         """The answer with this number; one that nobody waits for any more is undone."""
         if self.ended:
             raise UnavailableError("sandbox: its process has ended")
@@ -185,15 +204,15 @@ class _Warm:
         answer = self._answers.get(message["id"])
         if answer is None or answer.done():
             for pidfd in fds:
-                _kill(pidfd)
+                kill(pidfd)
                 os.close(pidfd)
         elif "error" in message:
             answer.set_exception(UnavailableError(f"sandbox: {message['error']}"))
         elif message["id"] == _READY:
-            answer.set_result(_Forked(-1, self._loop.create_future()))
+            answer.set_result(Forked(-1, self._loop.create_future()))
         else:
             end = self._ends[message["pid"]] = self._loop.create_future()
-            answer.set_result(_Forked(fds[0], end))
+            answer.set_result(Forked(fds[0], end))
 
     def _end(self, why: str) -> None:
         if self.ended:
@@ -207,18 +226,10 @@ class _Warm:
                 future.exception()  # nobody may be waiting for it
 
 
-@dataclass(frozen=True, slots=True)
-class _Forked:
-    """A child as the warm process has made it."""
-
-    pidfd: int
-    end: asyncio.Future[int]  # its exit code, or minus the signal that has ended it
-
-
 class _RunningProgram:
     """A program in the making: what it is given, and what it writes."""
 
-    def __init__(self, forked: _Forked, fds: tuple[int, ...], limits: ProgramLimits) -> None:
+    def __init__(self, forked: Forked, fds: tuple[int, ...], limits: ProgramLimits) -> None:
         self._pidfd, self._end = forked.pidfd, forked.end
         self._source, self._given, self._out, self._err, self._status = fds
         self._limits = limits
@@ -250,7 +261,7 @@ class _RunningProgram:
             timed_out = True
         finally:
             self._stop()
-            _kill(self._pidfd)
+            kill(self._pidfd)
         seconds = time.monotonic() - started
         # Killed, it ends at once; the exit code tells crashes from ends.
         code = await asyncio.wait_for(asyncio.shield(self._end), REPLY_S)
@@ -294,7 +305,7 @@ class _RunningProgram:
         if fd == self._out and len(found) > self._limits.output_bytes:
             self._too_much = True
             self._over.set()
-            _kill(self._pidfd)
+            kill(self._pidfd)
         if not data:
             self._loop.remove_reader(fd)
             self._open.discard(fd)
@@ -307,11 +318,6 @@ class _RunningProgram:
                 self._loop.remove_writer(fd)
         for fd in self._open:
             self._loop.remove_reader(fd)
-
-
-def _kill(pidfd: int) -> None:
-    with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _pipe(inwards: bool) -> tuple[int, int]:

@@ -4,9 +4,10 @@ Started as `python -I -B zygote.py ROOT`, with the control socket as standard in
 environment. It never reads a program: what one child could read, a later one could find in the
 memory that it inherits. Messages are JSON, one per packet:
 
-    to it    {"id": …} with the fields of `ProgramLimits`, and the child's descriptors: it reads its
-             program and its input, and writes its output, its errors, and a byte once it is sealed
-             and has its program
+    to it    {"id": …, "readable": […]} with the fields of `ProgramLimits`, and the child's
+             descriptors: it reads its program and its input, and writes its output, its errors, and
+             a byte once it is sealed and has its program; of files it may read those of Python and
+             of the folders in `readable`
     from it  {"id": 0} when it is ready, then {"id": …, "pid": …} with the child's pidfd or
              {"id": …, "error": …}, and {"ended": pid, "status": …} when a child has ended
 """
@@ -48,7 +49,7 @@ PRELOADED = (
 def main(root: str) -> None:
     """Serve until the control socket is closed."""
     sys.path.insert(0, root)
-    from paceline.sandbox import landlock, seal, seccomp
+    from paceline.sandbox import landlock, seal, seccomp  # also for `_rules`
 
     _first_to_die()  # before it is hidden, as that makes its files in /proc those of root
     seal.hide()
@@ -56,7 +57,7 @@ def main(root: str) -> None:
     _to_null(0)
     _be_nobody()
     seal.die_with_parent()
-    rules = landlock.ruleset(readable=_readable(), writable=[Path("/dev/null")])
+    rules = _rules([])
     scoped = landlock.abi() >= landlock.SCOPES_ABI
     seals = seal.Seals(rules, seccomp.compiled(signals_are_scoped=scoped))
     sys.path.remove(root)
@@ -126,7 +127,8 @@ def _child(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
         seal.die_with_parent()
         os.setsid()
         control.detach()
-        rules = _arrange(fds, seals.rules)
+        rules = _rules(limits["readable"]) if limits["readable"] else seals.rules
+        rules = _arrange(fds, rules)
         seal.apply(seal.Seals(rules, seals.filter), limits)
         code = _run()
     except BaseException:  # whatever the program raises ends it, not this loop
@@ -161,6 +163,7 @@ def _run() -> int:
     os.write(STATUS, b"1")
     os.close(STATUS)
     sys.argv = ["program.py"]
+    sys.path_importer_cache.clear()  # folders that were hidden from the warm process
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     code = 0
@@ -217,6 +220,12 @@ def _readable() -> list[Path]:
     system = ("/usr/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache")
     devices = ("/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random")
     return [*_interpreter(), *map(Path, system + devices)]
+
+
+def _rules(more: list[str]) -> int:
+    from paceline.sandbox import landlock
+
+    return landlock.ruleset(readable=[*_readable(), *map(Path, more)], writable=[Path("/dev/null")])
 
 
 def _to_null(fd: int) -> None:

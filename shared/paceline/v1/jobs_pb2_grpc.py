@@ -42,6 +42,11 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
                 _registered_method=True)
+        self.UploadCode = channel.unary_unary(
+                '/paceline.v1.Jobs/UploadCode',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_jobs__pb2.Code.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/paceline.v1.Jobs/GetJob',
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.GetJobRequest.SerializeToString,
@@ -90,6 +95,13 @@ class JobsServicer(object):
 
     def SubmitJob(self, request, context):
         """Idempotent on (tenant, request_id): the same request returns the same job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadCode(self, request, context):
+        """Idempotent: the same archive has the same digest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +164,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.SubmitJob,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.SubmitJobRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
+            ),
+            'UploadCode': grpc.unary_unary_rpc_method_handler(
+                    servicer.UploadCode,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_jobs__pb2.Code.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -222,6 +239,33 @@ class Jobs(object):
             '/paceline.v1.Jobs/SubmitJob',
             paceline_dot_v1_dot_jobs__pb2.SubmitJobRequest.SerializeToString,
             paceline_dot_v1_dot_types__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadCode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/UploadCode',
+            paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.SerializeToString,
+            paceline_dot_v1_dot_jobs__pb2.Code.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class JobsStub:
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]
     """Idempotent on (tenant, request_id): the same request returns the same job."""
+    UploadCode: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]
+    """Idempotent: the same archive has the same digest."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]
@@ -55,6 +57,8 @@ class JobsAsyncStub(JobsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     """Idempotent on (tenant, request_id): the same request returns the same job."""
+    UploadCode: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]  # type: ignore[assignment]
+    """Idempotent: the same archive has the same digest."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]  # type: ignore[assignment]
@@ -76,6 +80,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]:
         """Idempotent on (tenant, request_id): the same request returns the same job."""
+
+    @_abc_1.abstractmethod
+    def UploadCode(
+        self,
+        request: _jobs_pb2.UploadCodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.Code, _abc.Awaitable[_jobs_pb2.Code]]:
+        """Idempotent: the same archive has the same digest."""
 
     @_abc_1.abstractmethod
     def GetJob(

@@ -27,11 +27,14 @@ class ScoreRequest(_message.Message):
     REWARDS_JSON_FIELD_NUMBER: _builtins.int
     ITEMS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     rewards_json: _builtins.str
     """the job's `reward:` section"""
     tenant: _builtins.str
     """tenant of the job; scoring is fair between tenants"""
+    code: _builtins.str
+    """digest of the code that came with the job; empty: none"""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoreItem]: ...
     def __init__(
@@ -41,10 +44,11 @@ class ScoreRequest(_message.Message):
         rewards_json: _builtins.str = ...,
         items: _abc.Iterable[Global___ScoreItem] | None = ...,
         tenant: _builtins.str = ...,
+        code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["items", b"items", "job_id", b"job_id", "rewards_json", b"rewards_json", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "items", b"items", "job_id", b"job_id", "rewards_json", b"rewards_json", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,8 +12,9 @@ from paceline.config import parse_job
 from paceline.config.named import patterns, problems
 from paceline.plugins import RewardInput, declared, declares
 from paceline.types import Task
+from paceline_reward.fair_queue import FairQueue
 from paceline_reward.parts import read_parts
-from paceline_reward.pool import ChildPool
+from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 
 
@@ -94,7 +95,7 @@ def test_regular_expressions_are_found_by_their_mark() -> None:
 
 
 async def test_a_reward_loads_before_the_timeout_of_its_first_score(tmp_path: Path) -> None:
-    pool = ChildPool(processes=1)
+    pool = ChildPool(plain_children(), FairQueue(1))
     item = RewardInput("g/0", Task("t", "arithmetic", "{}"), "")
     section = json.dumps([{"kind": "silent", "note": str(tmp_path / "loaded"), "timeout_s": 60.0}])
     try:

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.plugins import RewardInput
 from paceline.types import Task
-from paceline_reward.pool import ChildPool
+from paceline_reward.fair_queue import FairQueue
+from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -30,7 +31,7 @@ def item() -> MakeItem:
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ChildPool]:
-    made = ChildPool(processes=2, import_from=[FUNCTIONS])
+    made = ChildPool(plain_children([FUNCTIONS]), FairQueue(2))
     yield made
     await made.close()
 

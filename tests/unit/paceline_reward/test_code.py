@@ -17,7 +17,7 @@ from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score, Task
 from paceline_reward.fair_queue import FairQueue, QueueOwner
-from paceline_reward.pool import ChildPool
+from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer
 
@@ -29,7 +29,7 @@ Grade = Callable[..., Any]
 
 @pytest.fixture
 async def grade() -> AsyncIterator[Grade]:
-    sandbox, queue, pool = Sandbox(), FairQueue(2), ChildPool(processes=1)
+    sandbox, queue, pool = Sandbox(), FairQueue(2), ChildPool(plain_children(), FairQueue(1))
     scorer = Scorer(pool=pool, programs=partial(FairPrograms, sandbox, queue))
 
     async def score(response: str, *, tests: Any = TESTS, **options: Any) -> Score:
@@ -108,7 +108,7 @@ async def test_a_task_without_tests_is_the_fault_of_nobody(grade: Grade, tests: 
 
 
 async def test_without_a_sandbox_nothing_runs() -> None:
-    pool = ChildPool(processes=1)
+    pool = ChildPool(plain_children(), FairQueue(1))
     task = Task(task_id="t", environment="e", payload=json.dumps({"tests": TESTS}))
     item = RewardInput(episode_id="g/0", task=task, response=ADD)
     (score,) = await Scorer(pool=pool).score(json.dumps([{"kind": "code"}]), [item])

@@ -1,0 +1,105 @@
+"""Children for functions that came with a job: sealed, and of that job alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import paceline
+import paceline_reward
+from paceline.plugins import ProgramLimits, RewardInput
+from paceline.sandbox.sandbox import Sandbox
+from paceline.types import Score
+from paceline_reward.fair_queue import FairQueue, QueueOwner
+from paceline_reward.parts import RewardPart
+from paceline_reward.pool import ChildPool, ChildProcess
+
+LIMITS = ProgramLimits(cpu_s=1 << 30, memory_bytes=4 << 30, output_bytes=16 << 20, open_files=256)
+IDLE_S = 30.0
+_MOST = 64  # jobs with children at a time, else the one that is idle for longest goes
+_PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from paceline_reward.child import main
+main()
+"""
+# Where the packages are that the program imports, if they are not installed in the usual place.
+_OWN = tuple(Path(each.__file__ or "").resolve().parents[1] for each in (paceline, paceline_reward))
+
+
+@dataclass(slots=True)
+class _JobPool:
+    pool: ChildPool
+    last_s: float
+    calls: int = 0
+
+
+class JobPools:
+    """A pool for each job that brings code; it is closed once the job asks for nothing more."""
+
+    def __init__(
+        self,
+        *,
+        sandbox: Sandbox,
+        processes: int,
+        folder_of: Callable[[str], Awaitable[Path]],
+        idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`processes` of each job work at a time; `folder_of` returns where a code is."""
+        self.num_scored = 0
+        self._sandbox = sandbox
+        self._processes = processes
+        self._folder_of = folder_of
+        self._idle_s = idle_s
+        self._clock = clock
+        self._pools: dict[tuple[QueueOwner, str], _JobPool] = {}
+
+    async def run(
+        self, code: str, part: RewardPart, items: Sequence[RewardInput], *, owner: QueueOwner
+    ) -> list[Score]:
+        """Score items with a function of the job's code; see `ChildPool.run`."""
+        found = self._pools.get((owner, code))
+        if found is None:
+            # Slots of its own: a job whose functions hang must not hold those of others.
+            pool = ChildPool(partial(self._start, code), FairQueue(self._processes))
+            found = self._pools[owner, code] = _JobPool(pool, self._clock())
+            await self._make_room()
+        found.calls += 1
+        before = found.pool.num_scored
+        try:
+            return await found.pool.run(part, items, owner=owner)
+        finally:
+            found.calls -= 1
+            found.last_s = self._clock()
+            self.num_scored += found.pool.num_scored - before
+
+    async def sweep(self) -> None:
+        """Close pools that have been idle for long, until cancelled."""
+        while True:
+            await asyncio.sleep(self._idle_s / 4)
+            limit_s = self._clock() - self._idle_s
+            for key, each in list(self._pools.items()):
+                if not each.calls and each.last_s < limit_s:
+                    del self._pools[key]
+                    await each.pool.close()
+
+    async def close(self) -> None:
+        """Kill all children."""
+        pools, self._pools = self._pools, {}
+        await asyncio.gather(*(each.pool.close() for each in pools.values()))
+
+    async def _make_room(self) -> None:
+        idle = [(each.last_s, key) for key, each in self._pools.items() if not each.calls]
+        for _, key in sorted(idle)[: max(len(self._pools) - _MOST, 0)]:
+            await self._pools.pop(key).pool.close()
+
+    async def _start(self, code: str) -> ChildProcess:
+        folder = await self._folder_of(code)
+        readable = (folder, *_OWN)
+        source = _PROGRAM.format(paths=[str(path) for path in readable])
+        return await self._sandbox.start(source, readable=readable, limits=LIMITS)

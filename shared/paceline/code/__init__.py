@@ -1,0 +1,1 @@
+"""Code that travels with a job: a folder is packed at submit and unpacked where it runs."""

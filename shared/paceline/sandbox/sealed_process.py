@@ -1,0 +1,101 @@
+"""A program in the sandbox that stays: it is given requests and answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+
+from paceline.sandbox.zygote import HEAD
+
+_KEPT_ERRORS = 4096  # bytes of what it has printed, the last ones
+_UNREAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A child as the warm process has made it."""
+
+    pidfd: int
+    end: asyncio.Future[int]  # its exit code, or minus the signal that has ended it
+
+
+def kill(pidfd: int) -> None:
+    """Kill a process, unless it has ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+class SealedProcess:
+    """Requests go to its standard input, answers are read from `stdout`."""
+
+    def __init__(self, forked: Forked, status: int) -> None:
+        self.stdout = asyncio.StreamReader(limit=_UNREAD_BYTES)
+        self._fds = [forked.pidfd, status]  # it fails if nobody could read its status
+        self._end = forked.end
+        self._printed = _Printed()
+        self._pipes: list[asyncio.BaseTransport] = []
+        self._stdin: asyncio.WriteTransport | None = None
+
+    @classmethod
+    async def adopt(cls, forked: Forked, fds: tuple[int, ...], source: bytes) -> SealedProcess:
+        """Take over a child that waits for its program, and our ends of its pipes."""
+        program, given, out, err, status = fds
+        process = cls(forked, status)
+        try:
+            os.write(program, HEAD.pack(len(source)) + source)
+            loop = asyncio.get_running_loop()
+            process._stdin, _ = await loop.connect_write_pipe(
+                asyncio.BaseProtocol, os.fdopen(os.dup(given), "wb", buffering=0)
+            )
+            read, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(process.stdout),
+                os.fdopen(os.dup(out), "rb", buffering=0),
+            )
+            printed, _ = await loop.connect_read_pipe(
+                lambda: process._printed, os.fdopen(os.dup(err), "rb", buffering=0)
+            )
+            process._pipes = [process._stdin, read, printed]
+        except BaseException:
+            await process.kill()
+            raise
+        finally:
+            for fd in (program, given, out, err):
+                os.close(fd)
+        return process
+
+    def write(self, data: bytes) -> None:
+        """Send a request; nothing happens if it has ended."""
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(data)
+
+    async def exit_text(self) -> str:
+        """How it has ended, and the last line that it has printed."""
+        code = await asyncio.shield(self._end)
+        return f"exit code {code}" + (f", {last}" if (last := self._printed.last()) else "")
+
+    async def kill(self) -> None:
+        """Kill it and close the pipes."""
+        if self._fds:
+            kill(self._fds[0])
+        while self._fds:
+            os.close(self._fds.pop())
+        for each in self._pipes:
+            each.close()
+
+
+class _Printed(asyncio.Protocol):
+    """Keeps the end of what was printed."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._kept += data
+        del self._kept[:-_KEPT_ERRORS]
+
+    def last(self) -> str:
+        lines = self._kept.decode(errors="replace").rstrip().splitlines()
+        return lines[-1] if lines else ""

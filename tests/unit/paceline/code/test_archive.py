@@ -1,0 +1,146 @@
+"""Packing a folder, and refusing archives that nobody should unpack."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.code.archive import MAX_FILES, check, digest_of, pack, unpack
+from paceline.config.quota import MAX_CODE_BYTES
+from paceline.errors import ConfigError, IntegrityError, InvalidError, PacelineError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "task"
+    (made / "deep" / "__pycache__").mkdir(parents=True)
+    (made / "scoring.py").write_text("def score(item): return 1.0\n")
+    (made / "deep" / "words.txt").write_text("a\nb\n")
+    (made / "deep" / "__pycache__" / "x.pyc").write_bytes(b"x")
+    (made / ".git").mkdir()
+    (made / ".git" / "config").write_text("secret")
+    (made / "secret.env").write_text("KEY=1")
+    (made / ".gitignore").write_text("*.env\n")
+    return made
+
+
+def zipped(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return made.getvalue()
+
+
+def test_a_folder_arrives_as_it_was_without_what_is_ignored(folder: Path, tmp_path: Path) -> None:
+    archive = pack(folder)
+    there = unpack(archive, digest_of(archive), tmp_path / "there")
+    found = sorted(str(each.relative_to(there)) for each in there.rglob("*") if each.is_file())
+    assert found == [".gitignore", "deep/words.txt", "scoring.py"] == sorted(check(archive))
+    assert (there / "deep/words.txt").read_text() == "a\nb\n"
+    assert all(not each.stat().st_mode & 0o022 for each in there.rglob("*"))
+
+
+def test_the_same_files_have_the_same_digest(folder: Path) -> None:
+    before = pack(folder)
+    os.utime(folder / "scoring.py", (1, 1))
+    (folder / "scoring.py").chmod(0o700)
+    assert pack(folder) == before
+    (folder / "scoring.py").write_text("def score(item): return 2.0\n")
+    assert pack(folder) != before
+
+
+def test_links_are_refused(folder: Path) -> None:
+    """One to a folder above would be a cycle, one to elsewhere would take along what is there."""
+    (folder / "deep" / "up").symlink_to(folder)
+    with pytest.raises(ConfigError, match=r"code.path: .*/deep/up is not a file; links are not"):
+        pack(folder)
+
+
+def test_a_file_that_is_too_large_is_not_even_read(folder: Path) -> None:
+    with (folder / "huge.bin").open("wb") as file:
+        file.truncate(5 << 30)
+    with pytest.raises(ConfigError, match=r"huge.bin: 5368\d+ bytes; at most \d+ are allowed"):
+        pack(folder)
+
+
+def test_what_does_not_compress_is_bounded_too(folder: Path) -> None:
+    (folder / "noise.bin").write_bytes(os.urandom(MAX_CODE_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"at most {MAX_CODE_BYTES} are allowed"):
+        pack(folder)
+
+
+@pytest.mark.parametrize("name", ["missing", "scoring.py", "empty"])
+def test_what_is_no_folder_with_files(folder: Path, name: str) -> None:
+    (folder / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"code.path: .*(is not a folder|has no files)"):
+        pack(folder / name)
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.py", "/etc/passwd", "a/../../b", "a\\b.py", "./a.py", "a//b.py"]
+)
+def test_paths_outside_are_refused(name: str, tmp_path: Path) -> None:
+    archive = zipped((name, b"x"))
+    with pytest.raises(InvalidError, match="is not a plain file inside"):
+        check(archive)
+    with pytest.raises(InvalidError):
+        unpack(archive, digest_of(archive), tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_links_in_archives_are_refused() -> None:
+    info = zipfile.ZipInfo("link")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with pytest.raises(InvalidError, match="'link' is not a plain file"):
+        check(zipped((info, b"/etc/passwd")))
+
+
+def test_a_bomb_is_refused() -> None:
+    with pytest.raises(InvalidError, match=r"code: \d+ bytes; at most"):
+        check(zipped(("zeros", bytes(MAX_CODE_BYTES * 4 + 1))))
+
+
+def test_a_header_that_lies_about_the_size_is_no_way_around(tmp_path: Path) -> None:
+    archive = zipped(("zeros", bytes(MAX_CODE_BYTES * 4 + 1)))
+    size = (MAX_CODE_BYTES * 4 + 1).to_bytes(4, "little")
+    lying = archive.replace(size, (10).to_bytes(4, "little"))
+    assert check(lying) == ["zeros"]
+    with pytest.raises(InvalidError):
+        unpack(lying, digest_of(lying), tmp_path)
+    assert sum(each.stat().st_size for each in tmp_path.rglob("*") if each.is_file()) == 0
+
+
+def test_too_many_and_too_few_files() -> None:
+    with pytest.raises(InvalidError, match=f"{MAX_FILES + 1} files"):
+        check(zipped(*((f"f{i}", b"") for i in range(MAX_FILES + 1))))
+    with pytest.raises(InvalidError, match="0 files"):
+        check(zipped())
+
+
+def test_another_digest(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError):
+        unpack(pack(folder), "0" * 64, tmp_path / "into")
+
+
+@given(data=st.binary(max_size=400), at=st.integers(0, 10_000))
+def test_damaged_archives_are_refused_or_unpacked(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int
+) -> None:
+    whole = zipped(("a.py", b"print(1)\n" * 50), ("b/c.txt", b"text"))
+    at %= len(whole)
+    damaged = whole[:at] + data + whole[at + len(data) :]
+    into = tmp_path_factory.mktemp("into")
+    try:
+        there = unpack(damaged, digest_of(damaged), into)
+    except PacelineError:
+        assert not list(into.iterdir())
+    else:
+        assert all(into in each.resolve().parents for each in there.rglob("*"))
