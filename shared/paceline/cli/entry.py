@@ -167,6 +167,7 @@ def _add_tenants(commands: Any) -> None:
     sizes = {
         "spec": "a job file",
         "model-files": "the small files of a job's model",
+        "code": "the packed code of a job",
         "task": "a task",
         "trajectory": "an episode",
         "metrics": "the metrics of one trainer step",

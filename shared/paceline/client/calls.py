@@ -70,7 +70,7 @@ def with_code(spec: Spec) -> tuple[Spec, bytes]:
         raw = spec.model_dump(mode="json")
     code = raw.get("code") if isinstance(raw, Mapping) else None
     path = code.get("path") if isinstance(code, Mapping) and not code.get("digest") else None
-    if not isinstance(path, str) or not isinstance(raw, Mapping):
+    if not isinstance(path, str) or not path or not isinstance(raw, Mapping):
         return spec, b""  # what is wrong with it, the gateway says
     archive = pack(folder / path)
     return {**raw, "code": {"path": path, "digest": digest_of(archive)}}, archive

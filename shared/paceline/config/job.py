@@ -41,7 +41,7 @@ class CodeSpec(StrictModel):
     path: str = Field(default="", max_length=1024)
     """A folder next to the job file, which `paceline submit`, `paceline run` and the SDK pack and
     upload. Files that its `.gitignore` names stay out."""
-    digest: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+    digest: str = Field(default="", max_length=64, pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the uploaded archive; filled in by whoever uploads it."""
 
 

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.api.documents import TenantView
+from paceline.api.documents import CodeView, TenantView
 from paceline.api.tenants import quota_from, tenant_from
+from paceline.client import calls
 from paceline.client.calls import RestCall
 from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
 from paceline.config.quota import Quota
 from paceline.enums import WorkerKind
-from paceline.errors import InvalidError, PermissionDeniedError, QuotaError
+from paceline.errors import (
+    ConfigError,
+    InvalidError,
+    LimitError,
+    PermissionDeniedError,
+    QuotaError,
+)
 from paceline.server.chassis import Chassis, serve
 from paceline.transport.rpc import call, connect
 from paceline.v1 import tenants_pb2 as pb
@@ -123,6 +130,66 @@ def test_sizes_that_are_not_named_are_those_of_the_installation() -> None:
     assert quota_from(pb.Quota(spec_bytes=9), default) == Quota(
         submitted=None, stored_bytes=None, spec_bytes=9, task_bytes=7, weight=2.0
     )
+
+
+def job_with_code(folder: Path, kind: str = "scoring:score") -> Path:
+    """A job file beside its code."""
+    (folder / "task").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    (folder / "task" / "scoring.py").write_text("def score(item): return 1.0\n")
+    job = {
+        "name": "own",
+        "model": {"path": str(folder)},
+        "code": {"path": "task"},
+        "tasks": {"environment": "arithmetic"},
+        "reward": [{"kind": kind}],
+    }
+    path = folder / "job.yaml"
+    path.write_text(json.dumps(job))
+    return path
+
+
+async def test_code_goes_up_with_a_job(url: str, tmp_path: Path) -> None:
+    async with AsyncClient(url, token=ADMIN) as admin:
+        token = (await admin.create_token("a", role="submit", tenant="a")).secret
+        reader = (await admin.create_token("r", role="read", tenant="a")).secret
+    job = job_with_code(tmp_path / "good")
+    async with AsyncClient(url, token=token) as mine:
+        made = await mine.submit(job)
+        assert made.spec["code"] == {"path": "task", "digest": made.spec["code"]["digest"]}
+        misspelt = job_with_code(tmp_path / "misspelt", "scorring:score")
+        text = r"reward.0.kind: module 'scorring' is not in the job's code.*: scoring.py"
+        with pytest.raises(ConfigError, match=text):
+            await mine.submit(misspelt)
+        with pytest.raises(InvalidError, match="content-type: '' is not application/zip"):
+            await mine.send(RestCall("POST", "/v1/code", CodeView, headers={"content-type": ""}))
+        junk = calls.upload(b"no archive")
+        with pytest.raises(InvalidError, match="code: not a zip archive"):
+            await mine.send(junk)
+    async with AsyncClient(url, token=reader) as mine:
+        with pytest.raises(PermissionDeniedError):
+            await mine.send(calls.upload(b"PK"))
+
+
+async def test_code_of_one_tenant_is_unknown_to_others(url: str, tmp_path: Path) -> None:
+    async with AsyncClient(url, token=ADMIN) as admin:
+        tokens = {
+            tenant: (await admin.create_token(tenant, role="submit", tenant=tenant)).secret
+            for tenant in ("a", "b")
+        }
+        await admin.set_quota("b", quota=Quota(code_bytes=1))
+    job = job_with_code(tmp_path / "job")
+    async with AsyncClient(url, token=tokens["a"]) as mine:
+        spec = (await mine.submit(job)).spec
+    async with AsyncClient(url, token=tokens["b"]) as others:
+        with pytest.raises(ConfigError, match=r"code.digest: tenant 'b' has not uploaded"):
+            await others.submit({**spec, "tenant": "b"})
+        with pytest.raises(LimitError, match=r"limit code_bytes: \d+ bytes, and tenant 'b'"):
+            await others.submit(job)
+        without = {**spec, "tenant": "b", "code": {"path": "", "digest": ""}}
+        with pytest.raises(ConfigError, match=r"code.digest: is missing; `paceline submit`"):
+            await others.submit(without)
 
 
 async def test_a_submit_over_the_quota_is_refused_once(
