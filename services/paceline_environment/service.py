@@ -76,15 +76,7 @@ class EnvironmentService(Service):
         self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
             jobs=Jobs(jobs=jobs, experience=experience, limits=settings.limits),
-            peers=EpisodePeers(
-                settings.worker_id,
-                self._policy,
-                self._scoring,
-                self.stages,
-                EnvironmentCalls(stages=self.stages, metrics=chassis.metrics),
-                chassis.metrics,
-                tracer=chassis.tracer,
-            ),
+            peers=self._peers(),
             submitter=self._submitter,
             limits=_capacity(options),
             metrics=chassis.metrics,
@@ -129,6 +121,18 @@ class EnvironmentService(Service):
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
+
+    def _peers(self) -> EpisodePeers:
+        chassis = self._chassis
+        return EpisodePeers(
+            chassis.settings.worker_id,
+            self._policy,
+            self._scoring,
+            self.stages,
+            EnvironmentCalls(stages=self.stages, metrics=chassis.metrics),
+            chassis.metrics,
+            tracer=chassis.tracer,
+        )
 
     def _linger(self) -> float:
         return linger_s(self.worker.num_open)

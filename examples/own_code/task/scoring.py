@@ -1,5 +1,8 @@
-"""Scores of this job. Any package of the worker's image may be imported, and files of this folder
-read; there is no network, and nothing else of the worker's files."""
+"""Scores of a job.
+
+Packages of the worker's image may be imported and files of this folder read. There is no network,
+and nothing else of the worker's files.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from paceline import wire
+from paceline.code.archive import check, digest_of
 from paceline.config import parse_job
 from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
 from paceline.errors import NotFoundError, StateError
@@ -31,6 +32,7 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.files: dict[str, dict[str, bytes]] = {}
+        self.code: dict[str, bytes] = {}
         self.rows: dict[str, list[pb.MetricRow]] = {}
         self.holdings = WeightPlacement()
         self.trajectories: list[Trajectory] = []
@@ -52,6 +54,12 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         rows.append(row)
         async with self._changed:
             self._changed.notify_all()
+
+    async def UploadCode(self, request: pb.UploadCodeRequest, context: Any) -> pb.Code:
+        """Store code."""
+        digest = digest_of(request.archive)
+        self.code[digest] = request.archive
+        return pb.Code(digest=digest, num_files=len(check(request.archive)))
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Store a job."""
