@@ -24,6 +24,7 @@ from paceline.types import Assignment, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_environment.episodes.scoring import MAX_ITEMS
 from paceline_environment.episodes.turn import PrefixHolders
+from paceline_environment.worlds.worlds import JobWorlds
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -106,10 +107,12 @@ class Jobs:
         *,
         jobs: JobsAsyncStub,
         experience: ExperienceAsyncStub,
+        worlds: JobWorlds,
         limits: LimitSettings | None = None,
     ) -> None:
         self._limits = limits or LimitSettings()
         self._jobs = jobs
+        self._worlds = worlds
         self._experience = experience
         self._known: dict[str, asyncio.Task[JobContext]] = {}
 
@@ -144,7 +147,8 @@ class Jobs:
         spec = parse_job(json.loads(job.spec_json))
         digests = job.artifacts.items()
         files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
-        return build_context(job_id, spec, Tokenizer.from_files(files), limits=self._limits)
+        tokenizer = Tokenizer.from_files(files)
+        return build_context(job_id, spec, tokenizer, limits=self._limits, worlds=self._worlds)
 
 
 def _topology(spec: JobSpec) -> Topology:
@@ -155,7 +159,12 @@ def _topology(spec: JobSpec) -> Topology:
 
 
 def build_context(
-    job_id: str, spec: JobSpec, tokenizer: Tokenizer, *, limits: LimitSettings
+    job_id: str,
+    spec: JobSpec,
+    tokenizer: Tokenizer,
+    *,
+    limits: LimitSettings,
+    worlds: JobWorlds,
 ) -> JobContext:
     """Load a job's plug-ins and compute its sampling parameters."""
     sampling = spec.sampling
@@ -176,7 +185,7 @@ def build_context(
         job_id=job_id,
         spec=spec,
         tokenizer=tokenizer,
-        environment=registry.environment(spec.tasks.environment).load_world(),
+        environment=_worlds_of(job_id, spec, worlds),
         topology=_topology(spec),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
         part_s=max(_part_s(part) for part in spec.reward),
@@ -184,6 +193,14 @@ def build_context(
         options=options,
         limits=limits,
     )
+
+
+def _worlds_of(job_id: str, spec: JobSpec, worlds: JobWorlds) -> Callable[..., Environment]:
+    """The factory of worlds; those of the job's own code are elsewhere."""
+    target = spec.tasks.environment
+    if spec.code is not None and spec.has_own_environment:
+        return worlds.of(job_id, code=spec.code.digest, target=target)
+    return registry.environment(target).load_world()
 
 
 def _part_s(part: RewardSpec) -> float:

@@ -7,10 +7,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from paceline.code.folders import CodeFolders
 from paceline.config.load import validate
 from paceline.config.service import EnvironmentOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
+from paceline.sandbox.sandbox import Sandbox
+from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
 from paceline.transport.linger import linger_s
@@ -32,6 +35,7 @@ from paceline_environment.roster import WorkerWatch
 from paceline_environment.servicer import EnvironmentServicer
 from paceline_environment.submitter import Submitter
 from paceline_environment.worker import EpisodeWorker, WorkerCapacity
+from paceline_environment.worlds.worlds import JobWorlds
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -53,6 +57,9 @@ class EnvironmentService(Service):
         roster: RosterAsyncStub = RosterStub(self._channel)
         self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
+        self._sandbox = Sandbox()
+        self._code = CodeFolders(partial(artifacts.fetch, experience))
+        self._worlds = JobWorlds(sandbox=self._sandbox, folders=self._code)
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
             workers=self._rollouts,
@@ -75,7 +82,9 @@ class EnvironmentService(Service):
         )
         self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
-            jobs=Jobs(jobs=jobs, experience=experience, limits=settings.limits),
+            jobs=Jobs(
+                jobs=jobs, experience=experience, worlds=self._worlds, limits=settings.limits
+            ),
             peers=self._peers(),
             submitter=self._submitter,
             limits=_capacity(options),
@@ -116,6 +125,7 @@ class EnvironmentService(Service):
             "membership": self._membership.run(),
             "leases": self._leases.run(),
             "episodes": self.worker.run(),
+            "worlds": self._worlds.sweep(),
         }
         self._tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -152,6 +162,9 @@ class EnvironmentService(Service):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._submitter.close()
+        await self._worlds.close()
+        await self._sandbox.close()
+        self._code.close()
         await self._scoring.close()
         await self._policy.close()
         await self._channel.close()

@@ -6,11 +6,13 @@ import asyncio
 import os
 import time
 
+from paceline.code.folders import CodeFolders
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
+from paceline.sandbox.sandbox import Sandbox
 from paceline.server.chassis import Chassis, Service
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet
@@ -39,6 +41,7 @@ from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, sweep
 from paceline_experience.jobs.metrics import JobMetricsCollector
+from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import JobLedger
@@ -79,6 +82,12 @@ class ExperienceService(Service):
         self._roster = Roster(lease_s=options.member_lease_s)
         dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
         self._dry_run = dry_run
+        self._own_tasks = OwnTasks(
+            sandbox=Sandbox(),
+            folders=CodeFolders(self._artifacts.whole),
+            store=self._artifacts,
+            timeout_s=options.plugins_s,
+        )
         self._ledgers = Ledgers(
             store=store,
             jobs=self._jobs,
@@ -92,6 +101,7 @@ class ExperienceService(Service):
             tracer=chassis.tracer,
             meter=self._meter,
             dry_run=dry_run,
+            own_tasks=self._own_tasks,
         )
         self._collector = JobMetricsCollector(
             self._metrics,
@@ -123,6 +133,7 @@ class ExperienceService(Service):
             tracker=self._tracker,
             quotas=self._quotas,
             dry_run=dry_run,
+            own_tasks=self._own_tasks,
         )
         self._training = Training(
             jobs=self._jobs,
@@ -214,6 +225,7 @@ class ExperienceService(Service):
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
+        await self._own_tasks.close()
         self._audit.close()
         await self._store.close()
 

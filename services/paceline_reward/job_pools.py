@@ -9,26 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import paceline
 import paceline_reward
-from paceline.plugins import ProgramLimits, RewardInput
+from paceline.code.sealed import start_sealed
+from paceline.plugins import RewardInput
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score
 from paceline_reward.fair_queue import FairQueue, QueueOwner
 from paceline_reward.parts import RewardPart
 from paceline_reward.pool import ChildPool, ChildProcess
 
-LIMITS = ProgramLimits(cpu_s=1 << 30, memory_bytes=4 << 30, output_bytes=16 << 20, open_files=256)
 IDLE_S = 30.0
 _MOST = 64  # jobs with children at a time, else the one that is idle for longest goes
-_PROGRAM = """
-import sys
-sys.path[:0] = {paths!r}
-from paceline_reward.child import main
-main()
-"""
-# Where the packages are that the program imports, if they are not installed in the usual place.
-_OWN = tuple(Path(each.__file__ or "").resolve().parents[1] for each in (paceline, paceline_reward))
+_PACKAGE = Path(paceline_reward.__file__ or "").resolve().parents[1]
 
 
 @dataclass(slots=True)
@@ -100,6 +92,6 @@ class JobPools:
 
     async def _start(self, code: str) -> ChildProcess:
         folder = await self._folder_of(code)
-        readable = (folder, *_OWN)
-        source = _PROGRAM.format(paths=[str(path) for path in readable])
-        return await self._sandbox.start(source, readable=readable, limits=LIMITS)
+        return await start_sealed(
+            self._sandbox, folder, "paceline_reward.child", packages=(_PACKAGE,)
+        )

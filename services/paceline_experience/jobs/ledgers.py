@@ -32,10 +32,11 @@ from paceline.types import Job
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.ledger.context import Hooks
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.meter import JobMeter
-from paceline_experience.ledger.sources import NoTasks, Sources, task_sources
+from paceline_experience.ledger.sources import NoTasks, Sources
 from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.payloads import RedisPayloads
@@ -93,9 +94,11 @@ class Ledgers:
         tracer: Tracer = OFF,
         meter: Callable[[str], JobMeter] | None = None,
         dry_run: DryRun | None = None,
+        own_tasks: OwnTasks | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._dry_run = dry_run
+        self._own_tasks = own_tasks
         self._meter = meter or partial(JobMeter, Metrics())
         self.active: dict[str, OpenLedger] = {}
         self.listeners: set[Signal] = set()
@@ -336,7 +339,7 @@ class Ledgers:
     async def _open(self, job: Job, sources: Sources | None, *, epoch: int) -> OpenLedger:
         spec = parse_spec(job)
         if sources is None:
-            sources = await asyncio.to_thread(task_sources, spec)
+            sources = await sources_of(spec, self._own_tasks)
         tenant, job_id = job.status.tenant, job.status.job_id
         ledger = JobLedger(
             store=self._store,

@@ -28,8 +28,9 @@ from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
+from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.ledger.ledger import JobLedger
-from paceline_experience.ledger.sources import check_plugins, task_sources
+from paceline_experience.ledger.sources import check_plugins
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.tenancy.quotas import Quotas
 
@@ -63,10 +64,12 @@ class JobService:
         tracker: RoutePlanner,
         quotas: Quotas,
         dry_run: DryRun,
+        own_tasks: OwnTasks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quotas = quotas
         self._dry_run = dry_run
+        self._own_tasks = own_tasks
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
@@ -94,7 +97,7 @@ class JobService:
         await self._check_code(spec)
         await asyncio.to_thread(check_plugins, spec)
         await self._dry_run.check(spec)
-        sources = await asyncio.to_thread(task_sources, spec)
+        sources = await sources_of(spec, self._own_tasks)
         job = await self._create(spec, request_id, await self._artifacts.put(files))
         if not job.status.state.terminal:
             with suppress(OverError):

@@ -18,6 +18,7 @@ from paceline_experience.ledger.advantages.memory import Memory
 from paceline_experience.ledger.filters.chain import called, trial_group
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
+_TRIED_TASKS = 100  # for a sampler of tasks that are not built here
 LEDGER_PLUGINS = frozenset({"environments", "samplers", "filters", "advantages"})
 
 
@@ -72,12 +73,13 @@ def try_plugins(spec: JobSpec) -> None:
         InvalidError: one refuses its options or returns something of a wrong type.
     """
     check_plugins(spec)
-    sources = task_sources(spec)
     experience = spec.experience
+    sources = None if spec.has_own_environment else task_sources(spec)
     with _plugin_errors("experience.sampler", experience.sampler.kind):
-        position = make_sampler(spec, len(sources.train)).next()
-    _try_task(sources.train, 0 if position is None else position, spec, field="tasks.options")
-    if sources.evals is not None:
+        position = make_sampler(spec, len(sources.train) if sources else _TRIED_TASKS).next()
+    if sources is not None:
+        _try_task(sources.train, 0 if position is None else position, spec, field="tasks.options")
+    if sources is not None and sources.evals is not None:
         _try_task(sources.evals, 0, spec, field="eval.options")
     parts = [part.part for part in spec.reward]
     for index, each in enumerate(experience.filters):

@@ -54,6 +54,18 @@ class ArtifactStore:
                 return json.loads(names)
         raise NotFoundError(f"code {digest!r} is not known")
 
+    async def tasks(self, name: str) -> bytes | None:
+        """Stored tasks; None if there are none of this name."""
+        return await self._store.command("GET", f"tasks:{name}")
+
+    async def put_tasks(self, name: str, tasks: bytes) -> None:
+        """Store tasks by a name that says what they were made from."""
+        await self._store.command("SET", f"tasks:{name}", tasks)
+
+    async def whole(self, digest: str) -> bytes:
+        """The content; raises as `chunks`."""
+        return b"".join([data async for data in self.chunks(digest)])
+
     async def chunks(self, digest: str) -> AsyncIterator[bytes]:
         """The content in chunks of at most 1 MiB.
 

@@ -19,19 +19,24 @@ def own_function(part: RewardSpec) -> tuple[str, str] | None:
     return ("options.function", target) if isinstance(target, str) else None
 
 
+def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Fields of a job and the `module:attribute` of its code that they name."""
+    if spec.has_own_environment:
+        yield "tasks.environment", spec.tasks.environment
+    for index, part in enumerate(spec.reward):
+        if (found := own_function(part)) is not None:
+            yield f"reward.{index}.{found[0]}", found[1]
+
+
 def missing_modules(spec: JobSpec, names: Sequence[str]) -> Iterator[str]:
     """A line for each module that the job names and that is not among the files of its code."""
     files = set(names)
-    for index, part in enumerate(spec.reward):
-        if (found := own_function(part)) is None:
-            continue
-        field, target = found
+    for field, target in _own(spec):
         module = target.partition(":")[0]
         path = module.replace(".", "/")
         if not files & {f"{path}.py", f"{path}/__init__.py"}:
             there = sorted(name for name in files if name.endswith(".py"))
             listed = ", ".join(there[:_MOST_NAMED]) or "none"
             yield (
-                f"reward.{index}.{field}: module {module!r} is not in the job's code; "
-                f"Python files in it: {listed}"
+                f"{field}: module {module!r} is not in the job's code; Python files in it: {listed}"
             )

@@ -49,7 +49,8 @@ class TaskSpec(StrictModel):
     """Tasks and their environment."""
 
     environment: str = Field(max_length=KIND_CHARS)
-    """Name of an environment plug-in, which provides the tasks and their world."""
+    """Name of an environment plug-in, which provides the tasks and their world; or, for one in the
+    job's own code, `module:attribute` of an `EnvironmentPlugin`."""
     options: Options = Field(default_factory=dict)
     seed: Seed = 0
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
@@ -281,6 +282,11 @@ class JobSpec(StrictModel):
     trainer: TrainerSpec = TrainerSpec()
     stop: StopSpec = StopSpec()
     tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
+
+    @property
+    def has_own_environment(self) -> bool:
+        """Whether its tasks and their world are in the code that comes with it."""
+        return self.code is not None and ":" in self.tasks.environment
 
     @field_validator("recipe", mode="before")
     @classmethod

@@ -28,12 +28,12 @@ class NamedPlugin:
 
 
 def named(spec: JobSpec) -> Iterator[NamedPlugin]:
-    """Every plug-in of a job; its environment once per purpose."""
+    """Every plug-in of a job; its environment once per purpose, unless it is the job's own."""
     tasks, experience = spec.tasks, spec.experience
     purposes = [("tasks.options", tasks.options)]
     if spec.eval is not None:
         purposes.append(("eval.options", {**tasks.options, **spec.eval.options}))
-    for path, options in purposes:
+    for path, options in [] if spec.has_own_environment else purposes:
         yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
     yield _named("topologies", "sampling.topology", spec.sampling.topology)
     for index, part in enumerate(spec.reward):

@@ -1,0 +1,1 @@
+"""Worlds of environments that came with a job: in sealed processes, several episodes in each."""

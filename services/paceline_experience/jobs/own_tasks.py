@@ -1,0 +1,158 @@
+"""Tasks of environments that came with a job: listed once, in a sealed process, and stored."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.code.folders import CodeFolders
+from paceline.code.world_process import ProcessEndedError, WorldError, WorldProcess
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline.plugins import TaskSource
+from paceline.sandbox.sandbox import Sandbox
+from paceline.types import Task
+from paceline_experience.ledger.sources import Sources, task_sources
+from paceline_experience.store.artifacts import ArtifactStore
+
+MAX_TASKS = 200_000
+MAX_BYTES = 64 << 20  # of the tasks of a job, as JSON
+_FIELDS = ("task_id", "environment", "payload", "seed", "domain")
+_AT_A_TIME = 2  # jobs whose tasks are listed
+
+
+class StoredTasks:
+    """A `TaskSource` of tasks in memory."""
+
+    def __init__(self, rows: list[list[Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, position: int, /) -> Task:
+        return Task(*self._rows[position])
+
+
+class OwnTasks:
+    """Lists the tasks of jobs, once for the same code and options."""
+
+    def __init__(
+        self, *, sandbox: Sandbox, folders: CodeFolders, store: ArtifactStore, timeout_s: float
+    ) -> None:
+        """`timeout_s` is what listing all tasks may take."""
+        self._sandbox = sandbox
+        self._folders = folders
+        self._store = store
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(_AT_A_TIME)
+
+    async def sources(self, spec: JobSpec) -> Sources:
+        """The tasks of a job.
+
+        Raises:
+            InvalidError: its code fails, or returns too many or no tasks.
+            UnavailableError: this machine cannot contain the code.
+        """
+        tasks = spec.tasks
+        train = await self._source(spec, "tasks", seed=tasks.seed, options=tasks.options)
+        if spec.eval is None:
+            return Sources(train, None)
+        overlaid = {**tasks.options, **spec.eval.options}
+        held_out = await self._source(spec, "eval", seed=spec.eval.seed, options=overlaid)
+        return Sources(train, held_out)
+
+    async def close(self) -> None:
+        """End all processes."""
+        await self._sandbox.close()
+        self._folders.close()
+
+    async def _source(
+        self, spec: JobSpec, field: str, *, seed: int, options: Mapping[str, Any]
+    ) -> TaskSource:
+        assert spec.code is not None
+        target, code = spec.tasks.environment, spec.code.digest
+        asked = json.dumps([code, target, seed, options], sort_keys=True)
+        name = hashlib.sha256(asked.encode()).hexdigest()
+        stored = await self._store.tasks(name)
+        if stored is None:
+            stored = await self._listed(code, target, field, seed=seed, options=options)
+            await self._store.put_tasks(name, stored)
+        return StoredTasks(await asyncio.to_thread(_rows, stored))
+
+    async def _listed(
+        self, code: str, target: str, field: str, *, seed: int, options: Mapping[str, Any]
+    ) -> bytes:
+        """All tasks, compressed."""
+        async with self._slots:
+            folder = await self._folders.folder(code)
+            process = await WorldProcess.start(self._sandbox, folder, target, threads=1)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    rows = await _ask(process, field, seed=seed, options=options)
+            except TimeoutError:
+                text = f"{target} did not list its tasks within {self._timeout_s:g} s"
+                raise InvalidError(f"{field}: {text}") from None
+            except (WorldError, ProcessEndedError) as error:
+                raise InvalidError(f"{field}.options: {target}: {error.message}") from None
+            finally:
+                await process.kill()
+        if not rows:
+            raise InvalidError(f"{field}: {target} with options {dict(options)} has no tasks")
+        return await asyncio.to_thread(lambda: zlib.compress(json.dumps(rows).encode(), 1))
+
+
+async def _ask(
+    process: WorldProcess, field: str, *, seed: int, options: Mapping[str, Any]
+) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    left = MAX_BYTES
+    request = {"op": "tasks", "seed": seed, "options": options, "most": MAX_TASKS}
+    async with process.answers(**request) as answers:
+        while True:
+            answer = await process.next(answers)
+            for raw in answer.get("tasks", ()):
+                row = _row(raw)
+                left -= len(row[2])
+                if left < 0:
+                    raise InvalidError(f"{field}: more than {MAX_BYTES} bytes of tasks")
+                rows.append(row)
+            if "size" not in answer:
+                continue
+            if answer["size"] != len(rows):
+                text = f"{answer['size']} tasks; at most {MAX_TASKS} are allowed"
+                raise InvalidError(f"{field}: {text}")
+            return rows
+
+
+def _row(raw: Any) -> list[Any]:
+    """The fields of a task that the job's code has sent."""
+    try:
+        row = [raw[name] for name in _FIELDS]
+        json.loads(row[2])
+        if not all(isinstance(row[at], str) for at in (0, 1, 2, 4)) or type(row[3]) is not int:
+            raise TypeError("fields of a wrong type")
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise WorldError(f"unreadable task: {error}") from None
+    return row
+
+
+def _rows(stored: bytes) -> list[list[Any]]:
+    return json.loads(zlib.decompress(stored))
+
+
+async def sources_of(spec: JobSpec, own: OwnTasks | None) -> Sources:
+    """The tasks of a job, wherever they come from.
+
+    Raises:
+        InvalidError: there are none.
+    """
+    if not spec.has_own_environment:
+        return await asyncio.to_thread(task_sources, spec)
+    if own is None:
+        raise InvalidError("tasks.environment: this service takes no code of jobs")
+    return await own.sources(spec)

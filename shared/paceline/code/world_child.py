@@ -1,0 +1,175 @@
+"""Runs the environment of a job's code in a sealed process: its tasks, and worlds of episodes.
+
+Requests and answers are frames; an answer has the `id` of its request. Each call has a thread, so a
+world that blocks holds up no other of the process; coroutines run on one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, cast
+
+from paceline.code.frames import HEAD, MAX_FRAME_BYTES, frame
+from paceline.digest import task_id
+from paceline.plugins import EnvironmentPlugin, Observation, StepResult
+from paceline.plugins.loading import attribute
+from paceline.types import Task
+
+MAX_ERROR_CHARS = 1000
+TASKS_PER_FRAME = 200
+
+
+def main(target: str, threads: int) -> None:
+    """Serve requests on standard input for the environment `module:attribute`."""
+    threading.stack_size(1 << 20)
+    source, sink = _take_pipes()
+    server = _Server(target, sink)
+    with ThreadPoolExecutor(threads) as pool:
+        while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
+            pool.submit(server.answer, json.loads(source.read(HEAD.unpack(head)[0])))
+    os._exit(0)
+
+
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return source, sink
+
+
+class _Server:
+    """Answers requests from several threads."""
+
+    def __init__(self, target: str, sink: BinaryIO) -> None:
+        self._target = target
+        self._sink = sink
+        self._writing = threading.Lock()
+        self._loading = threading.Lock()
+        self._plugin: EnvironmentPlugin | None = None
+        self._make_world: Callable[..., Any] | None = None
+        self._worlds: dict[int, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def answer(self, request: dict[str, Any]) -> None:
+        """Answer one request; whatever the code raises is an answer too."""
+        try:
+            for reply in self._replies(request):
+                self._send({"id": request["id"], **reply})
+        except (Exception, SystemExit) as error:  # the boundary of the job's code
+            self._send({"id": request["id"], "error": _told(error)})
+        except BaseException as error:  # a thread must not end without an answer
+            self._send({"id": request["id"], "error": _told(error)})
+            raise
+
+    def _send(self, reply: Mapping[str, Any]) -> None:
+        data = frame(reply)
+        if len(data) > MAX_FRAME_BYTES:
+            data = frame({"id": reply["id"], "error": f"returned {len(data)} bytes, too much"})
+        with self._writing:
+            self._sink.write(data)
+            self._sink.flush()
+
+    def _replies(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        op = request["op"]
+        if op == "tasks":
+            yield from self._tasks(request)
+        elif op == "reset":
+            yield self._reset(request)
+        elif op == "step":
+            yield _result(self._call(self._worlds[request["world"]].step, request["action"]))
+        elif op == "close":
+            world = self._worlds.pop(request["world"], None)
+            if world is not None and hasattr(world, "close"):
+                self._call(world.close)
+            yield {}
+
+    def _tasks(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        made = self._loaded().load_tasks()(seed=request["seed"], **request["options"])
+        size, found = len(made), list[dict[str, Any]]()
+        for position in range(min(size, request["most"])):
+            found.append(_task(made[position], self._target))
+            if len(found) == TASKS_PER_FRAME:
+                yield {"tasks": found}
+                found = []
+        yield {"tasks": found, "size": size}
+
+    def _reset(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._loading:
+            if self._make_world is None:
+                self._make_world = self._loaded().load_world()
+        world = self._make_world(**request["options"])
+        observation = self._call(world.reset, Task(**request["task"]), request["seed"])
+        self._worlds[request["world"]] = world
+        return {
+            "observation": _observation(observation),
+            "replayable": bool(getattr(world, "replayable", False)),
+        }
+
+    def _loaded(self) -> EnvironmentPlugin:
+        if self._plugin is None:
+            found = attribute(self._target)
+            if not isinstance(found, EnvironmentPlugin):
+                raise TypeError(f"{self._target} is a {type(found).__name__}, no EnvironmentPlugin")
+            self._plugin = found
+        return self._plugin
+
+    def _call(self, function: Callable[..., Any], *given: Any) -> Any:
+        value = function(*given)
+        if inspect.iscoroutine(value):
+            return asyncio.run_coroutine_threadsafe(value, self._loop).result()
+        return value
+
+
+def _task(value: Any, environment: str) -> dict[str, Any]:
+    """A task as JSON; it may be a `Task`, or what its payload is to be."""
+    if not isinstance(value, Task):
+        payload = json.dumps(value)
+        value = Task(task_id(environment, payload, 0), environment, payload)
+    fields = ("task_id", "environment", "payload", "seed", "domain")
+    return {name: getattr(value, name) for name in fields}
+
+
+def _observation(value: Any) -> dict[str, Any]:
+    """An observation as JSON; it may be an `Observation`, or the text of one."""
+    if value is None or isinstance(value, str):
+        value = Observation(text=value or "")
+    if not isinstance(value, Observation):
+        raise TypeError(f"an observation is due, or a string; got {type(value).__name__}")
+    return {"messages": [[m.role, m.content] for m in value.messages], "text": value.text}
+
+
+def _result(value: Any) -> dict[str, Any]:
+    """The result of a step as JSON; it may be a `StepResult` or (observation, reward, done)."""
+    if isinstance(value, tuple):
+        observation, reward, done = cast("tuple[Any, ...]", value)
+        value = StepResult(observation, reward, done)
+    if not isinstance(value, StepResult):
+        raise TypeError(
+            f"a StepResult is due, or (observation, reward, done); got {type(value).__name__}"
+        )
+    return {
+        "observation": _observation(value.observation),
+        "reward": float(value.reward),
+        "done": bool(value.done),
+        "truncated": bool(value.truncated),
+    }
+
+
+def _told(error: BaseException) -> str:
+    where = ""
+    trace = error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if os.path.dirname(name) == sys.path[0]:  # the job's own files
+            where = f" ({os.path.basename(name)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS] + where

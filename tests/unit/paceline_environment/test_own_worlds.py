@@ -1,0 +1,217 @@
+"""Worlds that came with a job, in sealed processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.code.world_process import WorldError
+from paceline.errors import PacelineError
+from paceline.sandbox import landlock
+from paceline.sandbox.sandbox import Sandbox
+from paceline.types import Task
+from paceline_environment.worlds import processes as processes_module
+from paceline_environment.worlds.processes import JobProcesses
+from paceline_environment.worlds.remote import RemoteWorld
+
+pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
+
+WORLD = '''
+import asyncio, json, os, threading, time
+from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult
+
+
+class Echo:
+    """Counts its steps; some actions are deeds."""
+
+    replayable = True
+
+    def __init__(self, *, start=0, replayable=True):
+        self.count = start
+        self.replayable = replayable
+
+    async def reset(self, task, seed):
+        await asyncio.sleep(0)
+        word = json.loads(task.payload)["word"]
+        return Observation(messages=(Message("user", word),), text=word)
+
+    def step(self, action):
+        self.count += 1
+        deed = action
+        if deed == "block":
+            time.sleep(3600)
+        elif deed == "loop":
+            while True:
+                pass
+        elif deed == "raise":
+            raise RuntimeError("a bug in the world")
+        elif deed == "exit":
+            os._exit(7)
+        elif deed == "memory":
+            bytearray(64 << 30)
+        elif deed == "fork":
+            os.fork()
+        elif deed == "nan":
+            return "", float("nan"), False
+        elif deed == "wrong":
+            return 5
+        elif deed.startswith("sleep"):
+            time.sleep(float(deed[5:]))
+        return f"{action} {self.count} {os.getpid()}", 0.5, deed == "end"
+
+
+ENVIRONMENT = EnvironmentPlugin(tasks="world:Echo", world="world:Echo")
+NOTHING = 5
+'''
+TASK = Task("t", "world:ENVIRONMENT", json.dumps({"word": "hello"}))
+Make = Callable[..., Awaitable[RemoteWorld]]
+
+
+@pytest.fixture
+async def processes(tmp_path: Path) -> AsyncIterator[JobProcesses]:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "world.py").write_text(WORLD)
+    for each in (folder, *folder.parents):  # the sandbox may run as another user
+        if each.owner() == "root":
+            each.chmod(each.stat().st_mode | 0o5)
+    sandbox = Sandbox()
+
+    async def where() -> Path:
+        return folder
+
+    made = JobProcesses(sandbox=sandbox, folder=where, target="world:ENVIRONMENT")
+    sweeping = asyncio.create_task(sweep(made))
+    yield made
+    sweeping.cancel()
+    await made.close()
+    await sandbox.close()
+
+
+async def sweep(processes: JobProcesses) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        await processes.sweep()
+
+
+@pytest.fixture
+def make(processes: JobProcesses) -> Make:
+    async def made(**options: Any) -> RemoteWorld:
+        world = RemoteWorld(processes, options)
+        observation = await world.reset(TASK, 0)
+        assert (observation.text, observation.messages[0].content) == ("hello", "hello")
+        return world
+
+    return made
+
+
+async def test_a_world_of_the_job_is_an_environment(make: Make) -> None:
+    world = await make(start=10)
+    assert world.replayable
+    first, last = await world.step("a"), await world.step("end")
+    assert first.observation.text.startswith("a 11 ")
+    assert (first.reward, first.done, last.done) == (0.5, False, True)
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    [
+        ("raise", r"environment: RuntimeError: a bug in the world \(world.py:\d+\)"),
+        ("nan", "environment: step returned the reward nan, no finite number"),
+        ("wrong", "environment: TypeError: a StepResult is due, or"),
+        ("memory", "environment: MemoryError"),
+        ("fork", r"environment: PermissionError: \[Errno 1\]"),
+        ("exit", r"environment: the process of the job's environment: .*exit code 7"),
+    ],
+)
+async def test_what_a_world_does_wrong_is_told_and_ends_its_episode_alone(
+    make: Make, deed: str, told: str
+) -> None:
+    worlds = [await make() for _ in range(3)]
+    for world in worlds:
+        await world.step("before")
+    with pytest.raises(WorldError, match=told):
+        await worlds[1].step(deed)
+    await worlds[1].close()
+    for world in (worlds[0], worlds[2]):
+        assert (await world.step("after")).observation.text.startswith("after 2 ")
+        await world.close()
+
+
+async def test_bystanders_of_an_end_are_moved_and_the_culprit_is_named(make: Make) -> None:
+    """Those in a call are suspects too: they go on in processes of their own."""
+    worlds = [await make() for _ in range(4)]
+    for world in worlds:
+        await world.step("before")
+    waiting = [asyncio.create_task(world.step("sleep0.5")) for world in worlds[:3]]
+    await asyncio.sleep(0.1)
+    with pytest.raises(WorldError, match="exit code 7"):
+        await worlds[3].step("exit")
+    moved = [(await each).observation.text.split() for each in waiting]
+    assert [each[:2] for each in moved] == [["sleep0.5", "2"]] * 3
+    assert len({each[2] for each in moved}) == 3
+    for world in worlds:
+        await world.close()
+
+
+async def test_a_world_that_cannot_be_replayed_is_lost_with_its_process(make: Make) -> None:
+    worlds = [await make(replayable=False) for _ in range(2)]
+    for world in worlds:
+        await world.step("before")
+    with pytest.raises(PacelineError, match="exit code 7"):
+        await worlds[0].step("exit")
+    with pytest.raises(PacelineError, match="exit code 7"):
+        await worlds[1].step("after")
+    for world in worlds:
+        await world.close()
+
+
+@pytest.mark.parametrize("deed", ["block", "loop"])
+async def test_one_that_never_returns_holds_up_no_other(
+    make: Make, processes: JobProcesses, deed: str
+) -> None:
+    worlds = [await make() for _ in range(8)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await worlds[0].step(deed)
+    await worlds[0].close()
+    deadline = time.monotonic() + processes_module.STUCK_S + 5.0
+    count = 0
+    while time.monotonic() < deadline and count < 40:
+        results = await asyncio.gather(*(world.step("go") for world in worlds[1:]))
+        count += 1
+        assert [each.observation.text.split()[1] for each in results] == [str(count)] * 7
+        await asyncio.sleep(0.2)
+    new = await make()
+    stuck, fresh = await worlds[1].step("pid"), await new.step("pid")
+    assert stuck.observation.text.split()[2] == fresh.observation.text.split()[2]
+    for world in (*worlds[1:], new):
+        await world.close()
+
+
+async def test_many_episodes_share_few_processes(make: Make, processes: JobProcesses) -> None:
+    worlds = [await make() for _ in range(processes_module.EPISODES_PER_PROCESS * 2 + 1)]
+    assert processes.num_processes == 3
+    for world in worlds:
+        await world.close()
+
+
+async def test_a_target_that_is_no_environment(processes: JobProcesses) -> None:
+    for target, told in (
+        ("world:NOTHING", "world:NOTHING is a int, no EnvironmentPlugin"),
+        ("world:MISSING", "has no attribute 'MISSING'"),
+        ("nowhere:X", "No module named 'nowhere'"),
+    ):
+        processes.target = target
+        world = RemoteWorld(processes, {})
+        with pytest.raises(WorldError, match=told):
+            await world.reset(TASK, 0)
+        await world.close()
+        await processes.close()
