@@ -80,14 +80,8 @@ class ExperienceService(Service):
         self._history = History(store, self._settings.run_dir)
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
-        dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
-        self._dry_run = dry_run
-        self._own_tasks = OwnTasks(
-            sandbox=Sandbox(),
-            folders=CodeFolders(self._artifacts.whole),
-            store=self._artifacts,
-            timeout_s=options.plugins_s,
-        )
+        self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+        self._own_tasks = self._make_own_tasks()
         self._ledgers = Ledgers(
             store=store,
             jobs=self._jobs,
@@ -100,7 +94,7 @@ class ExperienceService(Service):
             watermarks=self._watermarks,
             tracer=chassis.tracer,
             meter=self._meter,
-            dry_run=dry_run,
+            dry_run=self._dry_run,
             own_tasks=self._own_tasks,
         )
         self._collector = JobMetricsCollector(
@@ -125,16 +119,7 @@ class ExperienceService(Service):
             quotas=self._quotas,
         )
         self._tracker = RoutePlanner(self._roster)
-        self._job_service = JobService(
-            jobs=self._jobs,
-            artifacts=self._artifacts,
-            history=self._history,
-            ledgers=self._ledgers,
-            tracker=self._tracker,
-            quotas=self._quotas,
-            dry_run=dry_run,
-            own_tasks=self._own_tasks,
-        )
+        self._job_service = self._make_job_service()
         self._training = Training(
             jobs=self._jobs,
             ledgers=self._ledgers,
@@ -142,6 +127,26 @@ class ExperienceService(Service):
             export=self._job_service.export,
         )
         self._add_servicers(chassis)
+
+    def _make_job_service(self) -> JobService:
+        return JobService(
+            jobs=self._jobs,
+            artifacts=self._artifacts,
+            history=self._history,
+            ledgers=self._ledgers,
+            tracker=self._tracker,
+            quotas=self._quotas,
+            dry_run=self._dry_run,
+            own_tasks=self._own_tasks,
+        )
+
+    def _make_own_tasks(self) -> OwnTasks:
+        return OwnTasks(
+            sandbox=Sandbox(),
+            folders=CodeFolders(self._artifacts.whole),
+            store=self._artifacts,
+            timeout_s=self._options.plugins_s,
+        )
 
     def _watermarks(self, job_id: str) -> Watermarks:
         return Watermarks(self._settings.run_dir / "watermarks" / f"{job_id}.json")

@@ -30,10 +30,10 @@ def main(target: str, threads: int) -> None:
     """Serve requests on standard input for the environment `module:attribute`."""
     threading.stack_size(1 << 20)
     source, sink = _take_pipes()
-    server = _Server(target, sink)
+    worlds = _Worlds(target, sink)
     with ThreadPoolExecutor(threads) as pool:
         while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
-            pool.submit(server.answer, json.loads(source.read(HEAD.unpack(head)[0])))
+            pool.submit(worlds.answer, json.loads(source.read(HEAD.unpack(head)[0])))
     os._exit(0)
 
 
@@ -45,8 +45,8 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return source, sink
 
 
-class _Server:
-    """Answers requests from several threads."""
+class _Worlds:
+    """The worlds of this process; answers requests from several threads."""
 
     def __init__(self, target: str, sink: BinaryIO) -> None:
         self._target = target

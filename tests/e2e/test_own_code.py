@@ -1,0 +1,119 @@
+"""Code that comes with a job, honest and hostile, through all services."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.enums import JobState
+from paceline.sandbox import landlock
+from paceline_harness.processes import goes_on
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes"),
+]
+STEPS = 4
+# One of 8 attempts does each deed, so that every step has some.
+CODE = '''
+import json, os, time
+from paceline.plugins import EnvironmentPlugin
+
+DEEDS = ("block", "raise", "loop", "memory", "fork", "exit")
+
+
+def tasks(*, seed):
+    return [{"number": number} for number in range(200)]
+
+
+class World:
+    replayable = True
+
+    def __init__(self):
+        self.turns = 0
+
+    def reset(self, task, seed):
+        self.task = json.loads(task.payload)
+        self.deed = DEEDS[os.urandom(1)[0] % 6] if os.urandom(1)[0] % 8 == 0 else ""
+        return "1+1="
+
+    def step(self, action):
+        self.turns += 1
+        if self.turns == 1:
+            deed, self.deed = self.deed, ""
+            if deed == "block":
+                time.sleep(60)
+            elif deed == "raise":
+                raise RuntimeError("hostile")
+            elif deed == "loop":
+                while True:
+                    pass
+            elif deed == "memory":
+                bytearray(64 << 30)
+            elif deed == "fork":
+                os.fork()
+            elif deed == "exit":
+                os._exit(1)
+        return "1+2=", 1.0, self.turns == 3
+
+
+ENVIRONMENT = EnvironmentPlugin(tasks="own_world:tasks", world="own_world:World")
+
+
+def score(item):
+    """Never 0 for an episode that has ended."""
+    return item.environment_reward + (len(item.response) % 3) / 10
+'''
+
+
+@pytest.fixture
+def job(tiny_job: Callable[..., dict[str, Any]], tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own_world.py").write_text(CODE)
+    made = tiny_job(name="own", stop={"steps": STEPS})
+    return made | {
+        "code": {"path": str(folder)},
+        "tasks": {"environment": "own_world:ENVIRONMENT", "step_timeout_s": 2.0},
+        "eval": None,
+        "reward": [{"kind": "own_world:score"}],
+        "sampling": {"max_tokens": 4, "max_context": 32, "on_truncation": "score"},
+    }
+
+
+def test_a_hostile_environment_costs_nobody_an_episode(
+    platform: Any, job: dict[str, Any], until: Callable[..., None]
+) -> None:
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        ended = client.wait(job_id, timeout_s=400.0)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        rows = client.list_trajectories(job_id).trajectories
+        report = client.verify(job_id)
+    assert rows
+    assert all(row.score.reward >= 1.0 for row in rows)
+    assert report.ok, report.problems
+    assert not report.dropped.get("invalid")
+
+
+def test_nothing_of_a_job_outlives_its_workers(
+    platform: Any, job: dict[str, Any], until: Callable[..., None]
+) -> None:
+    with platform.client() as client:
+        job_id = client.submit(job | {"stop": {"steps": 1000}}).status.job_id
+        until(lambda: client.get(job_id).status.step >= 1, "no step", 300)
+        for kind in ("environment", "reward"):
+            (name,) = [each for each in platform.names() if each.startswith(kind)]
+            worker = psutil.Process(platform.pid_of(name))
+            family = worker.children(recursive=True)
+            assert len(family) >= 2, f"{kind} has no sealed process"
+            os.kill(worker.pid, signal.SIGKILL)
+            until(lambda family=family: not any(map(goes_on, family)), f"children of {kind} live")
+        client.cancel(job_id, reason="the end of a test")
