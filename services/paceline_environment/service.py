@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.code.folders import CodeFolders
+from paceline.code.sealed import sandbox_for
+from paceline.code.world_process import MODULE
 from paceline.config.load import validate
 from paceline.config.service import EnvironmentOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError
-from paceline.sandbox.sandbox import Sandbox
 from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
@@ -57,9 +58,11 @@ class EnvironmentService(Service):
         roster: RosterAsyncStub = RosterStub(self._channel)
         self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
-        self._sandbox = Sandbox()
+        self._sandbox = sandbox_for(MODULE)
         self._code = CodeFolders(partial(artifacts.fetch, experience))
-        self._worlds = JobWorlds(sandbox=self._sandbox, folders=self._code)
+        self._worlds = JobWorlds(
+            sandbox=self._sandbox, folders=self._code, memory_bytes=options.code_memory_bytes
+        )
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
             workers=self._rollouts,

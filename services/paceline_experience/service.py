@@ -7,12 +7,13 @@ import os
 import time
 
 from paceline.code.folders import CodeFolders
+from paceline.code.sealed import sandbox_for
+from paceline.code.world_process import MODULE
 from paceline.config import ServiceSettings
 from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
-from paceline.sandbox.sandbox import Sandbox
 from paceline.server.chassis import Chassis, Service
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet
@@ -142,10 +143,11 @@ class ExperienceService(Service):
 
     def _make_own_tasks(self) -> OwnTasks:
         return OwnTasks(
-            sandbox=Sandbox(),
+            sandbox=sandbox_for(MODULE),
             folders=CodeFolders(self._artifacts.whole),
             store=self._artifacts,
             timeout_s=self._options.plugins_s,
+            memory_bytes=self._options.code_memory_bytes,
         )
 
     def _watermarks(self, job_id: str) -> Watermarks:

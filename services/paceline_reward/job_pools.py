@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 
 import paceline_reward
-from paceline.code.sealed import start_sealed
+from paceline.code.sealed import sandbox_for, start_sealed
 from paceline.plugins import RewardInput
-from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score
 from paceline_reward.fair_queue import FairQueue, QueueOwner
 from paceline_reward.parts import RewardPart
 from paceline_reward.pool import ChildPool, ChildProcess
 
 IDLE_S = 30.0
+_MODULE = "paceline_reward.child"
 _MOST = 64  # jobs with children at a time, else the one that is idle for longest goes
 _PACKAGE = Path(paceline_reward.__file__ or "").resolve().parents[1]
 
@@ -36,16 +36,17 @@ class JobPools:
     def __init__(
         self,
         *,
-        sandbox: Sandbox,
         processes: int,
+        memory_bytes: int = 2 << 30,
         folder_of: Callable[[str], Awaitable[Path]],
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`processes` of each job work at a time; `folder_of` returns where a code is."""
         self.num_scored = 0
-        self._sandbox = sandbox
+        self._sandbox = sandbox_for(_MODULE, _PACKAGE)
         self._processes = processes
+        self._memory_bytes = memory_bytes
         self._folder_of = folder_of
         self._idle_s = idle_s
         self._clock = clock
@@ -84,6 +85,7 @@ class JobPools:
         """Kill all children."""
         pools, self._pools = self._pools, {}
         await asyncio.gather(*(each.pool.close() for each in pools.values()))
+        await self._sandbox.close()
 
     async def _make_room(self) -> None:
         idle = [(each.last_s, key) for key, each in self._pools.items() if not each.calls]
@@ -93,5 +95,5 @@ class JobPools:
     async def _start(self, code: str) -> ChildProcess:
         folder = await self._folder_of(code)
         return await start_sealed(
-            self._sandbox, folder, "paceline_reward.child", packages=(_PACKAGE,)
+            self._sandbox, folder, _MODULE, packages=(_PACKAGE,), memory_bytes=self._memory_bytes
         )

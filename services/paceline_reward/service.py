@@ -53,7 +53,9 @@ class RewardService(Service):
         self._pool = ChildPool(plain_children(), FairQueue(options.processes))
         queue = FairQueue(options.processes)
         self._job_pools = JobPools(
-            sandbox=self._sandbox, processes=options.processes, folder_of=self._code.folder
+            processes=options.processes,
+            memory_bytes=options.code_memory_bytes,
+            folder_of=self._code.folder,
         )
         self._scorer = Scorer(
             pool=self._pool,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,10 @@ def test_a_hostile_environment_costs_nobody_an_episode(
     assert not report.dropped.get("invalid")
 
 
+def _are_gone(family: list[psutil.Process]) -> bool:
+    return not any(map(goes_on, family))
+
+
 def test_nothing_of_a_job_outlives_its_workers(
     platform: Any, job: dict[str, Any], until: Callable[..., None]
 ) -> None:
@@ -115,5 +120,6 @@ def test_nothing_of_a_job_outlives_its_workers(
             family = worker.children(recursive=True)
             assert len(family) >= 2, f"{kind} has no sealed process"
             os.kill(worker.pid, signal.SIGKILL)
-            until(lambda family=family: not any(map(goes_on, family)), f"children of {kind} live")
+            gone = partial(_are_gone, family)
+            until(gone, f"children of {kind} live on")
         client.cancel(job_id, reason="the end of a test")

@@ -15,7 +15,9 @@ from paceline.telemetry.logs import Log
 EPISODES_PER_PROCESS = 32
 MAX_PROCESSES = 32  # of a job; beyond, processes get more episodes
 IDLE_S = 30.0
-STUCK_S = 5.0  # a process with a call that was given up for so long is killed
+# A process with a call that was given up for so long is killed: its other episodes are moved, which
+# takes a moment, or are lost if they cannot be replayed.
+STUCK_S = {True: 0.5, False: 5.0}
 log = Log("worlds")
 
 
@@ -26,6 +28,7 @@ class HostProcess:
     process: WorldProcess
     alone: bool  # for one episode that may have ended another process
     episodes: int = 0
+    replayable: bool = True  # all of them
     idle_since: float = 0.0
     given_up: float | None = None  # when a call in it was first given up
     killed: bool = False  # by us: no call that is in progress in it is to blame
@@ -45,12 +48,14 @@ class JobProcesses:
         sandbox: Sandbox,
         folder: Callable[[], Awaitable[Path]],
         target: str,
+        memory_bytes: int = 1 << 30,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
         self.clock = clock
         self._sandbox = sandbox
         self._folder = folder
+        self._memory_bytes = memory_bytes
         self._hosts: list[HostProcess] = []
         self._starting = asyncio.Lock()
 
@@ -72,7 +77,11 @@ class JobProcesses:
             if best is None or alone or (full and len(self._hosts) < MAX_PROCESSES):
                 threads = 1 if alone else EPISODES_PER_PROCESS
                 process = await WorldProcess.start(
-                    self._sandbox, await self._folder(), self.target, threads=threads
+                    self._sandbox,
+                    await self._folder(),
+                    self.target,
+                    threads=threads,
+                    memory_bytes=self._memory_bytes,
                 )
                 best = HostProcess(process, alone)
                 self._hosts.append(best)
@@ -97,7 +106,7 @@ class JobProcesses:
         for host in list(self._hosts):
             if host.given_up is not None and not host.episodes:
                 await self._drop(host, "its episodes are over")
-            elif host.given_up is not None and now - host.given_up > STUCK_S:
+            elif host.given_up is not None and now - host.given_up > STUCK_S[host.replayable]:
                 log.warning("process of an environment is stuck", environment=self.target)
                 host.killed = True
                 await self._drop(host, "another episode of its process did not end its call")

@@ -102,6 +102,7 @@ class RemoteWorld:
         task = asdict(self._task)
         answer = await self._call(host, "reset", task=task, seed=self._seed, options=self._options)
         self.replayable = bool(answer.get("replayable"))
+        host.replayable = host.replayable and self.replayable
         return _observation(answer.get("observation"))
 
     async def _step(self, host: HostProcess, action: str) -> StepResult:

@@ -19,8 +19,10 @@ _SWEEP_S = 0.25
 class JobWorlds:
     """Makes worlds of jobs; one family of processes for each job."""
 
-    def __init__(self, *, sandbox: Sandbox, folders: CodeFolders) -> None:
+    def __init__(self, *, sandbox: Sandbox, folders: CodeFolders, memory_bytes: int) -> None:
+        """`memory_bytes` of address space for each process."""
         self._sandbox = sandbox
+        self._memory_bytes = memory_bytes
         self._folders = folders
         self._jobs: dict[str, JobProcesses] = {}
 
@@ -29,7 +31,10 @@ class JobWorlds:
         processes = self._jobs.get(job_id)
         if processes is None:
             processes = self._jobs[job_id] = JobProcesses(
-                sandbox=self._sandbox, folder=partial(self._folders.folder, code), target=target
+                sandbox=self._sandbox,
+                folder=partial(self._folders.folder, code),
+                target=target,
+                memory_bytes=self._memory_bytes,
             )
 
         def make(**options: Any) -> Environment:

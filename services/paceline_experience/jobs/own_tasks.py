@@ -42,9 +42,16 @@ class OwnTasks:
     """Lists the tasks of jobs, once for the same code and options."""
 
     def __init__(
-        self, *, sandbox: Sandbox, folders: CodeFolders, store: ArtifactStore, timeout_s: float
+        self,
+        *,
+        sandbox: Sandbox,
+        folders: CodeFolders,
+        store: ArtifactStore,
+        timeout_s: float,
+        memory_bytes: int,
     ) -> None:
-        """`timeout_s` is what listing all tasks may take."""
+        """Listing all tasks may take `timeout_s` and so much address space."""
+        self._memory_bytes = memory_bytes
         self._sandbox = sandbox
         self._folders = folders
         self._store = store
@@ -90,7 +97,9 @@ class OwnTasks:
         """All tasks, compressed."""
         async with self._slots:
             folder = await self._folders.folder(code)
-            process = await WorldProcess.start(self._sandbox, folder, target, threads=1)
+            process = await WorldProcess.start(
+                self._sandbox, folder, target, threads=1, memory_bytes=self._memory_bytes
+            )
             try:
                 async with asyncio.timeout(self._timeout_s):
                     rows = await _ask(process, field, seed=seed, options=options)

@@ -9,7 +9,7 @@ from paceline.plugins import ProgramLimits
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.sealed_process import SealedProcess
 
-LIMITS = ProgramLimits(cpu_s=1 << 30, memory_bytes=4 << 30, output_bytes=16 << 20, open_files=256)
+OWN = Path(paceline.__file__ or "").resolve().parents[1]
 _PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
@@ -18,23 +18,31 @@ main(*{arguments!r})
 """
 
 
+def sandbox_for(module: str, package: Path | None = None) -> Sandbox:
+    """A sandbox whose programs start at once with this module of ours, found in a folder."""
+    return Sandbox(f"{module}@{package or OWN}")
+
+
 async def start_sealed(
     sandbox: Sandbox,
     folder: Path,
     module: str,
     *arguments: str | int,
+    memory_bytes: int,
     packages: tuple[Path, ...] = (),
-    limits: ProgramLimits = LIMITS,
 ) -> SealedProcess:
     """Run `main(*arguments)` of a module of ours, with `folder` first among the import paths.
 
-    `packages`: folders to import from besides that of this package.
+    `memory_bytes` bounds its address space; `packages`: folders to import from besides that of this
+    package.
 
     Raises:
         UnavailableError: programs cannot be contained here.
     """
-    own = Path(paceline.__file__ or "").resolve().parents[1]
-    readable = (folder, own, *packages)
+    readable = (folder, OWN, *packages)
     paths = [str(path) for path in readable]
     source = _PROGRAM.format(paths=paths, module=module, arguments=arguments)
+    limits = ProgramLimits(
+        cpu_s=1 << 30, memory_bytes=memory_bytes, output_bytes=16 << 20, open_files=256
+    )
     return await sandbox.start(source, readable=readable, limits=limits)

@@ -15,6 +15,7 @@ from paceline.errors import PacelineError
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.sealed_process import SealedProcess
 
+MODULE = "paceline.code.world_child"
 _END_S = 5.0
 
 
@@ -39,15 +40,16 @@ class WorldProcess:
 
     @classmethod
     async def start(
-        cls, sandbox: Sandbox, folder: Path, target: str, *, threads: int
+        cls, sandbox: Sandbox, folder: Path, target: str, *, threads: int, memory_bytes: int
     ) -> WorldProcess:
         """Start a process for the environment `target` in a folder.
 
         Raises:
             UnavailableError: programs cannot be contained here.
         """
-        module = "paceline.code.world_child"
-        return cls(await start_sealed(sandbox, folder, module, target, threads))
+        return cls(
+            await start_sealed(sandbox, folder, MODULE, target, threads, memory_bytes=memory_bytes)
+        )
 
     @property
     def num_calls(self) -> int:

@@ -317,6 +317,8 @@ class ExperienceOptions(StrictModel):
     """Interval between verifications of every live ledger, for the metrics."""
     plugins_s: float = Field(default=30.0, gt=0)
     """Timeout for building the samplers, task sources, filters and advantages of a job."""
+    code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
+    """Address space of a process that lists tasks of code that came with a job."""
     plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Memory limit of the separate process that tries them before a job is accepted."""
 
@@ -335,6 +337,8 @@ class EnvironmentOptions(StrictModel):
     flush_tokens: int = Field(default=256, ge=1)
     score_timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a call to a reward worker, plus the longest `timeout_s` of the job's parts."""
+    code_memory_bytes: int = Field(default=1 << 30, ge=1 << 28)
+    """Address space of a process with worlds that came with a job."""
     prefix_worth: float = Field(default=16.0, ge=0)
     """Tokens in flight that one cached prefix token outweighs when a rollout worker is chosen."""
 
@@ -343,7 +347,10 @@ class RewardOptions(StrictModel):
     """Options of a reward worker."""
 
     processes: int = Field(default=2, ge=1)
-    """Child processes that run user code; a hung or crashed one is replaced."""
+    """Child processes that run user code; a hung or crashed one is replaced. As many again for
+    each job that brings code."""
+    code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
+    """Address space of a process with functions that came with a job."""
 
 
 class TrackingOptions(StrictModel):

@@ -34,7 +34,9 @@ _ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
 class Sandbox:
     """A warm process and the programs that run in its children; restarted when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, *preload: str) -> None:
+        """`preload`: modules of ours that programs of `start` would import, as `module@folder`."""
+        self._preload = preload
         self._starting = asyncio.Lock()
         self._warm: _Warm | None = None
 
@@ -78,7 +80,7 @@ class Sandbox:
             if self._warm is not None and self._warm.ended:
                 await self.close()
             if self._warm is None:
-                self._warm = await _Warm.start()
+                self._warm = await _Warm.start(self._preload)
             return self._warm
 
 
@@ -96,14 +98,14 @@ class _Warm:
         self._loop.add_reader(control, self._receive)
 
     @classmethod
-    async def start(cls) -> _Warm:
+    async def start(cls, preload: Sequence[str]) -> _Warm:
         """Start one; raises `UnavailableError` if it cannot contain programs here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
             # From the main thread: the process dies with the thread that has started it.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(ZYGOTE), str(ZYGOTE.parents[2])],
+                [sys.executable, "-I", "-B", str(ZYGOTE), str(ZYGOTE.parents[2]), *preload],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -1,8 +1,9 @@
 """The warm process: forks a sealed child per program, and tells how each has ended.
 
-Started as `python -I -B zygote.py ROOT`, with the control socket as standard input and an empty
-environment. It never reads a program: what one child could read, a later one could find in the
-memory that it inherits. Messages are JSON, one per packet:
+Started as `python -I -B zygote.py ROOT MODULE@FOLDER...`, with the control socket as standard input
+and an empty environment; it imports these modules once for all children. It never reads a program:
+what one child could read, a later one could find in the memory that it inherits. Messages are JSON,
+one per packet:
 
     to it    {"id": …, "readable": […]} with the fields of `ProgramLimits`, and the child's
              descriptors: it reads its program and its input, and writes its output, its errors, and
@@ -46,8 +47,8 @@ PRELOADED = (
 )
 
 
-def main(root: str) -> None:
-    """Serve until the control socket is closed."""
+def main(root: str, preload: list[str]) -> None:
+    """Serve until the control socket is closed; `preload` has modules with their folders."""
     sys.path.insert(0, root)
     from paceline.sandbox import landlock, seal, seccomp  # also for `_rules`
 
@@ -60,6 +61,11 @@ def main(root: str) -> None:
     rules = _rules([])
     scoped = landlock.abi() >= landlock.SCOPES_ABI
     seals = seal.Seals(rules, seccomp.compiled(signals_are_scoped=scoped))
+    for each in preload:
+        module, _, folder = each.partition("@")
+        sys.path.insert(0, folder)
+        __import__(module)
+        sys.path.remove(folder)
     sys.path.remove(root)
     for name in PRELOADED:
         __import__(name)
@@ -239,4 +245,4 @@ def _send(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from paceline.code.world_process import WorldError
+from paceline.code.sealed import sandbox_for
+from paceline.code.world_process import MODULE, WorldError
 from paceline.errors import PacelineError
 from paceline.sandbox import landlock
-from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Task
-from paceline_environment.worlds import processes as processes_module
-from paceline_environment.worlds.processes import JobProcesses
+from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
@@ -81,7 +80,7 @@ async def processes(tmp_path: Path) -> AsyncIterator[JobProcesses]:
     for each in (folder, *folder.parents):  # the sandbox may run as another user
         if each.owner() == "root":
             each.chmod(each.stat().st_mode | 0o5)
-    sandbox = Sandbox()
+    sandbox = sandbox_for(MODULE)
 
     async def where() -> Path:
         return folder
@@ -182,7 +181,7 @@ async def test_one_that_never_returns_holds_up_no_other(
         async with asyncio.timeout(0.3):
             await worlds[0].step(deed)
     await worlds[0].close()
-    deadline = time.monotonic() + processes_module.STUCK_S + 5.0
+    deadline = time.monotonic() + max(STUCK_S.values())
     count = 0
     while time.monotonic() < deadline and count < 40:
         results = await asyncio.gather(*(world.step("go") for world in worlds[1:]))
@@ -197,7 +196,7 @@ async def test_one_that_never_returns_holds_up_no_other(
 
 
 async def test_many_episodes_share_few_processes(make: Make, processes: JobProcesses) -> None:
-    worlds = [await make() for _ in range(processes_module.EPISODES_PER_PROCESS * 2 + 1)]
+    worlds = [await make() for _ in range(EPISODES_PER_PROCESS * 2 + 1)]
     assert processes.num_processes == 3
     for world in worlds:
         await world.close()

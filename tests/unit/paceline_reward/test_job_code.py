@@ -16,7 +16,6 @@ import pytest
 from paceline.enums import ScoreStatus
 from paceline.plugins import RewardInput
 from paceline.sandbox import landlock
-from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score
 from paceline_reward.fair_queue import FairQueue, QueueOwner
 from paceline_reward.job_pools import JobPools
@@ -96,8 +95,7 @@ async def scored(tmp_path: Path) -> AsyncIterator[Scored]:
     for each in tmp_path.parents:  # the sandbox may run as another user
         if not each.stat().st_mode & 1 and each.owner() == "root":
             each.chmod(each.stat().st_mode | 0o5)
-    sandbox = Sandbox()
-    pools = JobPools(sandbox=sandbox, processes=2, folder_of=folder_of)
+    pools = JobPools(processes=2, folder_of=folder_of)
     plain = ChildPool(plain_children(), FairQueue(2))
     scorer = Scorer(pool=plain, job_pools=pools)
 
@@ -112,7 +110,6 @@ async def scored(tmp_path: Path) -> AsyncIterator[Scored]:
     yield run
     await pools.close()
     await plain.close()
-    await sandbox.close()
 
 
 async def test_a_function_of_the_job_scores(scored: Scored, item: MakeItem) -> None:
