@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -123,3 +127,48 @@ def test_nothing_of_a_job_outlives_its_workers(
             gone = partial(_are_gone, family)
             until(gone, f"children of {kind} live on")
         client.cancel(job_id, reason="the end of a test")
+
+
+TRIED = """
+from paceline.plugins import EnvironmentPlugin
+
+Tasks = lambda *, seed: [{"fails": number == 0} for number in range(2)]
+
+
+class World:
+    replayable = True
+
+    def reset(self, task, seed):
+        self.fails = "true" in task.payload
+        return "1+1="
+
+    def step(self, action):
+        if self.fails:
+            raise ValueError("this task has no answer")
+        return "", 0.25, True
+
+
+ENVIRONMENT = EnvironmentPlugin(tasks="tried:Tasks", world="tried:World")
+"""
+
+
+def test_a_few_episodes_are_shown_before_anything_is_trained(
+    tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "tried.py").write_text(TRIED)
+    job = tiny_job(name="tried") | {
+        "code": {"path": "task"},
+        "tasks": {"environment": "tried:ENVIRONMENT"},
+        "reward": [{"kind": "environment"}],
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "paceline.cli", "try", str(tmp_path / "job.yaml")]
+    ended = subprocess.run(
+        [*command, "--episodes", "2"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert re.search(r"environment +'1\+1='\n +policy ", ended.stdout)
+    assert "reward 0.25 (environment 0.25)" in ended.stdout
+    assert "an episode failed: environment: ValueError: this task has no answer" in ended.stdout
+    assert "1 of 2 episodes ended; mean reward 0.250" in ended.stdout

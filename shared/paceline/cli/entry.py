@@ -82,6 +82,19 @@ def _add_local(commands: Any) -> None:
         help="run even if a job succeeded here; replaces its results",
     )
     run.add_argument("--quiet", action="store_true", help="print only the outcome")
+    trial = _command(
+        commands,
+        "try",
+        "trial:try_job",
+        "run a few episodes of a job and show them; trains nothing",
+    )
+    _add_job_file(trial)
+    trial.add_argument("--episodes", type=int, default=4, metavar="N", help="how many (default: 4)")
+    trial.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="seconds (default: 300)"
+    )
+    _add_run_dir(trial, "default: a temporary folder")
+    _add_base(trial)
     up = _command(commands, "up", "local:up", "serve on this machine until interrupted")
     _add_run_dir(up, "default: runs/local")
     _add_base(up)

@@ -39,7 +39,7 @@ LIVE = [state.value for state in JobState if not state.terminal]
 def up(arguments: Namespace) -> int:
     """`paceline up`: serve until interrupted."""
     run_dir = arguments.run_dir or DEFAULT_RUN_DIR
-    with _running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
+    with running(run_dir, arguments) as local, contextlib.suppress(KeyboardInterrupt):
         print(f"serving at {local.url} (API docs at {local.url}/docs), files in {run_dir}")
         print(f"the API token is in {run_dir / TOKEN_FILE}, where paceline commands find it")
         print("stop with Ctrl-C", flush=True)
@@ -55,7 +55,7 @@ def run(arguments: Namespace) -> int:
     if not arguments.again:
         _check_unfinished(run_dir)
     with (
-        _running(run_dir, arguments) as local,
+        running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
     ):
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
@@ -101,7 +101,7 @@ def collect(run_dir: Path, job: JobView) -> None:
 
 
 @contextlib.contextmanager
-def _running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
+def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
     """Run all services for the duration of the context.
 
     Files that they, the store and their children create are readable by the owner only.

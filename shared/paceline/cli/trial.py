@@ -1,0 +1,127 @@
+"""`paceline try`: runs a few episodes of a job and shows them, before anything is trained."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.check import check, read_job
+from paceline.cli.entry import Exit
+from paceline.cli.local import running
+from paceline.client.client import Client
+from paceline.config import JobSpec
+from paceline.config.job import EvalSpec
+from paceline.config.precision import with_dtype
+from paceline.enums import Purpose, ScoreStatus, TokenSource
+from paceline.errors import DeadlineError
+from paceline.tokens.chat import Tokenizer
+from paceline.types import Trajectory
+
+_POLL_S = 0.5
+_MOST_REASONS = 5
+_QUOTES = "'\""
+_STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
+_GIVEN_BACK = re.compile(r"lease given back .*detail=(.*)$")
+
+
+def try_job(arguments: Namespace) -> int:
+    """`paceline try JOB.yaml`."""
+    wanted: int = arguments.episodes
+    spec = trial_of(with_dtype(read_job(arguments.job_file, arguments.overrides), "auto"), wanted)
+    check(spec)
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="paceline-try-") as name:
+        run_dir = arguments.run_dir or Path(name)
+        with (
+            running(run_dir, arguments) as local,
+            Client(local.url, token=local.token) as client,
+        ):
+            job_id = client.submit(spec).status.job_id
+            try:
+                found = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
+            finally:
+                client.cancel(job_id, reason="tried")
+            why = list(_reasons(run_dir))
+        tokenizer = _tokenizer(Path(spec.model.path))
+        for number, each in enumerate(found, 1):
+            console.print(shown(each, tokenizer, number), soft_wrap=True)
+        for line in why:
+            console.print(Text(f"an episode failed: {line}", "red"), soft_wrap=True)
+    good = [each for each in found if each.score.status is ScoreStatus.OK]
+    mean = sum(each.score.reward for each in good) / len(good) if good else 0.0
+    console.print(f"{len(found)} of {wanted} episodes ended; mean reward {mean:.3f}")
+    return Exit.OK if len(found) == wanted else Exit.JOB
+
+
+def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
+    """The job with nothing but a first evaluation, of so many of its training tasks."""
+    first = EvalSpec(
+        every=1,
+        tasks=episodes,
+        temperature=spec.sampling.temperature,
+        seed=spec.tasks.seed,
+        timeout_s=spec.tasks.episode_timeout_s,
+    )
+    # One step never comes together: its episodes would be trained.
+    stop = spec.stop.model_copy(update={"steps": 1})
+    return spec.model_copy(update={"name": "try", "eval": first, "stop": stop, "tracking": ()})
+
+
+def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:
+    """An episode as text: who said what, the reward with its parts, and the time."""
+    text = Text(f"\nepisode {number}: task {episode.task_id[:8]}\n", "bold")
+    for transcript in episode.transcripts:
+        for span in transcript.spans:
+            said = tokenizer.decode(transcript.tokens[span.start : span.end])
+            text.append(f"  {span.source.value:<12}", "dim")
+            text.append(f"{said!r}\n", _STYLES.get(span.source, ""))
+    score, timing = episode.score, episode.timing
+    parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
+    detail = f"; {score.detail}" if score.detail else ""
+    text.append(f"  reward {score.reward:g}", "bold")
+    text.append(f" ({parts}{detail})\n")
+    text.append(
+        f"  {timing.total_s:.2f} s: {timing.generate_s:.2f} generating, "
+        f"{timing.environment_s:.2f} in the environment, {timing.reward_s:.2f} scoring\n",
+        "dim",
+    )
+    return text
+
+
+def _episodes(client: Client, job_id: str, wanted: int, *, timeout_s: float) -> list[Trajectory]:
+    """The episodes that end within the time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        job = client.get(job_id).status
+        page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
+        rows = client.list_metrics(job_id).rows
+        is_measured = any(each.kind is Purpose.EVAL for each in rows)
+        if is_measured or job.state.terminal:
+            if job.state.terminal and not is_measured and job.reason:
+                print(f"the job {job.state}: {job.reason}", file=sys.stderr)
+            return list(reversed(page.trajectories))[:wanted]
+        time.sleep(_POLL_S)
+    raise DeadlineError(f"{wanted} episodes did not end within {timeout_s:g} s")
+
+
+def _reasons(run_dir: Path) -> Iterator[str]:
+    """What environment workers have said of failed attempts, each once."""
+    seen = dict[str, None]()
+    for path in sorted((run_dir / "logs").glob("environment*.log")):
+        for line in path.read_text(errors="replace").splitlines():
+            if (found := _GIVEN_BACK.search(line)) is not None:
+                seen[found[1].strip(_QUOTES)] = None
+    yield from list(seen)[:_MOST_REASONS]
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    names = [path for path in folder.iterdir() if path.suffix in (".json", ".jinja")]
+    return Tokenizer.from_files({path.name: path.read_bytes() for path in names})
