@@ -39,6 +39,7 @@ log = Log("jobs")
 SUBMIT = operation("Jobs", "SubmitJob")
 UPLOAD = operation("Jobs", "UploadCode")
 WATCH = operation("Jobs", "WatchJob")
+SUBMIT_S = 60.0  # plug-ins are tried, and tasks of a job's own code are listed
 
 
 class JobApi:
@@ -89,7 +90,7 @@ class JobApi:
             request_id=request.request_id or uuid.uuid4().hex,
             files=files,
         )
-        job = await self._upstream.call(SUBMIT, complete, who)
+        job = await self._upstream.call(SUBMIT, complete, who, timeout_s=SUBMIT_S)
         log.info(
             "submitted",
             job=job.status.job_id,

@@ -30,13 +30,15 @@ class Upstream:
         self._channel = channel
         self._method = cache(self._make)
 
-    async def call(self, each: Operation, request: Message, who: Principal) -> Any:
+    async def call(
+        self, each: Operation, request: Message, who: Principal, *, timeout_s: float | None = None
+    ) -> Any:
         """The reply; idempotent operations are retried within the timeout."""
         with self._waits_on("experience"), hide_upstream_details():
             return await call(
                 self._method(each),
                 checked(request),
-                timeout_s=self._timeout_s,
+                timeout_s=timeout_s or self._timeout_s,
                 idempotent=each.idempotent,
                 on_behalf_of=who,
             )

@@ -61,10 +61,10 @@ class JobPools:
             # Slots of its own: a job whose functions hang must not hold those of others.
             pool = ChildPool(partial(self._start, code), FairQueue(self._processes))
             found = self._pools[owner, code] = _JobPool(pool, self._clock())
-            await self._make_room()
         found.calls += 1
         before = found.pool.num_scored
         try:
+            await self._make_room()
             return await found.pool.run(part, items, owner=owner)
         finally:
             found.calls -= 1
@@ -88,9 +88,11 @@ class JobPools:
         await self._sandbox.close()
 
     async def _make_room(self) -> None:
-        idle = [(each.last_s, key) for key, each in self._pools.items() if not each.calls]
-        for _, key in sorted(idle)[: max(len(self._pools) - _MOST, 0)]:
-            await self._pools.pop(key).pool.close()
+        while len(self._pools) > _MOST:
+            idle = [(each.last_s, key) for key, each in self._pools.items() if not each.calls]
+            if not idle:
+                return
+            await self._pools.pop(min(idle)[1]).pool.close()
 
     async def _start(self, code: str) -> ChildProcess:
         folder = await self._folder_of(code)

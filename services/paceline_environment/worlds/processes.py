@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.code.world_process import WorldProcess
+from paceline.code.world_process import WorldError, WorldProcess
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 
 EPISODES_PER_PROCESS = 32
 MAX_PROCESSES = 32  # of a job; beyond, processes get more episodes
+MAX_ALONE = 32  # episodes of a job in processes of their own
 IDLE_S = 30.0
 # A process with a call that was given up for so long is killed: its other episodes are moved, which
 # takes a moment, or are lost if they cannot be replayed.
@@ -30,13 +31,12 @@ class HostProcess:
     episodes: int = 0
     replayable: bool = True  # all of them
     idle_since: float = 0.0
-    given_up: float | None = None  # when a call in it was first given up
     killed: bool = False  # by us: no call that is in progress in it is to blame
 
     @property
     def usable(self) -> bool:
         """Whether another episode may live in it."""
-        return not (self.process.ended or self.alone or self.given_up is not None)
+        return not (self.process.ended or self.alone or self.process.late)
 
 
 class JobProcesses:
@@ -74,7 +74,10 @@ class JobProcesses:
             usable = [each for each in self._hosts if each.usable]
             best = min(usable, key=lambda each: each.episodes, default=None)
             full = best is None or best.episodes >= EPISODES_PER_PROCESS
-            if best is None or alone or (full and len(self._hosts) < MAX_PROCESSES):
+            num_alone = sum(each.alone for each in self._hosts)
+            if alone and num_alone >= MAX_ALONE:
+                raise WorldError("environment: too many of its processes have ended")
+            if best is None or alone or (full and len(self._hosts) - num_alone < MAX_PROCESSES):
                 threads = 1 if alone else EPISODES_PER_PROCESS
                 process = await WorldProcess.start(
                     self._sandbox,
@@ -95,18 +98,12 @@ class JobProcesses:
         if host.process.ended or (host.alone and not host.episodes):
             await self._drop(host, "its episode is over")
 
-    def give_up(self, host: HostProcess) -> None:
-        """A call was cancelled before its answer: it may go on for ever."""
-        if host.given_up is None:
-            host.given_up = self.clock()
-
     async def sweep(self) -> None:
         """End processes that are stuck or idle."""
         now = self.clock()
         for host in list(self._hosts):
-            if host.given_up is not None and not host.episodes:
-                await self._drop(host, "its episodes are over")
-            elif host.given_up is not None and now - host.given_up > STUCK_S[host.replayable]:
+            since = min(host.process.late.values(), default=now)
+            if now - since > STUCK_S[host.replayable]:
                 log.warning("process of an environment is stuck", environment=self.target)
                 host.killed = True
                 await self._drop(host, "another episode of its process did not end its call")

@@ -16,6 +16,7 @@ from paceline_environment.worlds.processes import HostProcess, JobProcesses
 
 Result = TypeVar("Result")
 _MOVES = 5
+_CLOSE_S = 5.0
 _numbers = itertools.count()
 
 
@@ -54,9 +55,10 @@ class RemoteWorld:
         if host is None:
             return
         try:
-            if not host.process.ended and host.given_up is None:  # else it soon ends
-                await self._call(host, "close")
-        except ProcessEndedError:
+            if not host.process.ended:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._call(host, "close")
+        except (ProcessEndedError, TimeoutError):  # it is closed, or soon ends
             pass
         finally:
             await self._processes.leave(host)
@@ -118,11 +120,7 @@ class RemoteWorld:
         )
 
     async def _call(self, host: HostProcess, op: str, **given: Any) -> dict[str, Any]:
-        try:
-            return await host.process.call(op=op, world=self._number, **given)
-        except asyncio.CancelledError:
-            self._processes.give_up(host)
-            raise
+        return await host.process.call(op=op, world=self._number, **given)
 
 
 def _observation(raw: Any) -> Observation:

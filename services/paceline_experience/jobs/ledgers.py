@@ -398,8 +398,17 @@ def _text(error: Exception) -> str:
 
 
 def runnable(entries: Iterable[OpenLedger], environments: frozenset[str]) -> list[OpenLedger]:
-    """Jobs whose environment a worker can run; an empty set means all."""
-    return [e for e in entries if not environments or e.spec.tasks.environment in environments]
+    """Jobs whose environment a worker can run; an empty set means all.
+
+    Every worker can run an environment that came with its job.
+    """
+    return [
+        each
+        for each in entries
+        if not environments
+        or each.spec.has_own_environment
+        or each.spec.tasks.environment in environments
+    ]
 
 
 async def sweep(entry: OpenLedger) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from paceline.code.folders import CodeFolders
 from paceline.code.world_process import ProcessEndedError, WorldError, WorldProcess
@@ -22,7 +22,8 @@ from paceline_experience.store.artifacts import ArtifactStore
 MAX_TASKS = 200_000
 MAX_BYTES = 64 << 20  # of the tasks of a job, as JSON
 _FIELDS = ("task_id", "environment", "payload", "seed", "domain")
-_AT_A_TIME = 2  # jobs whose tasks are listed
+_AT_A_TIME = 2  # lists of a tenant that are made
+_ROW_BYTES = 64  # what a row costs besides its text
 
 
 class StoredTasks:
@@ -56,7 +57,8 @@ class OwnTasks:
         self._folders = folders
         self._store = store
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(_AT_A_TIME)
+        self._slots: dict[str, asyncio.Semaphore] = {}  # by tenant
+        self._listing: dict[str, asyncio.Task[bytes]] = {}
 
     async def sources(self, spec: JobSpec) -> Sources:
         """The tasks of a job.
@@ -87,15 +89,40 @@ class OwnTasks:
         name = hashlib.sha256(asked.encode()).hexdigest()
         stored = await self._store.tasks(name)
         if stored is None:
-            stored = await self._listed(code, target, field, seed=seed, options=options)
-            await self._store.put_tasks(name, stored)
+            # Goes on if the caller gives up, so that the next attempt finds it.
+            if name not in self._listing:
+                made = self._made(name, spec.tenant, code, field, target, seed, options)
+                self._listing[name] = asyncio.create_task(made)
+                self._listing[name].add_done_callback(lambda _: self._listing.pop(name, None))
+            stored = await asyncio.shield(self._listing[name])
         return StoredTasks(await asyncio.to_thread(_rows, stored))
 
+    async def _made(
+        self,
+        name: str,
+        tenant: str,
+        code: str,
+        field: str,
+        target: str,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> bytes:
+        stored = await self._listed(tenant, code, target, field, seed=seed, options=options)
+        await self._store.put_tasks(name, stored)
+        return stored
+
     async def _listed(
-        self, code: str, target: str, field: str, *, seed: int, options: Mapping[str, Any]
+        self,
+        tenant: str,
+        code: str,
+        target: str,
+        field: str,
+        *,
+        seed: int,
+        options: Mapping[str, Any],
     ) -> bytes:
         """All tasks, compressed."""
-        async with self._slots:
+        async with self._slots.setdefault(tenant, asyncio.Semaphore(_AT_A_TIME)):
             folder = await self._folders.folder(code)
             process = await WorldProcess.start(
                 self._sandbox, folder, target, threads=1, memory_bytes=self._memory_bytes
@@ -124,11 +151,16 @@ async def _ask(
     async with process.answers(**request) as answers:
         while True:
             answer = await process.next(answers)
-            for raw in answer.get("tasks", ()):
+            found = answer.get("tasks")
+            if not isinstance(found, list):
+                raise WorldError("unreadable tasks")
+            for raw in cast("list[Any]", found):
                 row = _row(raw)
-                left -= len(row[2])
+                left -= _ROW_BYTES + sum(len(each) for each in row if isinstance(each, str))
                 if left < 0:
                     raise InvalidError(f"{field}: more than {MAX_BYTES} bytes of tasks")
+                if len(rows) == MAX_TASKS:
+                    raise InvalidError(f"{field}: more than {MAX_TASKS} tasks")
                 rows.append(row)
             if "size" not in answer:
                 continue
@@ -143,8 +175,11 @@ def _row(raw: Any) -> list[Any]:
     try:
         row = [raw[name] for name in _FIELDS]
         json.loads(row[2])
-        if not all(isinstance(row[at], str) for at in (0, 1, 2, 4)) or type(row[3]) is not int:
+        seed = row[3]
+        if not all(isinstance(row[at], str) for at in (0, 1, 2, 4)) or type(seed) is not int:
             raise TypeError("fields of a wrong type")
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed {seed} has more than 64 bits")
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise WorldError(f"unreadable task: {error}") from None
     return row

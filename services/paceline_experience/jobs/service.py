@@ -109,6 +109,8 @@ class JobService:
         job = await self._jobs.create(
             spec, artifacts=artifacts, request_id=request_id, max_live=max_live
         )
+        if spec.code is not None:
+            await self._artifacts.keep_code(spec.tenant, spec.code.digest)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
 
@@ -127,7 +129,7 @@ class JobService:
         if spec.code is None:
             return
         try:
-            names = await self._artifacts.use_code(spec.tenant, spec.code.digest)
+            names = await self._artifacts.names_of(spec.tenant, spec.code.digest)
         except NotFoundError:
             raise ConfigError(
                 f"code.digest: tenant {spec.tenant!r} has not uploaded {spec.code.digest}, or "

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from paceline.errors import NotFoundError
+from paceline.errors import LimitError, NotFoundError
 from paceline.transport.principal import ALL_TENANTS
 from paceline_experience.store.store import Store
 
 CHUNK_BYTES = 1 << 20
-UNUSED_S = 7 * 86400  # code that no job uses is kept for so long
+UNUSED_S = 7 * 86400  # what no job has used is kept for so long
+MAX_UPLOADED_BYTES = 256 << 20  # code of a tenant within that time
 
 
 class ArtifactStore:
@@ -28,39 +30,60 @@ class ArtifactStore:
         return digests
 
     async def put_code(self, tenant: str, archive: bytes, names: Sequence[str]) -> str:
-        """Store code, with the `names` in it; returns its digest.
+        """Store code, with the `names` in it, until a job keeps it; returns its digest.
 
         `tenant` has uploaded it, or may use it if that is `ALL_TENANTS`.
+
+        Raises:
+            LimitError: the tenant has uploaded too much lately.
         """
         digest = hashlib.sha256(archive).hexdigest()
-        new = await self._store.command("SETNX", _key(digest), archive)
-        if new or await self._store.command("TTL", _key(digest)) >= 0:
-            await self._store.command("EXPIRE", _key(digest), UNUSED_S)
         key = _code_key(tenant, digest)
-        await self._store.command("SET", key, json.dumps(list(names)), "EX", UNUSED_S)
+        if not await self._store.command("EXISTS", key):
+            await self._check_uploads(tenant, digest, len(archive))
+        for name, value in ((_key(digest), archive), (key, json.dumps(list(names)))):
+            await self._store.command("SET", name, value, "NX", "EX", UNUSED_S)
         return digest
 
-    async def use_code(self, tenant: str, digest: str) -> list[str]:
-        """Keep code for good, since a job needs it; returns the names in it.
+    async def names_of(self, tenant: str, digest: str) -> list[str]:
+        """The names in code that a tenant may use.
 
         Raises:
             NotFoundError: the tenant has not uploaded it, or long ago.
         """
-        for key in (_code_key(tenant, digest), _code_key(ALL_TENANTS, digest)):
-            await self._store.command("PERSIST", key)
-            await self._store.command("PERSIST", _key(digest))
-            names = await self._store.command("GET", key)
+        for owner in (tenant, ALL_TENANTS):
+            names = await self._store.command("GET", _code_key(owner, digest))
             if names is not None and await self._store.command("EXISTS", _key(digest)):
                 return json.loads(names)
         raise NotFoundError(f"code {digest!r} is not known")
 
+    async def keep_code(self, tenant: str, digest: str) -> None:
+        """Keep code for good, since a job needs it."""
+        for key in (_key(digest), _code_key(tenant, digest), _code_key(ALL_TENANTS, digest)):
+            await self._store.command("PERSIST", key)
+
+    async def _check_uploads(self, tenant: str, digest: str, num_bytes: int) -> None:
+        """Count an upload, unless there were too many in the time that they are kept for."""
+        key, now = f"uploads:{tenant}", time.time()
+        await self._store.command("ZREMRANGEBYSCORE", key, "-inf", now - UNUSED_S)
+        members: list[bytes] = await self._store.command("ZRANGE", key, 0, -1)
+        total = num_bytes + sum(int(each.rpartition(b":")[2]) for each in members)
+        if total > MAX_UPLOADED_BYTES:
+            raise LimitError(
+                f"code: tenant {tenant!r} has uploaded {total - num_bytes} bytes within a week; "
+                f"at most {MAX_UPLOADED_BYTES} are kept"
+            )
+        await self._store.command("ZADD", key, now, f"{digest}:{num_bytes}")
+        await self._store.command("EXPIRE", key, UNUSED_S)
+
     async def tasks(self, name: str) -> bytes | None:
-        """Stored tasks; None if there are none of this name."""
+        """Stored tasks; None if there are none of this name, or nobody has asked for long."""
+        await self._store.command("EXPIRE", f"tasks:{name}", UNUSED_S)
         return await self._store.command("GET", f"tasks:{name}")
 
     async def put_tasks(self, name: str, tasks: bytes) -> None:
         """Store tasks by a name that says what they were made from."""
-        await self._store.command("SET", f"tasks:{name}", tasks)
+        await self._store.command("SET", f"tasks:{name}", tasks, "EX", UNUSED_S)
 
     async def whole(self, digest: str) -> bytes:
         """The content; raises as `chunks`."""

@@ -19,6 +19,7 @@ from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
 from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
+from paceline.client import calls
 from paceline.client.client import Client
 from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
@@ -58,6 +59,10 @@ def run(arguments: Namespace) -> int:
         running(run_dir, arguments) as local,
         Client(local.url, token=local.token) as client,
     ):
+        prepared, archive = calls.with_code(spec)
+        if archive:  # the digest tells whether a job is the same
+            client.send(calls.upload(archive))
+            spec = parse_job(prepared)
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
         try:
             job = follow(client, job_id, quiet=arguments.quiet)

@@ -101,12 +101,12 @@ def _episodes(client: Client, job_id: str, wanted: int, *, timeout_s: float) -> 
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         job = client.get(job_id).status
-        page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
         rows = client.list_metrics(job_id).rows
         is_measured = any(each.kind is Purpose.EVAL for each in rows)
         if is_measured or job.state.terminal:
             if job.state.terminal and not is_measured and job.reason:
                 print(f"the job {job.state}: {job.reason}", file=sys.stderr)
+            page = client.list_trajectories(job_id, page_size=200, purpose=Purpose.EVAL)
             return list(reversed(page.trajectories))[:wanted]
         time.sleep(_POLL_S)
     raise DeadlineError(f"{wanted} episodes did not end within {timeout_s:g} s")

@@ -15,12 +15,13 @@ from pathlib import Path, PurePosixPath
 from pathspec import GitIgnoreSpec
 
 from paceline.config.quota import MAX_CODE_BYTES
-from paceline.errors import ConfigError, IntegrityError, InvalidError
+from paceline.errors import ConfigError, IntegrityError, InvalidError, UnavailableError
 
 IGNORE_FILE = ".gitignore"
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/", ".DS_Store")
 MAX_FILES = 2000
 MAX_UNPACKED_BYTES = 4 * MAX_CODE_BYTES
+_MOST_NAME = 255  # bytes of a file or folder
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
 
@@ -108,6 +109,8 @@ def _extract(archive: bytes, folder: Path) -> None:
                 left -= len(data)
                 path.write_bytes(data)
                 path.chmod(0o444)
+    except OSError as error:
+        raise UnavailableError(f"code: cannot be unpacked here: {error.strerror}") from None
     except _BROKEN as error:
         raise InvalidError(f"code: not a zip archive: {error}") from None
     for path in (folder, *(each for each in folder.rglob("*") if each.is_dir())):
@@ -151,11 +154,17 @@ def _checked(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         inside = not path.is_absolute() and ".." not in path.parts and path.as_posix() != "."
         plain = kind in (0, stat.S_IFREG) and not info.flag_bits & 1
+        plain = plain and info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        plain = plain and all(len(part.encode()) <= _MOST_NAME for part in path.parts)
         if not (inside and plain and path.as_posix() == info.filename) or "\\" in info.filename:
             raise InvalidError(f"code: {info.filename[:200]!r} is not a plain file inside")
         if info.filename in seen:
             raise InvalidError(f"code: {info.filename[:200]!r} is there twice")
         seen.add(info.filename)
+    for name in seen:
+        for parent in PurePosixPath(name).parents:
+            if parent.as_posix() in seen:
+                raise InvalidError(f"code: {str(parent)[:200]!r} is a file and a folder")
     return infos
 
 

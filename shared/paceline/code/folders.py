@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from paceline.code.archive import unpack
 
+MOST_FOLDERS = 32
+KEPT_S = 3600.0  # processes that read a folder are asked for again within this time
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class CodeFolders:
     """Folders of code by digest, in a temporary folder of this process."""
 
-    def __init__(self, fetch: Fetch) -> None:
+    def __init__(self, fetch: Fetch, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`fetch` returns the archive with a digest."""
         self._fetch = fetch
         self._root = tempfile.TemporaryDirectory(prefix="paceline-code-")
         Path(self._root.name).chmod(0o755)  # programs in the sandbox may have another user
         self._found: dict[str, asyncio.Task[Path]] = {}
+        self._used: dict[str, float] = {}  # when each was last asked for
+        self._clock = clock
 
     async def folder(self, digest: str) -> Path:
         """The folder with this code.
@@ -28,7 +34,9 @@ class CodeFolders:
         Raises:
             PacelineError: it cannot be fetched or unpacked; the next call tries again.
         """
+        self._used[digest] = self._clock()
         if digest not in self._found:
+            await self._make_room()
             self._found[digest] = asyncio.create_task(self._make(digest))
         making = self._found[digest]
         try:
@@ -40,6 +48,15 @@ class CodeFolders:
     def close(self) -> None:
         """Delete all folders."""
         self._root.cleanup()
+
+    async def _make_room(self) -> None:
+        """Delete the folder that nobody has asked for for longest, if there are many."""
+        unused = min(self._used, key=lambda each: self._used[each])
+        if len(self._found) < MOST_FOLDERS or self._clock() - self._used[unused] < KEPT_S:
+            return
+        del self._used[unused]
+        if self._found.pop(unused, None) is not None:
+            await asyncio.to_thread(shutil.rmtree, Path(self._root.name) / unused, True)
 
     async def _make(self, digest: str) -> Path:
         archive = await self._fetch(digest)

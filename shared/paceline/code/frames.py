@@ -10,7 +10,7 @@ from typing import Any, cast
 from paceline.errors import PacelineError
 
 HEAD = struct.Struct(">I")  # bytes that follow
-MAX_FRAME_BYTES = 4 << 20
+MAX_FRAME_BYTES = 1 << 20  # parsing more would hold up a service's loop
 
 
 class FrameError(PacelineError):

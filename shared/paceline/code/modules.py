@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 from paceline.config import JobSpec
@@ -29,8 +30,14 @@ def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def missing_modules(spec: JobSpec, names: Sequence[str]) -> Iterator[str]:
-    """A line for each module that the job names and that is not among the files of its code."""
+    """A line for each module that the job names and that is not among the files of its code.
+
+    And for each that would be hidden by one of Python or Paceline.
+    """
     files = set(names)
+    roots = {name.partition("/")[0].removesuffix(".py") for name in files if name.endswith(".py")}
+    for name in sorted(roots & (sys.stdlib_module_names | {"paceline"})):
+        yield f"code: {name!r} is a module that Python or Paceline has; rename it"
     for field, target in _own(spec):
         module = target.partition(":")[0]
         path = module.replace(".", "/")

@@ -23,7 +23,7 @@ from paceline.plugins.loading import attribute
 from paceline.types import Task
 
 MAX_ERROR_CHARS = 1000
-TASKS_PER_FRAME = 200
+TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 
 
 def main(target: str, threads: int) -> None:
@@ -94,12 +94,17 @@ class _Worlds:
 
     def _tasks(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         made = self._loaded().load_tasks()(seed=request["seed"], **request["options"])
-        size, found = len(made), list[dict[str, Any]]()
+        size, found, num_chars = len(made), list[dict[str, Any]](), 0
         for position in range(min(size, request["most"])):
-            found.append(_task(made[position], self._target))
+            task = _task(made[position], self._target)
+            num_chars += len(task["payload"])
+            if found and num_chars > CHARS_PER_FRAME:
+                yield {"tasks": found}
+                found, num_chars = [], len(task["payload"])
+            found.append(task)
             if len(found) == TASKS_PER_FRAME:
                 yield {"tasks": found}
-                found = []
+                found, num_chars = [], 0
         yield {"tasks": found, "size": size}
 
     def _reset(self, request: dict[str, Any]) -> dict[str, Any]:

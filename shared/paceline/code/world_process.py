@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.sandbox.sealed_process import SealedProcess
 
 MODULE = "paceline.code.world_child"
 _END_S = 5.0
+_UNREAD = 8  # answers of a call with several
 
 
 class WorldError(PacelineError):
@@ -30,12 +32,17 @@ class ProcessEndedError(PacelineError):
 class WorldProcess:
     """Sends calls and hands out their answers; any number may be in progress."""
 
-    def __init__(self, process: SealedProcess) -> None:
+    def __init__(
+        self, process: SealedProcess, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.ended = False
         self.why = ""  # it has ended
         self._process = process
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._streams = set[int]()  # calls with several answers
+        self._clock = clock
+        self.late: dict[int, float] = {}  # calls that nobody waits for, and since when
         self._reading = asyncio.create_task(self._read(), name="world process")
 
     @classmethod
@@ -63,21 +70,30 @@ class WorldProcess:
             WorldError: the code has raised.
             ProcessEndedError: the process ends before it answers.
         """
-        async with self.answers(**request) as answers:
+        async with self._asked(request, several=False) as answers:
             return await self.next(answers)
 
+    def answers(self, **request: Any) -> AbstractAsyncContextManager[asyncio.Queue[dict[str, Any]]]:
+        """A queue for the answers to a call with several, for `next`."""
+        return self._asked(request, several=True)
+
     @asynccontextmanager
-    async def answers(self, **request: Any) -> AsyncGenerator[asyncio.Queue[dict[str, Any]]]:
-        """A queue for the answers to a call, for `next`."""
+    async def _asked(
+        self, request: Mapping[str, Any], *, several: bool
+    ) -> AsyncGenerator[asyncio.Queue[dict[str, Any]]]:
         if self.ended:
             raise ProcessEndedError(self.why)
         number = next(self._numbers)
-        queue = self._answers[number] = asyncio.Queue()
+        queue = self._answers[number] = asyncio.Queue(_UNREAD if several else 0)
+        if several:
+            self._streams.add(number)
         self._process.write(frame({"id": number, **request}))
         try:
             yield queue
         finally:
-            self._answers.pop(number, None)
+            self._streams.discard(number)
+            if self._answers.pop(number, None) is not None and not several:
+                self.late[number] = self._clock()
 
     async def next(self, answers: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
         """The next answer; raises as `call`."""
@@ -98,21 +114,31 @@ class WorldProcess:
         why = ""
         try:
             while True:
-                answer = await read_frame(self._process.stdout)
-                if (queue := self._answers.get(answer.get("id", -1))) is not None:
-                    queue.put_nowait(answer)
+                await self._deliver(await read_frame(self._process.stdout))
         except FrameError as error:
             why = error.message
-        except TypeError as error:  # an id that cannot be a key
-            why = f"unreadable answer: {error}"
+        await self._process.kill()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 why = f"{why} ({await self._process.exit_text()})"
         self._end(f"the process of the job's environment: {why}")
-        await self._process.kill()
+
+    async def _deliver(self, answer: dict[str, Any]) -> None:
+        """Hand an answer to whoever waits for it; a process that sends others is to end."""
+        number = answer.get("id")
+        if not isinstance(number, int):
+            raise FrameError(f"answered to {str(number)[:80]!r}")
+        if number in self._streams:
+            await self._answers[number].put(answer)
+        elif (queue := self._answers.pop(number, None)) is not None:
+            queue.put_nowait(answer)
+        elif self.late.pop(number, None) is None:
+            raise FrameError(f"answered to {number}, which nobody has asked")
 
     def _end(self, why: str) -> None:
         if not self.ended:
             self.ended, self.why = True, why
             for queue in self._answers.values():
+                if queue.full():
+                    queue.get_nowait()
                 queue.put_nowait({"ended": True})

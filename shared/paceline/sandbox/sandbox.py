@@ -67,7 +67,10 @@ class Sandbox:
         """
         warm = await self._started()
         forked, ours = await warm.fork(limits, [str(path) for path in readable])
-        return await SealedProcess.adopt(forked, ours, source.encode())
+        try:
+            return await SealedProcess.adopt(forked, ours, source.encode())
+        except OSError as error:
+            raise UnavailableError(f"sandbox: a program could not be started: {error}") from None
 
     async def close(self) -> None:
         """Kill the warm process, and with it all programs."""
@@ -133,22 +136,24 @@ class _Warm:
     ) -> tuple[Forked, tuple[int, ...]]:
         """A child that waits for its program, and our ends of its pipes, which do not block."""
         inwards = (True, True, False, False, False)
-        theirs, ours = zip(*(_pipe(each) for each in inwards), strict=True)
         number = next(self._numbers)
         asked = {"id": number, "readable": list(readable), **asdict(limits)}
-        with ExitStack() as stack:
-            for fd in ours:
-                stack.callback(os.close, fd)
+        theirs: list[int] = []
+        ours: list[int] = []
+        with ExitStack() as own, ExitStack() as given:
+            for each in inwards:
+                their, our = _pipe(each)
+                given.callback(os.close, their)
+                own.callback(os.close, our)
+                theirs.append(their)
+                ours.append(our)
             try:
-                await self._send(json.dumps(asked).encode(), list(theirs))
+                await self._send(json.dumps(asked).encode(), theirs)
                 forked = await self._answer(number, REPLY_S)
             except TimeoutError:
                 raise UnavailableError(f"sandbox: no child within {REPLY_S:g} s") from None
-            finally:
-                for fd in theirs:
-                    os.close(fd)
-            stack.pop_all()
-        return forked, ours
+            own.pop_all()
+        return forked, tuple(ours)
 
     def kill(self, why: str) -> None:
         """Kill it, and with it all programs; whoever waits for them hears why."""

@@ -7,11 +7,14 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import cast
 
+from paceline.errors import UnavailableError
 from paceline.sandbox.zygote import HEAD
 
 _KEPT_ERRORS = 4096  # bytes of what it has printed, the last ones
 _UNREAD_BYTES = 1 << 20
+_PRINTED_BYTES, _PAUSE_S = 256 << 10, 1.0  # after so much, nothing more is read for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,10 @@ class SealedProcess:
 
     async def exit_text(self) -> str:
         """How it has ended, and the last line that it has printed."""
-        code = await asyncio.shield(self._end)
+        try:
+            code = await asyncio.shield(self._end)
+        except UnavailableError as error:  # the warm process has ended, and this one with it
+            return error.message
         return f"exit code {code}" + (f", {last}" if (last := self._printed.last()) else "")
 
     async def kill(self) -> None:
@@ -87,14 +93,28 @@ class SealedProcess:
 
 
 class _Printed(asyncio.Protocol):
-    """Keeps the end of what was printed."""
+    """Keeps the end of what was printed; who prints much has to wait."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
+        self._left = _PRINTED_BYTES
+        self._pipe: asyncio.ReadTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._pipe = cast(asyncio.ReadTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._kept += data
         del self._kept[:-_KEPT_ERRORS]
+        self._left -= len(data)
+        if self._left < 0 and self._pipe is not None:
+            self._pipe.pause_reading()
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._left = _PRINTED_BYTES
+        if self._pipe is not None and not self._pipe.is_closing():
+            self._pipe.resume_reading()
 
     def last(self) -> str:
         lines = self._kept.decode(errors="replace").rstrip().splitlines()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from paceline.code.sealed import sandbox_for
@@ -22,7 +23,7 @@ from paceline_environment.worlds.remote import RemoteWorld
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
 WORLD = '''
-import asyncio, json, os, threading, time
+import asyncio, json, os, struct, threading, time
 from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult
 
 
@@ -60,6 +61,16 @@ class Echo:
             return "", float("nan"), False
         elif deed == "wrong":
             return 5
+        elif deed in ("flood", "lie"):
+            body = b'{"id": 10000}' if deed == "flood" else b'["' + b"x" * 100 + b'"]'
+            frame = struct.pack(">I", len(body)) + body
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, frame)
+                except OSError:
+                    pass
+        elif deed == "print":
+            print("x" * (1 << 21))
         elif deed.startswith("sleep"):
             time.sleep(float(deed[5:]))
         return f"{action} {self.count} {os.getpid()}", 0.5, deed == "end"
@@ -193,6 +204,57 @@ async def test_one_that_never_returns_holds_up_no_other(
     assert stuck.observation.text.split()[2] == fresh.observation.text.split()[2]
     for world in (*worlds[1:], new):
         await world.close()
+
+
+@pytest.mark.parametrize(
+    ("deed", "told"), [("flood", "answered to 10000, which nobody"), ("lie", "not an object")]
+)
+async def test_a_process_that_sends_what_nobody_asked_for_is_ended(
+    make: Make, deed: str, told: str
+) -> None:
+    world = await make()
+    with pytest.raises(WorldError, match=told):
+        await world.step(deed)
+    await world.close()
+
+
+async def test_what_is_printed_reaches_nobody_and_ends_nothing(make: Make) -> None:
+    world = await make()
+    assert (await world.step("print")).observation.text.startswith("print 1 ")
+    await world.close()
+
+
+async def test_a_call_that_was_cut_off_but_ends_costs_nobody_anything(
+    make: Make, processes: JobProcesses
+) -> None:
+    """An aborted lease is no sign of a stuck world."""
+    worlds = [await make() for _ in range(2)]
+    before = (await worlds[1].step("a")).observation.text.split()[2]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await worlds[0].step("sleep0.3")
+    await worlds[0].close()
+    await asyncio.sleep(STUCK_S[True] + 0.5)
+    assert (await worlds[1].step("b")).observation.text.split()[2] == before
+    new = await make()
+    assert (await new.step("c")).observation.text.split()[2] == before
+    for world in (worlds[1], new):
+        await world.close()
+
+
+async def test_the_end_of_the_warm_process_is_told_at_once(
+    make: Make, processes: JobProcesses
+) -> None:
+    """All worlds end with it; they are built anew from another."""
+    world = await make()
+    await world.step("before")
+    waiting = asyncio.create_task(world.step("sleep0.5"))
+    await asyncio.sleep(0.1)
+    (warm,) = [each for each in psutil.Process().children() if "zygote" in " ".join(each.cmdline())]
+    warm.kill()
+    moved = await asyncio.wait_for(waiting, 20.0)
+    assert moved.observation.text.startswith("sleep0.5 2 ")
+    await world.close()
 
 
 async def test_many_episodes_share_few_processes(make: Make, processes: JobProcesses) -> None:

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.code.archive import MAX_FILES, check, digest_of, pack, unpack
+from paceline.code.modules import missing_modules
+from paceline.config import parse_job
 from paceline.config.quota import MAX_CODE_BYTES
 from paceline.errors import ConfigError, IntegrityError, InvalidError, PacelineError
 
@@ -94,6 +96,40 @@ def test_paths_outside_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidError):
         unpack(archive, digest_of(archive), tmp_path / "into")
     assert not list((tmp_path / "into").iterdir())
+
+
+def test_a_file_that_is_a_folder_too_is_refused() -> None:
+    with pytest.raises(InvalidError, match="'a' is a file and a folder"):
+        check(zipped(("a/b.py", b""), ("a", b"")))
+
+
+def test_other_compressions_and_long_names_are_refused() -> None:
+    info = zipfile.ZipInfo("a.py")
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr(info, b"x", zipfile.ZIP_LZMA)
+    for each in (made.getvalue(), zipped(("x" * 256, b""))):
+        with pytest.raises(InvalidError, match="is not a plain file inside"):
+            check(each)
+
+
+def test_modules_that_python_has_are_refused() -> None:
+    spec = parse_job(
+        {
+            "name": "a",
+            "model": {"path": "m"},
+            "code": {"digest": "0" * 64},
+            "tasks": {"environment": "world:ENVIRONMENT"},
+            "reward": [{"kind": "python", "function": "scoring.deep:score"}],
+        }
+    )
+    assert list(missing_modules(spec, ["world.py", "scoring/deep.py", "scoring/__init__.py"])) == []
+    found = list(missing_modules(spec, ["random.py", "words.txt", "world/__init__.py"]))
+    assert found == [
+        "code: 'random' is a module that Python or Paceline has; rename it",
+        "reward.0.options.function: module 'scoring.deep' is not in the job's code; "
+        "Python files in it: random.py, world/__init__.py",
+    ]
 
 
 def test_links_in_archives_are_refused() -> None:
