@@ -63,6 +63,7 @@ OURS = {
     grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+schemathesis.serializer.alias("application/zip", "application/octet-stream")
 TEXTS = st.sampled_from(
     ["", "\0", "x" * 5_000, "\u0661", "-1", "9" * 40, "*", "{", "[" * 2_000, "\u2028", "a", "nan"]
 ) | st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

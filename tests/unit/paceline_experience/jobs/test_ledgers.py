@@ -114,7 +114,7 @@ async def test_a_job_that_is_over_is_read_without_its_tasks(
     def hang(*_: Any) -> None:
         raise AssertionError("tasks of a job that is over are built")
 
-    monkeypatch.setattr("paceline_experience.jobs.ledgers.task_sources", hang)
+    monkeypatch.setattr("paceline_experience.jobs.own_tasks.task_sources", hang)
     await site.die()
     ledger = await site.ledger()
     assert (await ledger.verify()).ok
