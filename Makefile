@@ -90,7 +90,7 @@ test-sglang-systems:
 test-sglang-parts:
 	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
 
-BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation
+BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation own_environment
 bench: $(DEV) ## Run benchmarks; JSON under benchmarks/results
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	mkdir -p benchmarks/results
@@ -103,6 +103,7 @@ bench-trl: $(DEV) ## Compare with TRL's GRPO, in an environment of its own (.ven
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py
 	$(BIN)/python examples/smollm2/convert.py
 	$(BIN)/python benchmarks/bench_trl.py --trl-python $(TRL_VENV)/bin/python --json benchmarks/results/trl.json
+	$(BIN)/python benchmarks/step_beside_trl.py --trl-python $(TRL_VENV)/bin/python --json benchmarks/results/step_beside_trl.json
 
 FAULTS_PROFILE ?= short
 bench-faults: $(DEV) ## Inject faults of all kinds, and write docs/faults.md (FAULTS_PROFILE=full: hours)
