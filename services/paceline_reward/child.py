@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import os
 import signal
-import struct
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
+from paceline.code.frames import frame, requests, take_pipes
 from paceline.errors import PacelineError
 from paceline.plugins import RewardInput, declared, registry
 from paceline.types import Score
 from paceline_reward.scores import as_score, infra_error, item_from_json, score_to_json
 
-HEAD = struct.Struct(">I")
 # The parent kills a child that hangs; the alarm ends one whose parent has died.
 ALARM_MARGIN_S = 5.0
 
@@ -25,21 +22,11 @@ ALARM_MARGIN_S = 5.0
 def main() -> None:
     """Serve until the parent closes the pipe; the arguments are folders to import from."""
     sys.path[:0] = sys.argv[1:]
-    source, sink = _take_pipes()
-    while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
-        request = json.loads(source.read(HEAD.unpack(head)[0]))
+    source, sink = take_pipes()
+    for request in requests(source):
         for reply in serve(request):
             sink.write(frame(reply))
             sink.flush()
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve the pipes for frames, so that user code that prints or reads does not use them."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    devnull = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(devnull, 0)
-    os.dup2(2, 1)
-    return source, sink
 
 
 def serve(request: dict[str, Any]) -> Any:
@@ -81,12 +68,6 @@ async def _finish(value: Any) -> Any:
 
 def _alarm(after_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, after_s + ALARM_MARGIN_S if after_s else 0.0)
-
-
-def frame(message: dict[str, Any]) -> bytes:
-    """A message, prefixed with its length."""
-    body = json.dumps(message).encode()
-    return HEAD.pack(len(body)) + body
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.code.frames import HEAD, frame
 from paceline.errors import PacelineError
 from paceline.plugins import RewardInput
 from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
 from paceline.types import Score
-from paceline_reward.child import HEAD, frame
 from paceline_reward.fair_queue import NO_OWNER, FairQueue, QueueOwner
 from paceline_reward.parts import RewardPart
 from paceline_reward.scores import infra_error, item_to_json, score_from_json

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import JobSpec, parse_job
+from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError
 from paceline.plugins import Engine, EngineFactory, registry
 from paceline.server import artifacts
@@ -40,7 +41,7 @@ async def fetch_files(
         if Path(name).name != name or name in {".", ".."}:
             raise IntegrityError(f"artifact: {name!r} is not a plain file name")
         path = folder / name
-        if path.exists() and artifacts.digest_of(path.read_bytes()) == digest:
+        if path.exists() and digest_of(path.read_bytes()) == digest:
             continue
         data = await artifacts.fetch(experience, digest, timeout_s=START_TIMEOUT_S)
         await asyncio.to_thread(path.write_bytes, data)

@@ -1,8 +1,13 @@
-"""Task ids, stable hashes, and keyed permutations for splits and orders."""
+"""Task ids, digests of content, stable hashes, and keyed permutations for splits and orders."""
 
 from __future__ import annotations
 
 import hashlib
+
+
+def digest_of(content: bytes) -> str:
+    """The hexadecimal SHA-256 that identifies an artifact, or the code of a job."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def task_id(environment: str, payload: str, seed: int) -> str:

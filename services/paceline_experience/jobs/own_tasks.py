@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, cast
 from paceline.code.folders import CodeFolders
 from paceline.code.world_process import ProcessEndedError, WorldError, WorldProcess
 from paceline.config import JobSpec
+from paceline.digest import digest_of
 from paceline.errors import InvalidError
 from paceline.plugins import TaskSource
 from paceline.sandbox.sandbox import Sandbox
@@ -86,7 +86,7 @@ class OwnTasks:
         assert spec.code is not None
         target, code = spec.tasks.environment, spec.code.digest
         asked = json.dumps([code, target, seed, options], sort_keys=True)
-        name = hashlib.sha256(asked.encode()).hexdigest()
+        name = digest_of(asked.encode())
         stored = await self._store.tasks(name)
         if stored is None:
             # Goes on if the caller gives up, so that the next attempt finds it.

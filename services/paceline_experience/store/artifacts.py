@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from paceline.digest import digest_of
 from paceline.errors import LimitError, NotFoundError
 from paceline.transport.principal import ALL_TENANTS
 from paceline_experience.store.store import Store
@@ -24,7 +24,7 @@ class ArtifactStore:
 
     async def put(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Store files; returns their digests by name."""
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        digests = {name: digest_of(data) for name, data in files.items()}
         for name, data in files.items():
             await self._store.command("SETNX", _key(digests[name]), data)
         return digests
@@ -37,7 +37,7 @@ class ArtifactStore:
         Raises:
             LimitError: the tenant has uploaded too much lately.
         """
-        digest = hashlib.sha256(archive).hexdigest()
+        digest = digest_of(archive)
         key = _code_key(tenant, digest)
         if not await self._store.command("EXISTS", key):
             await self._check_uploads(tenant, digest, len(archive))

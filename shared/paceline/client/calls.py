@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 
 from paceline.api.documents import CodeView, JobView
-from paceline.code.archive import digest_of, pack
+from paceline.code.archive import pack
 from paceline.config import JobSpec
 from paceline.config.documents import read_yaml
+from paceline.digest import digest_of
 
 View = TypeVar("View", bound=BaseModel)
 Spec = JobSpec | Mapping[str, Any] | Path | str

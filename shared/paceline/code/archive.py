@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from pathspec import GitIgnoreSpec
 
 from paceline.config.quota import MAX_CODE_BYTES
+from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError, UnavailableError
 
 IGNORE_FILE = ".gitignore"
@@ -24,11 +24,6 @@ MAX_UNPACKED_BYTES = 4 * MAX_CODE_BYTES
 _MOST_NAME = 255  # bytes of a file or folder
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
-
-
-def digest_of(archive: bytes) -> str:
-    """The SHA-256 that a job names its code by."""
-    return hashlib.sha256(archive).hexdigest()
 
 
 def pack(folder: Path) -> bytes:

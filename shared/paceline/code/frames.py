@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
 
 from paceline.errors import PacelineError
 
@@ -17,10 +19,25 @@ class FrameError(PacelineError):
     """What arrived is no frame, or nothing arrives any more."""
 
 
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Reserve stdin and stdout for frames, so that code that prints or reads does not use them."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    return source, sink
+
+
 def frame(message: object) -> bytes:
     """A message as JSON, after its length."""
     body = json.dumps(message).encode()
     return HEAD.pack(len(body)) + body
+
+
+def requests(source: BinaryIO) -> Iterator[dict[str, Any]]:
+    """The messages of a service that is trusted, until it closes the pipe."""
+    while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
+        yield json.loads(source.read(HEAD.unpack(head)[0]))
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, cast
 
-from paceline.code.frames import HEAD, MAX_FRAME_BYTES, frame
+from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
 from paceline.digest import task_id
 from paceline.plugins import EnvironmentPlugin, Observation, StepResult
 from paceline.plugins.loading import attribute
@@ -29,20 +29,12 @@ TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 def main(target: str, threads: int) -> None:
     """Serve requests on standard input for the environment `module:attribute`."""
     threading.stack_size(1 << 20)
-    source, sink = _take_pipes()
+    source, sink = take_pipes()
     worlds = _Worlds(target, sink)
     with ThreadPoolExecutor(threads) as pool:
-        while (head := source.read(HEAD.size)) and len(head) == HEAD.size:
-            pool.submit(worlds.answer, json.loads(source.read(HEAD.unpack(head)[0])))
+        for request in requests(source):
+            pool.submit(worlds.answer, request)
     os._exit(0)
-
-
-def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
-    return source, sink
 
 
 class _Worlds:
@@ -64,11 +56,8 @@ class _Worlds:
         try:
             for reply in self._replies(request):
                 self._send({"id": request["id"], **reply})
-        except (Exception, SystemExit) as error:  # the boundary of the job's code
+        except BaseException as error:  # the boundary of the job's code: each call has an answer
             self._send({"id": request["id"], "error": _told(error)})
-        except BaseException as error:  # a thread must not end without an answer
-            self._send({"id": request["id"], "error": _told(error)})
-            raise
 
     def _send(self, reply: Mapping[str, Any]) -> None:
         data = frame(reply)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
+from paceline.digest import digest_of
 from paceline.errors import IntegrityError
 from paceline.transport.rpc import stream
 from paceline.v1 import experience_pb2
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
-
-
-def digest_of(content: bytes) -> str:
-    """The hexadecimal SHA-256 that identifies an artifact."""
-    return hashlib.sha256(content).hexdigest()
 
 
 async def fetch(experience: ExperienceAsyncStub, digest: str, *, timeout_s: float = 30.0) -> bytes:

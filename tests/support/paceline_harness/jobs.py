@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from paceline import wire
-from paceline.code.archive import check, digest_of
+from paceline.code.archive import check
 from paceline.config import parse_job
+from paceline.digest import digest_of
 from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
 from paceline.errors import NotFoundError, StateError
 from paceline.telemetry.metrics import Metrics

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.code.archive import MAX_FILES, check, digest_of, pack, unpack
+from paceline.code.archive import MAX_FILES, check, pack, unpack
 from paceline.code.modules import missing_modules
 from paceline.config import parse_job
 from paceline.config.quota import MAX_CODE_BYTES
+from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError, PacelineError
 
 
