@@ -6,6 +6,7 @@ import asyncio
 import json
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.code.folders import CodeFolders
@@ -39,6 +40,30 @@ class StoredTasks:
         return Task(*self._rows[position])
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What a list of tasks is made from, and the field of the job that asks for it."""
+
+    tenant: str
+    code: str  # digest
+    target: str
+    field: str
+    seed: int
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, spec: JobSpec, field: str, seed: int, options: Mapping[str, Any]) -> _Listing:
+        assert spec.code is not None
+        target = spec.tasks.environment
+        return cls(spec.tenant, spec.code.digest, target, field, seed, options)
+
+    @property
+    def name(self) -> str:
+        """The same for the same tasks, whoever asks."""
+        made_from = [self.code, self.target, self.seed, self.options]
+        return digest_of(json.dumps(made_from, sort_keys=True).encode())
+
+
 class OwnTasks:
     """Lists the tasks of jobs, once for the same code and options."""
 
@@ -68,11 +93,11 @@ class OwnTasks:
             UnavailableError: this machine cannot contain the code.
         """
         tasks = spec.tasks
-        train = await self._source(spec, "tasks", seed=tasks.seed, options=tasks.options)
+        train = await self._source(_Listing.of(spec, "tasks", tasks.seed, tasks.options))
         if spec.eval is None:
             return Sources(train, None)
         overlaid = {**tasks.options, **spec.eval.options}
-        held_out = await self._source(spec, "eval", seed=spec.eval.seed, options=overlaid)
+        held_out = await self._source(_Listing.of(spec, "eval", spec.eval.seed, overlaid))
         return Sources(train, held_out)
 
     async def close(self) -> None:
@@ -80,56 +105,33 @@ class OwnTasks:
         await self._sandbox.close()
         self._folders.close()
 
-    async def _source(
-        self, spec: JobSpec, field: str, *, seed: int, options: Mapping[str, Any]
-    ) -> TaskSource:
-        assert spec.code is not None
-        target, code = spec.tasks.environment, spec.code.digest
-        asked = json.dumps([code, target, seed, options], sort_keys=True)
-        name = digest_of(asked.encode())
+    async def _source(self, wanted: _Listing) -> TaskSource:
+        name = wanted.name
         stored = await self._store.tasks(name)
         if stored is None:
             # Goes on if the caller gives up, so that the next attempt finds it.
             if name not in self._listing:
-                made = self._made(name, spec.tenant, code, field, target, seed, options)
-                self._listing[name] = asyncio.create_task(made)
+                self._listing[name] = asyncio.create_task(self._made(wanted))
                 self._listing[name].add_done_callback(lambda _: self._listing.pop(name, None))
             stored = await asyncio.shield(self._listing[name])
         return StoredTasks(await asyncio.to_thread(_rows, stored))
 
-    async def _made(
-        self,
-        name: str,
-        tenant: str,
-        code: str,
-        field: str,
-        target: str,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> bytes:
-        stored = await self._listed(tenant, code, target, field, seed=seed, options=options)
-        await self._store.put_tasks(name, stored)
+    async def _made(self, wanted: _Listing) -> bytes:
+        stored = await self._listed(wanted)
+        await self._store.put_tasks(wanted.name, stored)
         return stored
 
-    async def _listed(
-        self,
-        tenant: str,
-        code: str,
-        target: str,
-        field: str,
-        *,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> bytes:
+    async def _listed(self, wanted: _Listing) -> bytes:
         """All tasks, compressed."""
-        async with self._slots.setdefault(tenant, asyncio.Semaphore(_AT_A_TIME)):
-            folder = await self._folders.folder(code)
+        field, target = wanted.field, wanted.target
+        async with self._slots.setdefault(wanted.tenant, asyncio.Semaphore(_AT_A_TIME)):
+            folder = await self._folders.folder(wanted.code)
             process = await WorldProcess.start(
                 self._sandbox, folder, target, threads=1, memory_bytes=self._memory_bytes
             )
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    rows = await _ask(process, field, seed=seed, options=options)
+                    rows = await _ask(process, wanted)
             except TimeoutError:
                 text = f"{target} did not list its tasks within {self._timeout_s:g} s"
                 raise InvalidError(f"{field}: {text}") from None
@@ -138,16 +140,15 @@ class OwnTasks:
             finally:
                 await process.kill()
         if not rows:
-            raise InvalidError(f"{field}: {target} with options {dict(options)} has no tasks")
+            text = f"{target} with options {dict(wanted.options)} has no tasks"
+            raise InvalidError(f"{field}: {text}")
         return await asyncio.to_thread(lambda: zlib.compress(json.dumps(rows).encode(), 1))
 
 
-async def _ask(
-    process: WorldProcess, field: str, *, seed: int, options: Mapping[str, Any]
-) -> list[list[Any]]:
+async def _ask(process: WorldProcess, wanted: _Listing) -> list[list[Any]]:
     rows: list[list[Any]] = []
-    left = MAX_BYTES
-    request = {"op": "tasks", "seed": seed, "options": options, "most": MAX_TASKS}
+    left, field = MAX_BYTES, wanted.field
+    request = {"op": "tasks", "seed": wanted.seed, "options": wanted.options, "most": MAX_TASKS}
     async with process.answers(**request) as answers:
         while True:
             answer = await process.next(answers)
