@@ -55,7 +55,7 @@ def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[...,
     }
 
     def make(name: str, *, steps: int, **rollout: Any) -> dict[str, Any]:
-        return tiny_job(
+        job = tiny_job(
             name=name,
             eval=None,
             tasks={"environment": "arithmetic", "options": {"digits": 1}, "seed": 11},
@@ -80,6 +80,10 @@ def job_of(tiny_job: Callable[..., dict[str, Any]], gate: Path) -> Callable[...,
             },
             stop={"steps": steps},
         )
+        for part in ("model", "trainer"):
+            # In bfloat16, tokens depend on the rows that are computed together.
+            job[part] = {**job[part], "dtype": "float32"}
+        return job
 
     return make
 
