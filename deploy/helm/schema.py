@@ -238,6 +238,8 @@ def _workload(**own: Schema) -> Schema:
         topologySpread=_topology_spread(),
         priorityClassName=TEXT,
         runtimeClassName=TEXT,
+        seccompProfile=_seccomp_profile(),
+        hostUsers={"type": ["boolean", "null"]},
         sharedMemory={"anyOf": [{"const": ""}, QUANTITY]},
         disruption=_ref("disruption"),
         podAnnotations=TEXTS,
@@ -248,6 +250,11 @@ def _workload(**own: Schema) -> Schema:
         extraVolumes=_list_of("volume"),
         extraVolumeMounts=_list_of("mount"),
     )
+
+
+def _seccomp_profile() -> Schema:
+    profile = _closed(type=_enum("RuntimeDefault", "Localhost"), localhostProfile=TEXT)
+    return {**profile, "required": ["type"]}
 
 
 def _topology_spread() -> Schema:

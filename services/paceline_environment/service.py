@@ -58,7 +58,7 @@ class EnvironmentService(Service):
         roster: RosterAsyncStub = RosterStub(self._channel)
         self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
-        self._sandbox = sandbox_for(MODULE)
+        self._sandbox = sandbox_for(MODULE, lowest=options.sandbox_level)
         self._code = CodeFolders(partial(artifacts.fetch, experience))
         self._worlds = JobWorlds(
             sandbox=self._sandbox, folders=self._code, memory_bytes=options.code_memory_bytes
@@ -187,6 +187,7 @@ class EnvironmentService(Service):
             "busy_s": busy_s,
             "cpu_s": busy_s,
         }
+        load.update(self._sandbox.load())
         load.update({f"waiting_{stage}": float(count) for stage, count in waiting.items()})
         return Worker(
             worker_id=settings.worker_id,

@@ -143,7 +143,7 @@ class ExperienceService(Service):
 
     def _make_own_tasks(self) -> OwnTasks:
         return OwnTasks(
-            sandbox=sandbox_for(MODULE),
+            sandbox=sandbox_for(MODULE, lowest=self._options.sandbox_level),
             folders=CodeFolders(self._artifacts.whole),
             store=self._artifacts,
             timeout_s=self._options.plugins_s,

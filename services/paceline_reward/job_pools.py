@@ -12,6 +12,7 @@ from pathlib import Path
 import paceline_reward
 from paceline.code.sealed import sandbox_for, start_sealed
 from paceline.plugins import RewardInput
+from paceline.sandbox.zygote import LANDLOCK
 from paceline.types import Score
 from paceline_reward.fair_queue import FairQueue, QueueOwner
 from paceline_reward.parts import RewardPart
@@ -38,13 +39,17 @@ class JobPools:
         *,
         processes: int,
         memory_bytes: int = 2 << 30,
+        sandbox_level: int = LANDLOCK,
         folder_of: Callable[[str], Awaitable[Path]],
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`processes` of each job work at a time; `folder_of` returns where a code is."""
+        """`processes` of each job work at a time; `folder_of` returns where a code is.
+
+        `sandbox_level`: the least by which they have to be held.
+        """
         self.num_scored = 0
-        self._sandbox = sandbox_for(_MODULE, _PACKAGE)
+        self._sandbox = sandbox_for(_MODULE, _PACKAGE, lowest=sandbox_level)
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._folder_of = folder_of

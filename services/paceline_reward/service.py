@@ -48,13 +48,14 @@ class RewardService(Service):
         address = settings.experience
         self._channel = connect_as(settings, address) if address else None
         self._membership: Membership | None = None
-        self._sandbox = Sandbox()
+        self._sandbox = Sandbox(lowest=options.sandbox_level)
         self._code = CodeFolders(self._fetch)
         self._pool = ChildPool(plain_children(), FairQueue(options.processes))
         queue = FairQueue(options.processes)
         self._job_pools = JobPools(
             processes=options.processes,
             memory_bytes=options.code_memory_bytes,
+            sandbox_level=options.sandbox_level,
             folder_of=self._code.folder,
         )
         self._scorer = Scorer(
@@ -94,7 +95,7 @@ class RewardService(Service):
             endpoint=self._chassis.address,
             site=settings.site,
             job_id=settings.job_id,
-            load=self._scorer.load() | {"cpu_s": time.process_time()},
+            load=self._scorer.load() | self._sandbox.load() | {"cpu_s": time.process_time()},
             pid=os.getpid(),
         )
 

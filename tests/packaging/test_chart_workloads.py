@@ -359,6 +359,23 @@ def test_what_is_added_to_pods(render: Render, pods: Any) -> None:
         assert (template["spec"].get("runtimeClassName") == "gvisor") == ("environment" in name)
 
 
+def test_pods_with_code_of_jobs_may_have_another_seccomp_profile(render: Render, pods: Any) -> None:
+    found = pods(
+        render(
+            "default",
+            "services.reward.seccompProfile.type=Localhost",
+            "services.reward.seccompProfile.localhostProfile=profiles/sandbox.json",
+            "services.reward.hostUsers=false",
+        )
+    )
+    for name, template in found.items():
+        spec, ours = template["spec"], "reward" in name
+        profile = spec["securityContext"]["seccompProfile"]
+        assert profile["type"] == ("Localhost" if ours else "RuntimeDefault"), name
+        assert profile.get("localhostProfile") == ("profiles/sandbox.json" if ours else None)
+        assert spec.get("hostUsers") == (False if ours else None)
+
+
 def test_the_embedded_store_persists_its_data(render: Render) -> None:
     objects = render("high-availability")
     lines = named(objects, "ConfigMap")["rel-paceline-store"]["data"]["store.conf"].splitlines()

@@ -8,7 +8,9 @@ import paceline
 from paceline.plugins import ProgramLimits
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.sealed_process import SealedProcess
+from paceline.sandbox.zygote import LANDLOCK, NAMESPACES
 
+SCRATCH_BYTES = 64 << 20
 OWN = Path(paceline.__file__ or "").resolve().parents[1]
 _PROGRAM = """
 import sys
@@ -18,9 +20,9 @@ main(*{arguments!r})
 """
 
 
-def sandbox_for(module: str, package: Path | None = None) -> Sandbox:
+def sandbox_for(module: str, package: Path | None = None, *, lowest: int = LANDLOCK) -> Sandbox:
     """A sandbox whose programs start at once with this module of ours, found in a folder."""
-    return Sandbox(f"{module}@{package or OWN}")
+    return Sandbox(f"{module}@{package or OWN}", lowest=lowest)
 
 
 async def start_sealed(
@@ -33,8 +35,8 @@ async def start_sealed(
 ) -> SealedProcess:
     """Run `main(*arguments)` of a module of ours, with `folder` first among the import paths.
 
-    `memory_bytes` bounds its address space; `packages`: folders to import from besides that of this
-    package.
+    Where the sandbox has namespaces, it has a `/tmp` of its own to write in. `memory_bytes` bounds
+    its address space; `packages`: folders to import from besides that of this package.
 
     Raises:
         UnavailableError: programs cannot be contained here.
@@ -42,7 +44,12 @@ async def start_sealed(
     readable = (folder, OWN, *packages)
     paths = [str(path) for path in readable]
     source = _PROGRAM.format(paths=paths, module=module, arguments=arguments)
+    level = await sandbox.level()
     limits = ProgramLimits(
-        cpu_s=1 << 30, memory_bytes=memory_bytes, output_bytes=16 << 20, open_files=256
+        cpu_s=1 << 30,
+        memory_bytes=memory_bytes,
+        output_bytes=16 << 20,
+        open_files=256,
+        scratch_bytes=SCRATCH_BYTES if level.number >= NAMESPACES else 0,
     )
     return await sandbox.start(source, readable=readable, limits=limits)

@@ -297,6 +297,9 @@ class ControllerOptions(StrictModel):
     """Starts of a job's process without progress until the job fails."""
 
 
+SandboxLevel = Annotated[int, Field(ge=2, le=3)]
+
+
 class ExperienceOptions(StrictModel):
     """Options of the experience service."""
 
@@ -317,6 +320,9 @@ class ExperienceOptions(StrictModel):
     """Interval between verifications of every live ledger, for the metrics."""
     plugins_s: float = Field(default=30.0, gt=0)
     """Timeout for building the samplers, task sources, filters and advantages of a job."""
+    sandbox_level: SandboxLevel = 2
+    """Code that came with a job runs only where the sandbox has at least this level (`paceline
+    doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
     """Address space of a process that lists tasks of code that came with a job."""
     plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
@@ -337,6 +343,9 @@ class EnvironmentOptions(StrictModel):
     flush_tokens: int = Field(default=256, ge=1)
     score_timeout_s: float = Field(default=60.0, gt=0)
     """Timeout of a call to a reward worker, plus the longest `timeout_s` of the job's parts."""
+    sandbox_level: SandboxLevel = 2
+    """Code that came with a job runs only where the sandbox has at least this level (`paceline
+    doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=1 << 30, ge=1 << 28)
     """Address space of a process with worlds that came with a job."""
     prefix_worth: float = Field(default=16.0, ge=0)
@@ -349,6 +358,9 @@ class RewardOptions(StrictModel):
     processes: int = Field(default=2, ge=1)
     """Child processes that run user code; a hung or crashed one is replaced. As many again for
     each job that brings code."""
+    sandbox_level: SandboxLevel = 2
+    """Code that came with a job runs only where the sandbox has at least this level (`paceline
+    doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
     """Address space of a process with functions that came with a job."""
 

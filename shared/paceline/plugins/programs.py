@@ -16,6 +16,8 @@ class ProgramLimits:
     memory_bytes: int = 512 << 20  # of the address space, with about 100 MiB of the interpreter
     output_bytes: int = 64 << 10  # of its standard output
     open_files: int = 64
+    processes: int = 0  # further ones; more than 0 needs namespaces
+    scratch_bytes: int = 0  # of a folder to write in, `/tmp`; more than 0 needs namespaces
 
 
 class ProgramEnding(StrEnum):

@@ -24,6 +24,8 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MOST_S = 600.0
 Seconds = Annotated[float, Field(gt=0, le=_MOST_S)]
 Megabytes = Annotated[int, Field(ge=128, le=4096)]
+Scratch = Annotated[int, Field(ge=0, le=256)]
+Processes = Annotated[int, Field(ge=0, le=64)]
 
 
 @declares(programs=True)
@@ -35,6 +37,8 @@ async def code(
     partial: bool = False,
     test_time_s: Seconds | None = None,
     memory_mib: Megabytes = 512,
+    scratch_mib: Scratch = 0,
+    processes: Processes = 0,
     max_tests: Annotated[int, Field(ge=1)] = 64,
 ) -> Score:
     """1 if the program prints what all tests expect, else 0.
@@ -50,13 +54,22 @@ async def code(
         tests_field: of the payload: `{"inputs": [...], "outputs": [...]}`, texts, as in APPS.
         partial: the share of tests passed instead of all or nothing; then all tests run.
         test_time_s: wall-clock time of each test, if it is bounded by more than `timeout_s`.
-        memory_mib: address space, with about 100 MiB of the interpreter itself.
+        memory_mib: address space of each process, with about 100 MiB of the interpreter itself.
+        scratch_mib: of a folder `/tmp` of its own, empty at first; it works where the sandbox has
+            level 3, as do further processes.
+        processes: how many further processes a program may have at a time.
         max_tests: the first tests only.
     """
     source = program_in(item.response)
     tests = _tests(item.task, tests_field)[:max_tests]
     most_s = test_time_s or _MOST_S
-    limits = ProgramLimits(time_s=most_s, cpu_s=int(most_s) + 1, memory_bytes=memory_mib << 20)
+    limits = ProgramLimits(
+        time_s=most_s,
+        cpu_s=int(most_s) + 1,
+        memory_bytes=memory_mib << 20,
+        scratch_bytes=scratch_mib << 20,
+        processes=processes,
+    )
     passed, failed = 0, None
     for number, (given, expected) in enumerate(tests):
         outcome = await programs.run(source, stdin=given.encode(), limits=limits)

@@ -15,6 +15,8 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1
 _PATH_BENEATH = 1
 _EXECUTE, _READ_FILE, _READ_DIR, _WRITE_FILE = 1 << 0, 1 << 2, 1 << 3, 1 << 1
+# Remove and make files, folders and symbolic links, rename and truncate; no sockets or devices.
+_CHANGE = 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14
 # Numbers of rights by ABI; the last ones are REFER, TRUNCATE and IOCTL_DEV.
 _NUM_FS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NUM_FS_NEWEST = 16
@@ -45,7 +47,9 @@ def abi() -> int:
 
 
 def ruleset(*, readable: Iterable[Path], writable: Iterable[Path] = ()) -> int:
-    """A file descriptor of rules, for `restrict`; paths that do not exist are left out.
+    """A file descriptor of rules, for `allow_changes` and `restrict`.
+
+    Paths that do not exist are left out.
 
     `readable` may be executed too, `writable` are files.
 
@@ -53,19 +57,27 @@ def ruleset(*, readable: Iterable[Path], writable: Iterable[Path] = ()) -> int:
         OSError: the kernel refuses it.
     """
     version = abi()
-    handled = (1 << _NUM_FS.get(version, _NUM_FS_NEWEST)) - 1
     rules = _Ruleset(
-        handled,
+        _handled(version),
         _NET if version >= _NET_ABI else 0,
         _SCOPES if version >= SCOPES_ABI else 0,
     )
     size = 8 if version < _NET_ABI else 16 if version < SCOPES_ABI else 24
     fd = _checked(_libc.syscall(_CREATE, ctypes.byref(rules), ctypes.c_size_t(size), 0))
     for path in readable:
-        _allow(fd, path, (_EXECUTE | _READ_FILE | _READ_DIR) & handled)
+        _allow(fd, path, _EXECUTE | _READ_FILE | _READ_DIR)
     for path in writable:
-        _allow(fd, path, (_READ_FILE | _WRITE_FILE) & handled)
+        _allow(fd, path, _READ_FILE | _WRITE_FILE)
     return fd
+
+
+def allow_changes(fd: int, folder: Path) -> None:
+    """Add a rule: below this folder, files may be made, read and removed, but not executed.
+
+    Raises:
+        OSError: the kernel refuses it.
+    """
+    _allow(fd, folder, _READ_FILE | _READ_DIR | _WRITE_FILE | _CHANGE)
 
 
 def restrict(fd: int) -> None:
@@ -77,7 +89,12 @@ def restrict(fd: int) -> None:
     _checked(_libc.syscall(_RESTRICT, fd, 0))
 
 
+def _handled(version: int) -> int:
+    return (1 << _NUM_FS.get(version, _NUM_FS_NEWEST)) - 1
+
+
 def _allow(ruleset_fd: int, path: Path, access: int) -> None:
+    access &= _handled(abi())
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import json
 from paceline.errors import UnavailableError
 from paceline.plugins import ProgramLimits
 from paceline.sandbox import landlock
-from paceline.sandbox.sandbox import Sandbox
+from paceline.sandbox.sandbox import Level, Sandbox
 
 _ATTACKS = """
 import json, os, socket
@@ -28,8 +28,14 @@ print(json.dumps({
 """
 
 
+_HELD = {
+    2: "Landlock {abi}, seccomp and limits",
+    3: "namespaces, Landlock {abi}, seccomp and limits",
+}
+
+
 async def probe() -> str:
-    """What contains programs here.
+    """What contains programs here: the level, what it is made of, and why it is no higher one.
 
     Raises:
         UnavailableError: nothing does; says what is missing.
@@ -37,6 +43,7 @@ async def probe() -> str:
     sandbox = Sandbox()
     try:
         outcome = await sandbox.run(_ATTACKS, stdin=b"", limits=ProgramLimits())
+        level = await sandbox.level()
     finally:
         await sandbox.close()
     try:
@@ -45,4 +52,10 @@ async def probe() -> str:
         raise UnavailableError(f"sandbox: the probe says {outcome.stderr!r}") from None
     if missing := ", ".join(name for name, holds in held.items() if not holds):
         raise UnavailableError(f"sandbox: programs reach {missing}")
-    return f"Landlock {landlock.abi()}, seccomp and limits"
+    return described(level)
+
+
+def described(level: Level) -> str:
+    """A level in words."""
+    held = f"level {level.number}: {_HELD[level.number].format(abi=landlock.abi())}"
+    return held + (f" (no namespaces: {level.why})" if level.why else "")

@@ -8,22 +8,22 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UnavailableError
 from paceline.plugins.programs import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox.sealed_process import Forked, SealedProcess, kill
-from paceline.sandbox.zygote import HEAD, MAX_PACKET
+from paceline.sandbox.zygote import HEAD, LANDLOCK, MAX_PACKET, NAMESPACES, command
+from paceline.telemetry.logs import Log
 
-ZYGOTE = Path(__file__).with_name("zygote.py")
 START_S = 30.0
 REPLY_S = 10.0
+log = Log(__name__)
 _READ_BYTES = 64 << 10  # at a time
 _READY = 0  # the number of the answer that says that it is
 _FULL_S = 0.001  # until a full socket is tried again
@@ -34,11 +34,16 @@ _ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
 class Sandbox:
     """A warm process and the programs that run in its children; restarted when it has ended."""
 
-    def __init__(self, *preload: str) -> None:
-        """`preload`: modules of ours that programs of `start` would import, as `module@folder`."""
+    def __init__(self, *preload: str, lowest: int = LANDLOCK, highest: int = NAMESPACES) -> None:
+        """`preload`: modules of ours that programs of `start` would import, as `module@folder`.
+
+        `lowest` and `highest`: levels by which programs may be held.
+        """
         self._preload = preload
+        self._lowest, self._highest = lowest, highest
         self._starting = asyncio.Lock()
         self._warm: _Warm | None = None
+        self._found: int | None = None
 
     async def run(
         self, source: str, *, stdin: bytes = b"", limits: ProgramLimits
@@ -48,7 +53,7 @@ class Sandbox:
         Raises:
             UnavailableError: this machine cannot contain programs, or the warm process has ended.
         """
-        warm = await self._started()
+        warm = await self._started(limits)
         with ExitStack() as stack:
             forked, ours = await warm.fork(limits, ())
             stack.callback(os.close, forked.pidfd)
@@ -65,12 +70,24 @@ class Sandbox:
         Raises:
             UnavailableError: as `run`.
         """
-        warm = await self._started()
+        warm = await self._started(limits)
         forked, ours = await warm.fork(limits, [str(path) for path in readable])
         try:
             return await SealedProcess.adopt(forked, ours, source.encode())
         except OSError as error:
             raise UnavailableError(f"sandbox: a program could not be started: {error}") from None
+
+    async def level(self) -> Level:
+        """What holds programs here.
+
+        Raises:
+            UnavailableError: nothing does, or less than is asked for.
+        """
+        return (await self._started(ProgramLimits())).level
+
+    def load(self) -> dict[str, float]:
+        """The level for the roster, once there was a program; 0 if programs cannot be held."""
+        return {} if self._found is None else {"sandbox_level": float(self._found)}
 
     async def close(self) -> None:
         """Kill the warm process, and with it all programs."""
@@ -78,13 +95,30 @@ class Sandbox:
             await self._warm.close()
             self._warm = None
 
-    async def _started(self) -> _Warm:
+    async def _started(self, limits: ProgramLimits) -> _Warm:
         async with self._starting:
             if self._warm is not None and self._warm.ended:
                 await self.close()
             if self._warm is None:
-                self._warm = await _Warm.start(self._preload)
+                self._found = 0
+                self._warm = await _Warm.start(command(self._highest, self._preload))
+                self._found = self._warm.level.number
+                log.info("sandbox", level=self._found, why=self._warm.level.why)
+            level = self._warm.level
+            needed = NAMESPACES if limits.processes or limits.scratch_bytes else self._lowest
+            if level.number < needed:
+                raise UnavailableError(
+                    f"sandbox: level {needed} is needed, here it is {level.number}: {level.why}"
+                )
             return self._warm
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What holds programs."""
+
+    number: int  # 2: Landlock, seccomp and limits; 3: namespaces too
+    why: str  # it is no higher one
 
 
 class _Warm:
@@ -92,6 +126,7 @@ class _Warm:
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self.ended = False
+        self.level = Level(0, "it has not started")
         self._process = process
         self._control = control
         self._loop = asyncio.get_running_loop()
@@ -101,14 +136,14 @@ class _Warm:
         self._loop.add_reader(control, self._receive)
 
     @classmethod
-    async def start(cls, preload: Sequence[str]) -> _Warm:
+    async def start(cls, arguments: Sequence[str]) -> _Warm:
         """Start one; raises `UnavailableError` if it cannot contain programs here."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
             # From the main thread: the process dies with the thread that has started it.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(ZYGOTE), str(ZYGOTE.parents[2]), *preload],
+                arguments,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -216,6 +251,7 @@ class _Warm:
         elif "error" in message:
             answer.set_exception(UnavailableError(f"sandbox: {message['error']}"))
         elif message["id"] == _READY:
+            self.level = Level(int(message["level"]), str(message["why"]))
             answer.set_result(Forked(-1, self._loop.create_future()))
         else:
             end = self._ends[message["pid"]] = self._loop.create_future()

@@ -14,7 +14,9 @@ from paceline.sandbox import landlock, seccomp
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
-CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
+CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN = 5, 6, 7, 21
+_NOBODY = 65531
+_PROCESSES = 256  # with all threads, in a user namespace
 _LAST_CAPABILITY = 40
 _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,21 +24,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Seals:
-    """Made once, in the warm process."""
+    """What holds a child."""
 
     rules: int  # file descriptor of Landlock's rules
     filter: bytes  # of seccomp
 
 
-def apply(seals: Seals, limits: dict[str, Any]) -> None:
-    """Apply all seals to this process.
+def apply(seals: Seals, limits: dict[str, Any], *, own_user: bool) -> None:
+    """Apply all seals to this process; `own_user`: it is in a user namespace of its own.
 
     Raises:
         OSError: the kernel refuses one.
     """
     for name, value in (
         (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["output_bytes"]),
+        (resource.RLIMIT_FSIZE, max(limits["output_bytes"], limits["scratch_bytes"])),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -44,6 +46,10 @@ def apply(seals: Seals, limits: dict[str, Any]) -> None:
         (resource.RLIMIT_STACK, 8 << 20),
     ):
         resource.setrlimit(name, (int(value), int(value)))
+    if own_user:  # elsewhere, those of the same user count too, on the whole machine
+        # Besides its own, the process that waits for it and its init.
+        most = int(limits["processes"]) + 3 if limits["processes"] else _PROCESSES
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (int(limits["cpu_s"]), int(limits["cpu_s"]) + 1))
     seccomp.no_new_privileges()
     landlock.restrict(seals.rules)
@@ -56,9 +62,20 @@ def die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def hide() -> None:
+def hide(hidden: bool = True) -> None:
     """Let no process of the same user read the memory of this one."""
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
+
+
+def be_nobody() -> None:
+    """Change to a user of no other process.
+
+    Raises:
+        OSError: it may not, or the namespace has no such user.
+    """
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
 
 
 def has_capabilities(*numbers: int) -> bool:

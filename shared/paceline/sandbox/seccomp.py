@@ -33,6 +33,15 @@ ALLOWED = frozenset(
 )
 """By their names on x86-64 and aarch64; those that an architecture lacks are left out."""
 
+_FILES = frozenset(
+    """
+    fallocate link linkat mkdir mkdirat rename renameat renameat2 rmdir symlink symlinkat truncate
+    unlink unlinkat
+    """.split()  # noqa: SIM905
+)
+"""Also allowed to a program that has a folder to write in."""
+_PROCESSES = frozenset(("execve", "execveat", "fork", "setpgid", "setsid", "vfork"))
+"""Also allowed to a program that may have further processes."""
 _DENIED = {
     "clone3": errno.ENOSYS,  # glibc then uses clone, whose flags can be seen
     "memfd_create": errno.ENOSYS,
@@ -46,6 +55,7 @@ _PR_SET_NAME, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 15, 38, 22
 _FILTER = 2
 _AF_UNIX, _SOCK_STREAM = 1, 1
 _CLONE_THREAD = 0x10000
+_CLONE_NAMESPACES = 0x7E020000
 # FIOCLEX, FIONCLEX, FIONBIO, FIONREAD; TCGETS and TIOCGWINSZ, which fail unless it is a terminal.
 _IOCTL = (0x5451, 0x5450, 0x5421, 0x541B, 0x5401, 0x5413)
 # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which signals others.
@@ -58,10 +68,11 @@ class _Program(ctypes.Structure):
     _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def compiled(*, signals_are_scoped: bool) -> bytes:
+def compiled(*, signals_are_scoped: bool, files: bool = False, processes: bool = False) -> bytes:
     """The filter as instructions of the kernel's machine.
 
-    `signals_are_scoped`: Landlock keeps signals inside; if not, none can be sent.
+    `signals_are_scoped`: Landlock keeps signals inside; if not, none can be sent. `files`: it has
+    a folder to write in. `processes`: it may have further processes.
 
     Raises:
         OSError: libseccomp is missing or refuses a rule.
@@ -69,7 +80,8 @@ def compiled(*, signals_are_scoped: bool) -> bytes:
     import pyseccomp as lib
 
     made: Any = lib.SyscallFilter(lib.ERRNO(errno.EPERM))
-    for name in sorted(ALLOWED):
+    more = (_FILES if files else frozenset[str]()) | (_PROCESSES if processes else frozenset[str]())
+    for name in sorted(ALLOWED | more):
         _add(lib, made, lib.ALLOW, name)
     for name, number in _DENIED.items():
         _add(lib, made, lib.ERRNO(number), name)
@@ -83,7 +95,9 @@ def compiled(*, signals_are_scoped: bool) -> bytes:
     if signals_are_scoped:
         for name in ("kill", "tkill", "tgkill"):
             _add(lib, made, lib.ALLOW, name)
-    _add(lib, made, lib.ALLOW, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+    threads = lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)
+    anything = lib.Arg(0, lib.MASKED_EQ, _CLONE_NAMESPACES, 0)
+    _add(lib, made, lib.ALLOW, "clone", anything if processes else threads)
     _add(lib, made, lib.ALLOW, "prctl", lib.Arg(0, lib.EQ, _PR_SET_NAME))
     for name, second in (("ioctl", _IOCTL), ("fcntl", _FCNTL)):
         for each in second:

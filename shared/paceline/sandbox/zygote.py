@@ -1,15 +1,15 @@
 """The warm process: forks a sealed child per program, and tells how each has ended.
 
-Started as `python -I -B zygote.py ROOT MODULE@FOLDER...`, with the control socket as standard input
-and an empty environment; it imports these modules once for all children. It never reads a program:
-what one child could read, a later one could find in the memory that it inherits. Messages are JSON,
-one per packet:
+Started by `command`, with the control socket as standard input and an empty environment. It never
+reads a program: what one child could read, a later one could find in the memory that it inherits.
+Messages are JSON, one per packet:
 
     to it    {"id": …, "readable": […]} with the fields of `ProgramLimits`, and the child's
              descriptors: it reads its program and its input, and writes its output, its errors, and
              a byte once it is sealed and has its program; of files it may read those of Python and
              of the folders in `readable`
-    from it  {"id": 0} when it is ready, then {"id": …, "pid": …} with the child's pidfd or
+    from it  {"id": 0, "level": …, "why": …} when it is ready, with the level that holds and why it
+             is no higher one; then {"id": …, "pid": …} with the child's pidfd, or
              {"id": …, "error": …}, and {"ended": pid, "status": …} when a child has ended
 """
 
@@ -28,17 +28,19 @@ import sys
 import sysconfig
 import threading
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-if TYPE_CHECKING:
-    from paceline.sandbox.seal import Seals
+from paceline.sandbox import landlock, namespaces, seal, seccomp
 
 HEAD = struct.Struct(">I")  # bytes of the program
 MAX_PACKET = 4096
 NUM_FDS = 5
 SOURCE, STATUS = 3, 4  # descriptors of a child, after the standard ones
-NOBODY = 65531
+LANDLOCK, NAMESPACES = 2, 3  # levels
+_WRITABLE = (Path("/dev/null"),)
 PRELOADED = (
     *("array", "ast", "base64", "bisect", "calendar", "collections", "copy", "csv", "datetime"),
     *("decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "itertools"),
@@ -47,20 +49,58 @@ PRELOADED = (
 )
 
 
-def main(root: str, preload: list[str]) -> None:
-    """Serve until the control socket is closed; `preload` has modules with their folders."""
-    sys.path.insert(0, root)
-    from paceline.sandbox import landlock, seal, seccomp  # also for `_rules`
+@dataclass(slots=True)
+class Holds:
+    """What holds the children, made once for all of them where that is possible."""
 
+    level: int
+    why: str  # it is no higher one
+    as_root: bool
+    rules: int  # of a child that may read nothing more
+    filters: dict[tuple[bool, bool], bytes] = field(default_factory=dict[tuple[bool, bool], bytes])
+
+    @classmethod
+    def find(cls, highest: int) -> Holds:
+        """Become nobody if possible, and find out the level."""
+        may_more = _be_nobody()
+        why = "" if highest < NAMESPACES else _refusal(as_root=may_more)
+        level = min(highest, LANDLOCK if why else NAMESPACES)
+        as_root = may_more and level == NAMESPACES
+        if not as_root:
+            seal.drop_capabilities()
+        return cls(level, why, as_root, landlock.ruleset(readable=_readable(), writable=_WRITABLE))
+
+    def filter(self, *, files: bool, processes: bool) -> bytes:
+        """The filter of system calls of such children."""
+        if (files, processes) not in self.filters:
+            scoped = landlock.abi() >= landlock.SCOPES_ABI
+            self.filters[files, processes] = seccomp.compiled(
+                signals_are_scoped=scoped, files=files, processes=processes
+            )
+        return self.filters[files, processes]
+
+
+def command(highest: int, preload: Sequence[str]) -> list[str]:
+    """The command of a warm process that holds children by a level up to the highest.
+
+    `preload`: modules that it imports once for all children, as `module@folder`.
+    """
+    root = str(Path(__file__).parents[2])
+    start = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import main; main()"
+    return [sys.executable, "-I", "-B", "-c", start, root, str(highest), *preload]
+
+
+def main() -> None:
+    """Serve until the control socket is closed."""
+    root, highest, *preload = sys.argv[1:]
     _first_to_die()  # before it is hidden, as that makes its files in /proc those of root
     seal.hide()
     control = socket.socket(fileno=os.dup(0))
     _to_null(0)
-    _be_nobody()
     seal.die_with_parent()
-    rules = _rules([])
-    scoped = landlock.abi() >= landlock.SCOPES_ABI
-    seals = seal.Seals(rules, seccomp.compiled(signals_are_scoped=scoped))
+    holds = Holds.find(int(highest))
+    seal.die_with_parent()  # becoming nobody undoes it
+    holds.filter(files=False, processes=False)
     for each in preload:
         module, _, folder = each.partition("@")
         sys.path.insert(0, folder)
@@ -71,11 +111,11 @@ def main(root: str, preload: list[str]) -> None:
         __import__(name)
     gc.collect()
     gc.freeze()
-    _send(control, {"id": 0})
-    _serve(control, seals)
+    _send(control, {"id": 0, "level": holds.level, "why": holds.why})
+    _serve(control, holds)
 
 
-def _serve(control: socket.socket, seals: Seals) -> None:
+def _serve(control: socket.socket, holds: Holds) -> None:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, _wake)
@@ -92,7 +132,7 @@ def _serve(control: socket.socket, seals: Seals) -> None:
             packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, NUM_FDS)
             if not packet:
                 return
-            _start(control, json.loads(packet), fds, seals)
+            _start(control, json.loads(packet), fds, holds)
 
 
 def _wake(number: int, frame: object) -> None:
@@ -105,14 +145,16 @@ def _report_ended(control: socket.socket) -> None:
             _send(control, {"ended": found[0], "status": os.waitstatus_to_exitcode(found[1])})
 
 
-def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], seals: Seals) -> None:
+def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], holds: Holds) -> None:
+    files, processes = limits["scratch_bytes"] > 0, limits["processes"] > 0
+    calls = holds.filter(files=files, processes=processes)
     try:
         pid = os.fork()
     except OSError as error:
         _send(control, {"id": limits["id"], "error": f"fork: {error}"})
     else:
         if not pid:
-            _child(control, limits, fds, seals)
+            _child(control, limits, fds, holds, calls)
         pidfd = os.pidfd_open(pid)
         answer = {"id": limits["id"], "pid": pid}
         socket.send_fds(control, [json.dumps(answer).encode()], [pidfd])
@@ -122,10 +164,10 @@ def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
             os.close(fd)
 
 
-def _child(control: socket.socket, limits: dict[str, Any], fds: list[int], seals: Seals) -> None:
+def _child(
+    control: socket.socket, limits: dict[str, Any], fds: list[int], holds: Holds, calls: bytes
+) -> None:
     """Seal this process, read the program and run it. Never returns."""
-    from paceline.sandbox import seal
-
     code = 127
     try:
         signal.set_wakeup_fd(-1)
@@ -133,15 +175,61 @@ def _child(control: socket.socket, limits: dict[str, Any], fds: list[int], seals
         seal.die_with_parent()
         os.setsid()
         control.detach()
-        rules = _rules(limits["readable"]) if limits["readable"] else seals.rules
-        rules = _arrange(fds, rules)
-        seal.apply(seal.Seals(rules, seals.filter), limits)
+        rules = _confine(fds, limits, holds)
+        own_user = holds.level == NAMESPACES
+        seal.apply(seal.Seals(rules, calls), limits, own_user=own_user)
         code = _run()
     except BaseException:  # whatever the program raises ends it, not this loop
         traceback.print_exc(file=open(2, "w", closefd=False))  # noqa: SIM115
         code = 1
     finally:
         os._exit(code)
+
+
+def _confine(fds: list[int], limits: dict[str, Any], holds: Holds) -> int:
+    """Arrange descriptors and namespaces; returns the descriptor of Landlock's rules."""
+    scratch_bytes, processes = limits["scratch_bytes"], limits["processes"] > 0
+    readable = [*_readable(), *map(Path, limits["readable"])]
+    if processes:
+        readable += _executables()
+    rules = holds.rules
+    if limits["readable"] or scratch_bytes or processes:
+        rules = landlock.ruleset(readable=readable, writable=_WRITABLE)
+    rules = _arrange(fds, rules)
+    if holds.level < NAMESPACES:
+        return rules
+    namespaces.isolate(
+        [*readable, *_WRITABLE],
+        scratch_bytes=scratch_bytes,
+        processes=processes,
+        as_root=holds.as_root,
+    )
+    if scratch_bytes:
+        landlock.allow_changes(rules, namespaces.SCRATCH)
+    if processes:
+        namespaces.run_as_init()
+    return rules
+
+
+def _refusal(*, as_root: bool) -> str:
+    """Why a child cannot have namespaces of its own here; empty if it can."""
+    read, write = os.pipe()
+    if pid := os.fork():
+        os.close(write)
+        with os.fdopen(read) as said:
+            found = said.read()
+        os.waitpid(pid, 0)
+        return found
+    try:
+        readable = [*_readable(), *_WRITABLE]
+        namespaces.isolate(readable, scratch_bytes=1 << 16, processes=True, as_root=as_root)
+        os.close(os.open(namespaces.SCRATCH / "file", os.O_CREAT | os.O_WRONLY))
+        if os.fork():
+            os.wait()
+    except (OSError, StopIteration, KeyError) as error:
+        os.write(write, (str(error) or repr(error)).encode())
+    finally:
+        os._exit(0)
 
 
 def _arrange(fds: list[int], rules: int) -> int:
@@ -195,20 +283,20 @@ def _first_to_die() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _be_nobody() -> None:
-    """As root, become nobody if the interpreter can be read then; keep no capability anyway.
+def _be_nobody() -> bool:
+    """As root, become nobody if the interpreter can be read then.
 
-    A root that may not become others, or not kill them then, stays what it is.
+    A root that may not become others, or not kill them then, stays what it is. Returns whether it
+    has stayed root and could still make namespaces.
     """
-    from paceline.sandbox import seal
-
-    may = seal.has_capabilities(seal.CAP_KILL, seal.CAP_SETGID, seal.CAP_SETUID)
-    if os.getuid() == 0 and may and all(_is_open(path) for path in _interpreter()):
+    needed = (seal.CAP_KILL, seal.CAP_SETGID, seal.CAP_SETUID)
+    if os.getuid() != 0 or not seal.has_capabilities(*needed):
+        return False
+    if all(_is_open(path) for path in _interpreter()):
         with contextlib.suppress(OSError):  # the namespace has no such user
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-    seal.drop_capabilities()
+            seal.be_nobody()
+            return False
+    return seal.has_capabilities(seal.CAP_SYS_ADMIN)
 
 
 def _is_open(path: Path) -> bool:
@@ -223,15 +311,19 @@ def _interpreter() -> list[Path]:
 
 
 def _readable() -> list[Path]:
-    system = ("/usr/lib", "/usr/share/zoneinfo", "/lib", "/lib64", "/etc/ld.so.cache")
-    devices = ("/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random")
-    return [*_interpreter(), *map(Path, system + devices)]
+    libraries = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+    others = ("/usr/share/zoneinfo", "/etc/localtime", "/dev/zero", "/dev/urandom", "/dev/random")
+    return [*_interpreter(), *map(Path, libraries + others)]
 
 
-def _rules(more: list[str]) -> int:
-    from paceline.sandbox import landlock
-
-    return landlock.ruleset(readable=[*_readable(), *map(Path, more)], writable=[Path("/dev/null")])
+def _executables() -> list[Path]:
+    """Of programs that may start others: the usual ones, and Python."""
+    library = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
+    found = [Path("/bin"), Path("/usr/bin"), Path(sys.prefix, "pyvenv.cfg"), Path(*library)]
+    found.append(Path(sys.executable))
+    while found[-1].is_symlink():
+        found.append(found[-1].parent / found[-1].readlink())
+    return found
 
 
 def _to_null(fd: int) -> None:
@@ -242,7 +334,3 @@ def _to_null(fd: int) -> None:
 
 def _send(control: socket.socket, message: dict[str, Any]) -> None:
     control.send(json.dumps(message).encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -205,7 +205,6 @@ runAsNonRoot: true
 {{- end }}
 {{- end }}
 fsGroupChangePolicy: OnRootMismatch
-seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{- define "paceline.containerSecurity" -}}

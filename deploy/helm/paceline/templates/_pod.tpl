@@ -56,6 +56,11 @@ spec:
   terminationGracePeriodSeconds: {{ add $workload.graceSeconds $workload.preStopSeconds 10 }}
   securityContext:
     {{- include "paceline.podSecurity" $root | nindent 4 }}
+    seccompProfile:
+      {{- toYaml $workload.seccompProfile | nindent 6 }}
+  {{- if not (kindIs "invalid" $workload.hostUsers) }}
+  hostUsers: {{ $workload.hostUsers }}
+  {{- end }}
   containers:
     - name: paceline
       image: {{ include "paceline.image" . }}

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -133,10 +133,27 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
         each.close()
 
 
+FREE = ProgramLimits(time_s=20.0, output_bytes=1 << 20)
+HELD = {
+    "level 2": (2, FREE),
+    "level 3": (3, FREE),
+    "level 3, files and processes": (3, replace(FREE, scratch_bytes=1 << 20, processes=16)),
+}
+
+
+@pytest.fixture(params=HELD)
+def held(request: pytest.FixtureRequest) -> tuple[int, ProgramLimits]:
+    return HELD[request.param]
+
+
 @pytest.fixture
-async def sandbox(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sandbox]:
+async def sandbox(
+    held: tuple[int, ProgramLimits], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Sandbox]:
     monkeypatch.setenv("TOKEN", SECRET)
-    made = Sandbox()
+    made = Sandbox(highest=held[0])
+    if (level := await made.level()).number < held[0]:
+        pytest.skip(f"level {held[0]} does not hold here: {level.why}")
     yield made
     await made.close()
 
@@ -265,15 +282,14 @@ def t(function, *arguments):
 
 @pytest.mark.parametrize("name", ATTACKS)
 async def test_nothing_outside_is_read_or_changed(
-    name: str, sandbox: Sandbox, outside: Outside
+    name: str, sandbox: Sandbox, held: tuple[int, ProgramLimits], outside: Outside
 ) -> None:
-    await sandbox.run("", stdin=b"", limits=ProgramLimits())  # the warm process is there
     known = "".join(f"{key} = {value!r}\n" for key, value in outside.names().items())
     before = outside.state()
     outcome = await sandbox.run(
         HELPERS + known + textwrap.dedent(ATTACKS[name]),
         stdin=b"",
-        limits=ProgramLimits(time_s=20.0, output_bytes=1 << 20),
+        limits=held[1],
     )
     written = outcome.stdout + outcome.stderr
     assert SECRET.encode() not in written
@@ -284,10 +300,12 @@ async def test_nothing_outside_is_read_or_changed(
     assert (await sandbox.run("print(1)", stdin=b"", limits=ProgramLimits())).stdout == b"1\n"
 
 
-async def test_later_programs_find_nothing_of_earlier_ones(sandbox: Sandbox) -> None:
+async def test_later_programs_find_nothing_of_earlier_ones(
+    sandbox: Sandbox, held: tuple[int, ProgramLimits]
+) -> None:
     """Each child reads its program itself, so no other one inherits it."""
     marker = f"{SECRET}-of-another-program"
-    await sandbox.run(f"x = '{marker}'", stdin=marker.encode(), limits=ProgramLimits())
+    await sandbox.run(f"x = '{marker}'", stdin=marker.encode(), limits=held[1])
     found = await sandbox.run(
         textwrap.dedent("""
             import gc, sys
@@ -296,6 +314,6 @@ async def test_later_programs_find_nothing_of_earlier_ones(sandbox: Sandbox) -> 
             print(sum(half in str(x) for x in texts if x is not texts and len(str(x)) < 10_000))
         """),
         stdin=b"",
-        limits=ProgramLimits(time_s=20.0),
+        limits=held[1],
     )
     assert int(found.stdout) <= 2, found  # its own text
