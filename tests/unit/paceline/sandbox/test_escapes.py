@@ -266,6 +266,38 @@ ATTACKS = {
         print(os.environ, sys.argv, found)
         frame = sys._getframe()
         while frame: print(list(frame.f_locals)); frame = frame.f_back""",
+    # By numbers of x86-64: userfaultfd, add_key, keyctl, io_uring_setup, bpf, perf_event_open,
+    # init_module, finit_module, kexec_load, syslog, settimeofday, clock_settime, inotify_init,
+    # inotify_init1, fanotify_init, memfd_create, memfd_secret, open_tree, fsopen, swapon, quotactl,
+    # acct, kcmp, process_madvise, pidfd_getfd, iopl, landlock_create_ruleset, name_to_handle_at.
+    "asks the kernel for more": """
+        import ctypes, os
+        libc = ctypes.CDLL(None)
+        numbers = (323, 248, 250, 425, 321, 298, 175, 313, 246, 103, 164, 227, 253, 294, 300, 319,
+                   447, 428, 430, 167, 179, 163, 312, 440, 438, 172, 444, 303)
+        for number in numbers if os.uname().machine == "x86_64" else ():
+            if libc.syscall(number, 0, 0, 0, 0, 0, 0) >= 0: print("escaped by", number)""",
+    "opens devices and other sockets": """
+        import fcntl, os, socket
+        for family in (socket.AF_INET6, socket.AF_PACKET, socket.AF_VSOCK, socket.AF_ALG):
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+                if isinstance(t(socket.socket, family, kind), socket.socket): print("escaped")
+        for name in ("mem", "kmsg", "tty", "fuse", "kvm", "vda", "net/tun", "shm", "mqueue"):
+            if not isinstance(t(os.open, f"/dev/{name}", os.O_RDWR), str): print("escaped", name)
+        t(fcntl.ioctl, 0, 0x5412, b"x")""",
+    "reserves memory": """
+        import mmap
+        for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
+            for size in (3 << 29, 8 << 30):
+                if not isinstance(t(mmap.mmap, -1, size, flags | mmap.MAP_ANONYMOUS), str):
+                    print("escaped")""",
+    "leaves processes that hold its pipes and fork on": """
+        import os, time
+        if not isinstance(t(os.fork), str):
+            t(os.setsid); t(os.fork)
+            ends = time.monotonic() + 1
+            while time.monotonic() < ends and os.getppid() != 1: t(os.fork)
+            time.sleep(0.2)""",
     "uses calls of other sizes": """
         import ctypes
         libc = ctypes.CDLL(None)
