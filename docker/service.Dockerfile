@@ -8,8 +8,8 @@ ARG PLUGINS=""
 WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
-# A virtual environment without pip, separate from the base's packages, so that it can be copied as a
-# whole. The list of installed packages next to it is for tools that create bills of materials. The
+# A virtual environment separate from the base's packages, so that it can be copied as a whole; pip is
+# in it only where it is a dependency of the service. The list of installed packages next to it is for tools that create bills of materials. The
 # Kubernetes client is half of the controller's image: its synchronous part is kept without byte
 # code, since only the certificate issuer uses it, once a day.
 # hadolint ignore=DL3013,SC2086

@@ -8,7 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from paceline.config.limits import LimitSettings
+from paceline.config.packages import PackageSettings
 
 TARGET = Path(__file__).parent / "paceline" / "values.schema.json"
 
@@ -164,14 +167,15 @@ def _sections() -> Schema:
             authoritySecret=TEXT,
         ),
         "monitoring": _monitoring(),
-        "limits": _limits(),
+        "limits": _settings(LimitSettings),
+        "packages": _settings(PackageSettings),
     }
 
 
-def _limits() -> Schema:
-    """The schema of the settings, with references replaced by their models."""
-    whole = LimitSettings.model_json_schema()
-    models: Schema = whole.pop("$defs")
+def _settings(model: type[BaseModel]) -> Schema:
+    """The schema of a section of the settings, with references replaced by their models."""
+    whole = model.model_json_schema()
+    models: Schema = whole.pop("$defs", {})
 
     def plain(schema: Schema) -> Schema:
         name = schema.get("$ref", "").rpartition("/")[2]

@@ -128,6 +128,7 @@ class Jobs:
 
         Raises:
             InvalidError: this worker cannot run it: a plug-in or the tokenizer is missing.
+            InstallError: what its code requires cannot be installed.
             PacelineError: experience cannot be reached.
         """
         if job_id not in self._known:
@@ -148,6 +149,8 @@ class Jobs:
         digests = job.artifacts.items()
         files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
         tokenizer = Tokenizer.from_files(files)
+        if spec.code is not None and spec.has_own_environment:
+            await self._worlds.prepare(spec.code.digest)
         return build_context(job_id, spec, tokenizer, limits=self._limits, worlds=self._worlds)
 
 
@@ -199,7 +202,7 @@ def _worlds_of(job_id: str, spec: JobSpec, worlds: JobWorlds) -> Callable[..., E
     """The factory of worlds; those of the job's own code are elsewhere."""
     target = spec.tasks.environment
     if spec.code is not None and spec.has_own_environment:
-        return worlds.of(job_id, code=spec.code.digest, target=target)
+        return worlds.of(job_id, code=spec.code.digest, target=target, tenant=spec.tenant)
     return registry.environment(target).load_world()
 
 

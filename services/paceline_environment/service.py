@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.code.folders import CodeFolders
+from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE
 from paceline.config.load import validate
@@ -59,9 +60,15 @@ class EnvironmentService(Service):
         self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
         self._sandbox = sandbox_for(MODULE, lowest=options.sandbox_level)
-        self._code = CodeFolders(partial(artifacts.fetch, experience))
+        self._code = CodeFolders(
+            partial(artifacts.fetch, experience), packages=Packages(settings.packages)
+        )
         self._worlds = JobWorlds(
-            sandbox=self._sandbox, folders=self._code, memory_bytes=options.code_memory_bytes
+            sandbox=self._sandbox,
+            folders=self._code,
+            memory_bytes=options.code_memory_bytes,
+            max_processes=options.max_code_processes,
+            metrics=chassis.metrics,
         )
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
@@ -105,7 +112,7 @@ class EnvironmentService(Service):
         chassis.usage.measure_slots(
             lambda: self.worker.num_open, capacity=options.slots + options.eval_slots
         )
-        self._membership = Membership(roster=roster, report=self.report)
+        self._membership = Membership(roster=roster, report=self.report, ended=self._worlds.end)
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress
         progress.watch(
@@ -167,7 +174,7 @@ class EnvironmentService(Service):
         self._submitter.close()
         await self._worlds.close()
         await self._sandbox.close()
-        self._code.close()
+        await self._code.close()
         await self._scoring.close()
         await self._policy.close()
         await self._channel.close()

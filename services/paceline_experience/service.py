@@ -7,6 +7,7 @@ import os
 import time
 
 from paceline.code.folders import CodeFolders
+from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE
 from paceline.config import ServiceSettings
@@ -144,7 +145,7 @@ class ExperienceService(Service):
     def _make_own_tasks(self) -> OwnTasks:
         return OwnTasks(
             sandbox=sandbox_for(MODULE, lowest=self._options.sandbox_level),
-            folders=CodeFolders(self._artifacts.whole),
+            folders=CodeFolders(self._artifacts.whole, packages=Packages(self._settings.packages)),
             store=self._artifacts,
             timeout_s=self._options.plugins_s,
             memory_bytes=self._options.code_memory_bytes,
@@ -294,7 +295,7 @@ class ExperienceService(Service):
             roster=self._roster,
             tracker=self._tracker,
             training=self._training,
-            live_jobs=lambda: list(self._ledgers.active),
+            ended_jobs=self._job_service.ended_lately,
         )
         add_JobsServicer_to_server(jobs, chassis.server)
         add_ExperienceServicer_to_server(experience, chassis.server)

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from paceline.code.frames import HEAD, frame
 from paceline.errors import PacelineError
+from paceline.fair_queue import NO_OWNER, FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.server.process_group import KILL_TIMEOUT_S, ProcessGroup, start_process_group
 from paceline.telemetry.logs import Log
 from paceline.types import Score
-from paceline_reward.fair_queue import NO_OWNER, FairQueue, QueueOwner
 from paceline_reward.parts import RewardPart
 from paceline_reward.scores import infra_error, item_to_json, score_from_json
 
@@ -65,13 +65,23 @@ def plain_children(import_from: Sequence[Path] = ()) -> Start:
 class ChildPool:
     """Children that `start` makes on first use; the slots of `queue` bound how many work."""
 
-    def __init__(self, start: Start, queue: FairQueue, *, load_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        start: Start,
+        queue: FairQueue,
+        *,
+        load_s: float = 60.0,
+        keeps: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`keeps`: whether a child that has done its work may wait for more."""
         self.num_scored = 0
         self._start_process = start
         self._load_s = load_s
+        self._keeps = keeps
         self._queue = queue
         self._idle: list[RewardChild] = []
         self._alive: set[RewardChild] = set()
+        self._closed = False
 
     async def run(
         self, part: RewardPart, items: Sequence[RewardInput], *, owner: QueueOwner = NO_OWNER
@@ -85,8 +95,23 @@ class ChildPool:
             ]
         return [score for task in tasks for score in task.result()]
 
+    @property
+    def num_alive(self) -> int:
+        """Children that live."""
+        return len(self._alive)
+
+    async def end_idle(self) -> bool:
+        """Kill a child that has nothing to do; whether there was one."""
+        if not self._idle:
+            return False
+        child = self._idle.pop(0)
+        self._alive.discard(child)
+        await child.kill()
+        return True
+
     async def close(self) -> None:
-        """Kill all children."""
+        """Kill all children, and start no more."""
+        self._closed = True
         await asyncio.gather(*(child.kill() for child in list(self._alive)))
         self._alive.clear()
         self._idle.clear()
@@ -123,7 +148,7 @@ class ChildPool:
             count = 1 if child.loaded else len(items)
             return scores + [infra_error(error.message)] * count
         finally:
-            if intact:
+            if intact and self._keeps():
                 self._idle.append(child)
             else:
                 self._alive.discard(child)
@@ -132,6 +157,9 @@ class ChildPool:
 
     async def _start(self) -> RewardChild:
         child = RewardChild(await self._start_process())
+        if self._closed:
+            await child.kill()
+            raise PacelineError("the job is over")
         self._alive.add(child)
         return child
 

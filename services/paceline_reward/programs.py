@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome, Programs
-from paceline_reward.fair_queue import FairQueue, QueueOwner
 
 
 class FairPrograms:

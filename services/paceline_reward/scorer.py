@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.enums import ScoreStatus
+from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.plugins import Programs, RewardInput
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import Span
 from paceline.types import Score
-from paceline_reward.fair_queue import NO_OWNER, QueueOwner
 from paceline_reward.job_pools import JobPools
 from paceline_reward.parts import RewardPart, read_parts, stages
 from paceline_reward.pool import ChildPool

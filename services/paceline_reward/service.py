@@ -9,10 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.code.folders import CodeFolders
+from paceline.code.packages import Packages
 from paceline.config.load import validate
 from paceline.config.service import RewardOptions
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
+from paceline.fair_queue import FairQueue
 from paceline.sandbox.sandbox import Sandbox
 from paceline.server import artifacts
 from paceline.server.chassis import Chassis, Service
@@ -22,7 +24,6 @@ from paceline.types import Worker
 from paceline.v1 import reward_pb2_grpc
 from paceline.v1.experience_pb2_grpc import ExperienceStub
 from paceline.v1.roster_pb2_grpc import RosterStub
-from paceline_reward.fair_queue import FairQueue
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
@@ -49,7 +50,7 @@ class RewardService(Service):
         self._channel = connect_as(settings, address) if address else None
         self._membership: Membership | None = None
         self._sandbox = Sandbox(lowest=options.sandbox_level)
-        self._code = CodeFolders(self._fetch)
+        self._code = CodeFolders(self._fetch, packages=Packages(settings.packages))
         self._pool = ChildPool(plain_children(), FairQueue(options.processes))
         queue = FairQueue(options.processes)
         self._job_pools = JobPools(
@@ -57,6 +58,8 @@ class RewardService(Service):
             memory_bytes=options.code_memory_bytes,
             sandbox_level=options.sandbox_level,
             folder_of=self._code.folder,
+            max_processes=options.max_code_processes,
+            metrics=chassis.metrics,
         )
         self._scorer = Scorer(
             pool=self._pool,
@@ -77,7 +80,9 @@ class RewardService(Service):
         self._chassis.usage.measure_seconds(lambda: self._scorer.load()["busy_s"])
         if self._channel is not None:
             roster: RosterAsyncStub = RosterStub(self._channel)
-            self._membership = Membership(roster=roster, report=self.report)
+            self._membership = Membership(
+                roster=roster, report=self.report, ended=self._job_pools.end
+            )
 
     async def run(self) -> None:
         """Send heartbeats to the roster until cancelled."""
@@ -112,7 +117,7 @@ class RewardService(Service):
         await self._sandbox.close()
         if self._channel is not None:
             await self._channel.close()
-        self._code.close()
+        await self._code.close()
 
     async def _fetch(self, digest: str) -> bytes:
         if self._channel is None:

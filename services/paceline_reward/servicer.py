@@ -6,13 +6,13 @@ from collections import Counter
 from typing import Any
 
 from paceline import wire
+from paceline.fair_queue import QueueOwner
 from paceline.plugins import RewardInput, RewardTurn
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Span, Tracer
 from paceline.types import Task
 from paceline.v1 import reward_pb2 as pb
 from paceline.v1 import reward_pb2_grpc, types_pb2
-from paceline_reward.fair_queue import QueueOwner
 from paceline_reward.scorer import Scorer
 
 

@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from paceline.enums import JobState
+from paceline.errors import InvalidError
 from paceline.sandbox import landlock
 from paceline_harness.processes import goes_on
+from paceline_harness.wheels import write_wheel
 
 pytestmark = [
     pytest.mark.slow,
@@ -106,6 +108,42 @@ def test_a_hostile_environment_costs_nobody_an_episode(
     assert all(row.score.reward >= 1.0 for row in rows)
     assert report.ok, report.problems
     assert not report.dropped.get("invalid")
+
+
+def test_what_the_code_requires_is_installed_and_used(
+    platform: Any, job: dict[str, Any], until: Callable[..., None]
+) -> None:
+    folder = Path(job["code"]["path"])
+    code = CODE.replace("import json", "import paceline_leaf, json", 1)
+    code = code.replace('if os.urandom(1)[0] % 8 == 0 else ""', 'if False else ""')
+    (folder / "own_world.py").write_text(code.replace("/ 10", "/ 10 + paceline_leaf.BONUS"))
+    (folder / "requirements.txt").write_text("paceline_leaf==1.0\n")
+    with platform.client() as client:
+        with pytest.raises(InvalidError, match=r"requirements.txt: .*paceline_leaf==1.0"):
+            client.submit(job)
+        write_wheel(folder / "wheels", "paceline_leaf", files={"paceline_leaf.py": "BONUS = 5.0"})
+        job_id = client.submit(job).status.job_id
+        ended = client.wait(job_id, timeout_s=300.0)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        rows = client.list_trajectories(job_id).trajectories
+    assert rows
+    assert all(row.score.reward >= 6.0 for row in rows)
+
+
+def test_nothing_of_a_cancelled_job_goes_on(
+    platform: Any, job: dict[str, Any], until: Callable[..., None]
+) -> None:
+    def sealed() -> list[psutil.Process]:
+        workers = [n for n in platform.names() if n.startswith(("environment", "reward"))]
+        zygotes = [psutil.Process(platform.pid_of(each)).children() for each in workers]
+        return [child for each in zygotes for zygote in each for child in zygote.children()]
+
+    with platform.client() as client:
+        job_id = client.submit(job | {"stop": {"steps": 1000}}).status.job_id
+        until(lambda: client.get(job_id).status.step >= 1, "no step", 300)
+        until(lambda: len(sealed()) >= 2, "no sealed processes", 30)
+        client.cancel(job_id, reason="the end of a test")
+        until(lambda: not sealed(), "sealed processes of a cancelled job live on", 5)
 
 
 def _are_gone(family: list[psutil.Process]) -> bool:

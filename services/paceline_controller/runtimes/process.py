@@ -168,6 +168,7 @@ class ProcessRuntime:
             tls=mine.tls,
             tracing=mine.tracing,
             limits=mine.limits,
+            packages=mine.packages,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
             supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),
             options=options,

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
+from paceline.code.folders import CodeFolder
+from paceline.code.process_cap import ProcessCap, Release
 from paceline.code.world_process import WorldError, WorldProcess
+from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 
@@ -28,6 +30,7 @@ class HostProcess:
 
     process: WorldProcess
     alone: bool  # for one episode that may have ended another process
+    release: Release  # gives its place back
     episodes: int = 0
     replayable: bool = True  # all of them
     idle_since: float = 0.0
@@ -46,9 +49,11 @@ class JobProcesses:
         self,
         *,
         sandbox: Sandbox,
-        folder: Callable[[], Awaitable[Path]],
+        folder: Callable[[], Awaitable[CodeFolder]],
         target: str,
         memory_bytes: int = 1 << 30,
+        cap: ProcessCap | None = None,
+        owner: QueueOwner = NO_OWNER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.target = target
@@ -56,8 +61,11 @@ class JobProcesses:
         self._sandbox = sandbox
         self._folder = folder
         self._memory_bytes = memory_bytes
+        self._cap = cap or ProcessCap(MAX_PROCESSES + MAX_ALONE)
+        self._owner = owner
         self._hosts: list[HostProcess] = []
         self._starting = asyncio.Lock()
+        self._closed = ""  # why no process is started any more
 
     @property
     def num_processes(self) -> int:
@@ -71,25 +79,56 @@ class JobProcesses:
             PacelineError: none can be started, or the code cannot be had.
         """
         async with self._starting:
+            if self._closed:
+                raise WorldError(f"environment: {self._closed}")
             usable = [each for each in self._hosts if each.usable]
             best = min(usable, key=lambda each: each.episodes, default=None)
-            full = best is None or best.episodes >= EPISODES_PER_PROCESS
             num_alone = sum(each.alone for each in self._hosts)
             if alone and num_alone >= MAX_ALONE:
                 raise WorldError("environment: too many of its processes have ended")
-            if best is None or alone or (full and len(self._hosts) - num_alone < MAX_PROCESSES):
-                threads = 1 if alone else EPISODES_PER_PROCESS
-                process = await WorldProcess.start(
-                    self._sandbox,
-                    await self._folder(),
-                    self.target,
-                    threads=threads,
-                    memory_bytes=self._memory_bytes,
-                )
-                best = HostProcess(process, alone)
-                self._hosts.append(best)
+            full = best is None or best.episodes >= EPISODES_PER_PROCESS
+            may_start = len(self._hosts) - num_alone < MAX_PROCESSES and not self._cap.full
+            if best is None or alone or (full and may_start):
+                best = await self._start(alone=alone)
             best.episodes += 1
             return best
+
+    async def _start(self, *, alone: bool) -> HostProcess:
+        code = await self._folder()
+        release = await self._cap.take(self._owner)
+        try:
+            process = await WorldProcess.start(
+                self._sandbox,
+                code,
+                self.target,
+                threads=1 if alone else EPISODES_PER_PROCESS,
+                memory_bytes=self._memory_bytes,
+            )
+        except BaseException:
+            release()
+            raise
+        host = HostProcess(process, alone, release)
+        self._hosts.append(host)
+        if self._closed:  # meanwhile
+            await self._drop(host, self._closed)
+            raise WorldError(f"environment: {self._closed}")
+        return host
+
+    async def give(self, *, moving: bool = False) -> bool:
+        """End a process for another job; whether there was one.
+
+        An idle one, or with `moving` one whose episodes can be moved to the others of this job.
+        """
+        found = [each for each in self._hosts if not each.episodes]
+        if not found and moving:
+            shared = [each for each in self._hosts if not each.alone]
+            movable = [each for each in shared if each.replayable and len(shared) > 1]
+            found = sorted(movable, key=lambda each: each.episodes)
+        if not found:
+            return False
+        found[0].killed = True
+        await self._drop(found[0], "another job needs its place")
+        return True
 
     async def leave(self, host: HostProcess) -> None:
         """An episode is over, or its process is."""
@@ -110,11 +149,13 @@ class JobProcesses:
             elif not host.episodes and now - host.idle_since > IDLE_S:
                 await self._drop(host, "it is idle")
 
-    async def close(self) -> None:
-        """Kill all."""
-        await asyncio.gather(*(self._drop(host, "the worker ends") for host in [*self._hosts]))
+    async def close(self, why: str = "the worker ends") -> None:
+        """Kill all, and start no more."""
+        self._closed = why
+        await asyncio.gather(*(self._drop(host, why) for host in [*self._hosts]))
 
     async def _drop(self, host: HostProcess, why: str) -> None:
         if host in self._hosts:
             self._hosts.remove(host)
+        host.release()
         await host.process.kill(why)

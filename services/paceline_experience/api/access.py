@@ -31,6 +31,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
             role=wire.member_of(Role, request.role, "role") if request.role else Role.SUBMIT,
             tenant=request.tenant,
             expires_in_s=request.expires_in_s if request.HasField("expires_in_s") else None,
+            no_code=request.no_code,
         )
         return pb.CreateTokenReply(token=wire.to_proto(made, pb.Token), secret=secret)
 

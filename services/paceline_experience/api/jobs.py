@@ -43,6 +43,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         async with self._audit.change(who, "job.submit", tenant=who.tenant) as change:
             who.check_role(Role.SUBMIT)
             spec = read_spec(request.spec_json)
+            if spec.code is not None:
+                who.check_code()
             who.check_tenant(spec.tenant)
             change.tenant = spec.tenant
             job = await self._job_service.submit(
@@ -56,6 +58,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         who = caller(context)
         async with self._audit.change(who, "code.upload", tenant=who.tenant) as change:
             who.check_role(Role.SUBMIT)
+            who.check_code()
             digest, names = await self._job_service.upload_code(who.tenant, request.archive)
             change.target = digest
         return pb.Code(digest=digest, num_files=len(names))

@@ -27,12 +27,12 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
         roster: Roster,
         tracker: RoutePlanner,
         training: Training,
-        live_jobs: Callable[[], Iterable[str]],
+        ended_jobs: Callable[[], Iterable[str]],
     ) -> None:
         self._roster = roster
         self._tracker = tracker
         self._training = training
-        self._live_jobs = live_jobs
+        self._ended_jobs = ended_jobs
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         """Join the roster."""
@@ -52,7 +52,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
         )
         self._tracker.progress(member)
-        return pb.HeartbeatReply(live_jobs=self._live_jobs())
+        return pb.HeartbeatReply(ended_jobs=self._ended_jobs())
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         """Leave the roster."""

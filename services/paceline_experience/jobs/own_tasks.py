@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.code.folders import CodeFolders
+from paceline.code.install import InstallError
+from paceline.code.requirements import REQUIREMENTS
 from paceline.code.world_process import ProcessEndedError, WorldError, WorldProcess
 from paceline.config import JobSpec
 from paceline.digest import digest_of
-from paceline.errors import InvalidError
+from paceline.errors import InvalidError, UnavailableError
 from paceline.plugins import TaskSource
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Task
@@ -100,10 +102,27 @@ class OwnTasks:
         held_out = await self._source(_Listing.of(spec, "eval", spec.eval.seed, overlaid))
         return Sources(train, held_out)
 
+    async def prepare(self, code: str) -> None:
+        """Install what a code requires, so that its submitter hears what is wrong with it.
+
+        Raises:
+            InvalidError: it cannot be installed.
+            UnavailableError: it takes long; goes on, so that a later call finds it.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._folders.folder(code)
+        except InstallError as error:
+            raise InvalidError(f"code: {error.message}") from None
+        except TimeoutError:
+            raise UnavailableError(
+                f"code: {REQUIREMENTS}: still being installed; submit again in a minute"
+            ) from None
+
     async def close(self) -> None:
         """End all processes."""
         await self._sandbox.close()
-        self._folders.close()
+        await self._folders.close()
 
     async def _source(self, wanted: _Listing) -> TaskSource:
         name = wanted.name

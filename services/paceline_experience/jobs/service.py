@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.code.archive import check as check_archive
 from paceline.code.modules import missing_modules
+from paceline.code.requirements import REQUIREMENTS
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
 from paceline.enums import EXPLAINED, JobState, StopReason, check_job_transition
@@ -38,6 +39,7 @@ log = Log("jobs")
 _ROWS = 1000
 _MAX_ROWS = 2**53 - 1
 _WATCH_S = 1.0
+_ENDED_S = 60.0
 _MIN_EVENT_INTERVAL_S = 0.1
 _WRITE_TIMEOUT_S = 60.0  # how long the end of a job waits for a disk that refuses its files
 
@@ -78,12 +80,15 @@ class JobService:
         self._tracker = tracker
         self._exporters: dict[str, Exporter] = {}
         self._unwritten: dict[str, float] = {}  # when writing an ending job's files first failed
+        self._ended: dict[str, float] = {}  # when
 
     async def submit(self, spec: JobSpec, *, request_id: str, files: Mapping[str, bytes]) -> Job:
         """Create a job, or return the one that the same request created before.
 
         Raises:
-            InvalidError: a plug-in is not installed or refuses its options, or there are no tasks.
+            InvalidError: a plug-in is not installed or refuses its options, there are no tasks, or
+                what the code requires cannot be installed.
+            UnavailableError: that takes long; retry.
             LimitError: the spec, or its files, are too large.
             ConflictError: the request has created a job from another spec.
             QuotaError: its tenant has as many live jobs as it may.
@@ -137,6 +142,8 @@ class JobService:
             ) from None
         if wrong := list(missing_modules(spec, names)):
             raise ConfigError("; ".join(wrong))
+        if REQUIREMENTS in names and self._own_tasks is not None:
+            await self._own_tasks.prepare(spec.code.digest)
 
     def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
         num_bytes = len(spec.model_dump_json().encode())
@@ -153,6 +160,7 @@ class JobService:
         ledger = await self._ledgers.find(job_id)
         if ledger is not None:
             await ledger.stop(StopReason.CANCELLED)
+        self._ended[job_id] = self._clock()
         self._history.changed(job_id).fire()
         log.info("cancelling", job=job_id, reason=reason)
         return await self._jobs.get(job_id)
@@ -253,7 +261,14 @@ class JobService:
             await self._jobs.transition(job_id, state, reason=reason, **fields)
         self._retire(job_id)
 
+    def ended_lately(self) -> list[str]:
+        """Jobs of which nothing is sampled or scored any more, for workers that miss a reply."""
+        since = self._clock() - _ENDED_S
+        self._ended = {job_id: at for job_id, at in self._ended.items() if at >= since}
+        return list(self._ended)
+
     def _retire(self, job_id: str) -> None:
+        self._ended[job_id] = self._clock()
         self._ledgers.retire(job_id)
         self._tracker.forget(job_id)
         self._exporters.pop(job_id, None)

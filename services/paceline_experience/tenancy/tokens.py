@@ -47,6 +47,7 @@ class Token:
     used_s: float | None
     revoked: bool
     created_by: str
+    no_code: bool = False  # jobs that it submits may bring none
 
     @property
     def invalid(self) -> bool:
@@ -79,12 +80,14 @@ class Tokens:
         role: Role,
         tenant: str = "",
         expires_in_s: float | None = None,
+        no_code: bool = False,
     ) -> tuple[Token, str]:
         """Create a token; returns its record and the secret, which cannot be read again.
 
         Raises:
             InvalidError: the name, the tenant or the expiry is invalid.
-            PermissionDeniedError: the caller belongs to another tenant.
+            PermissionDeniedError: the caller belongs to another tenant, or may bring no code but
+                wants a token that may.
             StateError: the tenant has too many.
         """
         tenant = tenant or who.tenant
@@ -92,6 +95,8 @@ class Tokens:
             _check(name, tenant, expires_in_s)
             who.check_role(Role.ADMIN)
             who.check_tenant(tenant)
+            if not no_code:
+                who.check_code()
             change.tenant = tenant
             found = await self.listed(tenant)
             invalid = [each.token_id for each in found if each.invalid]
@@ -110,6 +115,8 @@ class Tokens:
             "created": repr(now),
             "created_by": who.name,
         }
+        if no_code:
+            record["no_code"] = "1"
         commands: list[Command] = [("ZADD", _INDEX, repr(now), token_id)]
         if forgotten := invalid[: max(0, len(invalid) - self._max_per_tenant)]:
             commands += [("DEL", *map(_key, forgotten)), ("ZREM", _INDEX, *forgotten)]
@@ -118,7 +125,8 @@ class Tokens:
             commands.append(("EXPIRE", _key(token_id), int(expires_in_s) + KEEP_S))
         flat = [part for item in record.items() for part in item]
         commands.insert(0, ("HSET", _key(token_id), *flat))
-        await self._apply(who, "token.create", token_id, tenant, commands, detail=f"{role} {name}")
+        detail = f"{role} {name}" + (" (no code)" if no_code else "")
+        await self._apply(who, "token.create", token_id, tenant, commands, detail=detail)
         return _token(token_id, record, now), secret
 
     async def listed(self, tenant: str = "") -> list[Token]:
@@ -169,7 +177,7 @@ class Tokens:
         if token is None or not matches or token.invalid:
             raise AuthenticationError("the token is not valid")
         await self._store.run("token_used", [_key(token_id)], repr(await self._store.now()))
-        who = Principal(token_id, token.name, token.tenant, token.role)
+        who = Principal(token_id, token.name, token.tenant, token.role, no_code=token.no_code)
         return who, token.expires_in_s
 
     async def _apply(
@@ -212,6 +220,7 @@ def _token(token_id: str, record: dict[str, Any], now: float) -> Token:
         used_s=max(0.0, now - float(used)) if used else None,
         revoked="revoked" in record,
         created_by=record["created_by"],
+        no_code="no_code" in record,
     )
 
 

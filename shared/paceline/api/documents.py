@@ -123,6 +123,8 @@ class TokenRequest(StrictModel):
     """`*`: all tenants; empty: the caller's own."""
     role: Role = Role.SUBMIT
     expires_in_s: float | None = Field(default=None, gt=0)
+    no_code: bool = False
+    """Jobs that it submits may bring no code of their own."""
 
 
 class TokenView(BaseModel):
@@ -141,6 +143,8 @@ class TokenView(BaseModel):
     """Seconds since its last use; null: never used."""
     revoked: bool
     created_by: str
+    no_code: bool = False
+    """Jobs that it submits may bring no code of their own."""
 
 
 class TokenMade(BaseModel):

@@ -29,6 +29,7 @@ def create(arguments: Namespace) -> int:
             role=arguments.role,
             tenant=arguments.tenant,
             expires_in_s=None if days is None else days * DAY_S,
+            no_code=arguments.no_code or None,
         )
     token = made.token
     print(made.secret, flush=True)
@@ -94,7 +95,7 @@ def _row(token: TokenView) -> tuple[str, ...]:
         token.token_id,
         token.name,
         token.tenant,
-        token.role,
+        f"{token.role}, no code" if token.no_code else token.role,
         _span(token.age_s),
         used,
         ends,

@@ -143,6 +143,9 @@ def _add_access(commands: Any) -> None:
     create.add_argument(
         "--days", type=float, default=None, help="days until it expires; default: never"
     )
+    create.add_argument(
+        "--no-code", action="store_true", help="jobs that it submits may bring no code"
+    )
     listing = _command(verbs, "list", "access:list_tokens", "list tokens")
     revoke = _command(verbs, "revoke", "access:revoke", "revoke a token")
     revoke.add_argument("token", metavar="ID")

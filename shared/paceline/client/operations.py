@@ -36,7 +36,13 @@ class Operations:
         )
 
     def create_token(
-        self, name: str, *, tenant: str = "", role: str = "", expires_in_s: float | None = None
+        self,
+        name: str,
+        *,
+        tenant: str = "",
+        role: str = "",
+        expires_in_s: float | None = None,
+        no_code: bool | None = None,
     ) -> TokenMade:
         """Create a token; only this reply contains it."""
         return self.send(
@@ -44,7 +50,13 @@ class Operations:
                 "POST",
                 "/v1/tokens",
                 TokenMade,
-                body={"name": name, "tenant": tenant, "role": role, "expires_in_s": expires_in_s},
+                body={
+                    "name": name,
+                    "tenant": tenant,
+                    "role": role,
+                    "expires_in_s": expires_in_s,
+                    "no_code": no_code,
+                },
             )
         )
 
@@ -160,7 +172,13 @@ class AsyncOperations:
         )
 
     async def create_token(
-        self, name: str, *, tenant: str = "", role: str = "", expires_in_s: float | None = None
+        self,
+        name: str,
+        *,
+        tenant: str = "",
+        role: str = "",
+        expires_in_s: float | None = None,
+        no_code: bool | None = None,
     ) -> TokenMade:
         """Create a token; only this reply contains it."""
         return await self.send(
@@ -168,7 +186,13 @@ class AsyncOperations:
                 "POST",
                 "/v1/tokens",
                 TokenMade,
-                body={"name": name, "tenant": tenant, "role": role, "expires_in_s": expires_in_s},
+                body={
+                    "name": name,
+                    "tenant": tenant,
+                    "role": role,
+                    "expires_in_s": expires_in_s,
+                    "no_code": no_code,
+                },
             )
         )
 

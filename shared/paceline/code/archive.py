@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
+from paceline.code.requirements import MAX_BYTES, REQUIREMENTS, parse
 from paceline.config.quota import MAX_CODE_BYTES
 from paceline.digest import digest_of
 from paceline.errors import ConfigError, IntegrityError, InvalidError, UnavailableError
@@ -31,6 +32,7 @@ def pack(folder: Path) -> bytes:
 
     Raises:
         ConfigError: it is no folder, is too large, or has links or devices.
+        InvalidError: its requirements are wrong.
     """
     if not folder.is_dir():
         raise ConfigError(f"code.path: {folder} is not a folder")
@@ -49,6 +51,8 @@ def pack(folder: Path) -> bytes:
         raise ConfigError(f"code.path: {error.filename or folder}: {error.strerror}") from None
     if packed.tell() > MAX_CODE_BYTES:
         raise ConfigError(f"code.path: {folder}: {_too_large(packed.tell(), MAX_CODE_BYTES)}")
+    if REQUIREMENTS in files:
+        parse((folder / REQUIREMENTS).read_bytes())
     return packed.getvalue()
 
 
@@ -56,11 +60,16 @@ def check(archive: bytes) -> list[str]:
     """The names of the files of an archive that can be unpacked.
 
     Raises:
-        InvalidError: it is none, or has paths outside, links, or too much in it.
+        InvalidError: it is none, has paths outside, links, or too much in it, or requirements that
+            are wrong.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            return [info.filename for info in _checked(opened)]
+            names = [info.filename for info in _checked(opened)]
+            if REQUIREMENTS in names:
+                with opened.open(REQUIREMENTS) as source:
+                    parse(source.read(MAX_BYTES + 1))
+            return names
     except _BROKEN as error:
         raise InvalidError(f"code: not a zip archive: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The code of jobs on a worker: fetched once, unpacked once."""
+"""The code of jobs on a worker, and the packages it requires: fetched and unpacked once."""
 
 from __future__ import annotations
 
@@ -7,33 +7,64 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.code.archive import unpack
+from paceline.code.packages import Packages, PackageSet
 
 MOST_FOLDERS = 32
 KEPT_S = 3600.0  # processes that read a folder are asked for again within this time
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class CodeFolder:
+    """Where the code of a job is, and the packages that it requires, if any."""
+
+    path: Path
+    packages: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    path: Path
+    wanted: PackageSet | None
+
+
 class CodeFolders:
     """Folders of code by digest, in a temporary folder of this process."""
 
-    def __init__(self, fetch: Fetch, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, fetch: Fetch, *, packages: Packages, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`fetch` returns the archive with a digest."""
         self._fetch = fetch
+        self._packages = packages
         self._root = tempfile.TemporaryDirectory(prefix="paceline-code-")
         Path(self._root.name).chmod(0o755)  # programs in the sandbox may have another user
-        self._found: dict[str, asyncio.Task[Path]] = {}
+        self._found: dict[str, asyncio.Task[_Unpacked]] = {}
         self._used: dict[str, float] = {}  # when each was last asked for
         self._clock = clock
 
-    async def folder(self, digest: str) -> Path:
-        """The folder with this code.
+    async def folder(self, digest: str) -> CodeFolder:
+        """The folder with this code, and that of the packages it requires.
 
         Raises:
+            InstallError: they cannot be installed.
             PacelineError: it cannot be fetched or unpacked; the next call tries again.
         """
+        found = await self._unpacked(digest)
+        if found.wanted is None:
+            return CodeFolder(found.path)
+        return CodeFolder(found.path, await self._packages.folder(found.wanted))
+
+    async def close(self) -> None:
+        """Delete all folders, and end what is being installed."""
+        await self._packages.close()
+        self._root.cleanup()
+
+    async def _unpacked(self, digest: str) -> _Unpacked:
         self._used[digest] = self._clock()
         if digest not in self._found:
             await self._make_room()
@@ -45,10 +76,6 @@ class CodeFolders:
             if making.done() and (making.cancelled() or making.exception()):
                 self._found.pop(digest, None)
 
-    def close(self) -> None:
-        """Delete all folders."""
-        self._root.cleanup()
-
     async def _make_room(self) -> None:
         """Delete the folder that nobody has asked for for longest, if there are many."""
         unused = min(self._used, key=lambda each: self._used[each])
@@ -58,6 +85,7 @@ class CodeFolders:
         if self._found.pop(unused, None) is not None:
             await asyncio.to_thread(shutil.rmtree, Path(self._root.name) / unused, True)
 
-    async def _make(self, digest: str) -> Path:
+    async def _make(self, digest: str) -> _Unpacked:
         archive = await self._fetch(digest)
-        return await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
+        folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
+        return _Unpacked(folder, await asyncio.to_thread(self._packages.wanted, folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import paceline
+from paceline.code.folders import CodeFolder
 from paceline.plugins import ProgramLimits
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.sealed_process import SealedProcess
@@ -12,8 +13,11 @@ from paceline.sandbox.zygote import LANDLOCK, NAMESPACES
 
 SCRATCH_BYTES = 64 << 20
 OWN = Path(paceline.__file__ or "").resolve().parents[1]
+# What the job requires comes after the standard library and before the packages of the worker.
 _PROGRAM = """
 import sys
+at = next((n for n, p in enumerate(sys.path) if p.endswith("-packages")), len(sys.path))
+sys.path[at:at] = {required!r}
 sys.path[:0] = {paths!r}
 from {module} import main
 main(*{arguments!r})
@@ -27,13 +31,13 @@ def sandbox_for(module: str, package: Path | None = None, *, lowest: int = LANDL
 
 async def start_sealed(
     sandbox: Sandbox,
-    folder: Path,
+    code: CodeFolder,
     module: str,
     *arguments: str | int,
     memory_bytes: int,
     packages: tuple[Path, ...] = (),
 ) -> SealedProcess:
-    """Run `main(*arguments)` of a module of ours, with `folder` first among the import paths.
+    """Run `main(*arguments)` of a module of ours, with the code first among the import paths.
 
     Where the sandbox has namespaces, it has a `/tmp` of its own to write in. `memory_bytes` bounds
     its address space; `packages`: folders to import from besides that of this package.
@@ -41,9 +45,11 @@ async def start_sealed(
     Raises:
         UnavailableError: programs cannot be contained here.
     """
-    readable = (folder, OWN, *packages)
-    paths = [str(path) for path in readable]
-    source = _PROGRAM.format(paths=paths, module=module, arguments=arguments)
+    paths = (code.path, OWN, *packages)
+    required = (code.packages,) if code.packages else ()
+    source = _PROGRAM.format(
+        paths=[*map(str, paths)], required=[*map(str, required)], module=module, arguments=arguments
+    )
     level = await sandbox.level()
     limits = ProgramLimits(
         cpu_s=1 << 30,
@@ -52,4 +58,4 @@ async def start_sealed(
         open_files=256,
         scratch_bytes=SCRATCH_BYTES if level.number >= NAMESPACES else 0,
     )
-    return await sandbox.start(source, readable=readable, limits=limits)
+    return await sandbox.start(source, readable=[*paths, *required], limits=limits)

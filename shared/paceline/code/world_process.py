@@ -7,9 +7,9 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
+from paceline.code.folders import CodeFolder
 from paceline.code.frames import FrameError, frame, read_frame
 from paceline.code.sealed import start_sealed
 from paceline.errors import PacelineError
@@ -47,15 +47,15 @@ class WorldProcess:
 
     @classmethod
     async def start(
-        cls, sandbox: Sandbox, folder: Path, target: str, *, threads: int, memory_bytes: int
+        cls, sandbox: Sandbox, code: CodeFolder, target: str, *, threads: int, memory_bytes: int
     ) -> WorldProcess:
-        """Start a process for the environment `target` in a folder.
+        """Start a process for the environment `target` of a code.
 
         Raises:
             UnavailableError: programs cannot be contained here.
         """
         return cls(
-            await start_sealed(sandbox, folder, MODULE, target, threads, memory_bytes=memory_bytes)
+            await start_sealed(sandbox, code, MODULE, target, threads, memory_bytes=memory_bytes)
         )
 
     @property

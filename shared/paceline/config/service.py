@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from paceline.config.limits import LimitSettings
+from paceline.config.packages import PackageSettings
 from paceline.config.precision import Dtype
 from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
@@ -120,6 +121,8 @@ class ServiceSettings(StrictModel):
     tls: TlsSettings | None = None
     limits: LimitSettings = LimitSettings()
     """Must be the same in all processes of an installation."""
+    packages: PackageSettings = PackageSettings()
+    """Of experience, environment and reward, which run the code of jobs."""
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings | None = None
@@ -348,6 +351,8 @@ class EnvironmentOptions(StrictModel):
     doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=1 << 30, ge=1 << 28)
     """Address space of a process with worlds that came with a job."""
+    max_code_processes: int = Field(default=128, ge=1)
+    """Of these processes, over all jobs; they share them evenly."""
     prefix_worth: float = Field(default=16.0, ge=0)
     """Tokens in flight that one cached prefix token outweighs when a rollout worker is chosen."""
 
@@ -363,6 +368,8 @@ class RewardOptions(StrictModel):
     doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=2 << 30, ge=1 << 28)
     """Address space of a process with functions that came with a job."""
+    max_code_processes: int = Field(default=64, ge=1)
+    """Of these processes, over all jobs; they share them evenly."""
 
 
 class TrackingOptions(StrictModel):

@@ -27,6 +27,7 @@ import struct
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ MAX_PACKET = 4096
 NUM_FDS = 5
 SOURCE, STATUS = 3, 4  # descriptors of a child, after the standard ones
 LANDLOCK, NAMESPACES = 2, 3  # levels
+MAX_THREADS = 256  # of a child; one with more is killed when it is next looked at
+LOOK_S = 0.25
 _WRITABLE = (Path("/dev/null"),)
 PRELOADED = (
     *("array", "ast", "base64", "bisect", "calendar", "collections", "copy", "csv", "datetime"),
@@ -122,30 +125,52 @@ def _serve(control: socket.socket, holds: Holds) -> None:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(woken, select.POLLIN)
+    alive = set[int]()
+    looked = 0.0
     while True:
-        for fd, _ in poll.poll():
+        for fd, _ in poll.poll(LOOK_S * 1000 if alive else None):
             if fd == woken:
                 with contextlib.suppress(BlockingIOError):
                     os.read(woken, 4096)
-                _report_ended(control)
+                _report_ended(control, alive)
                 continue
             packet, fds, _, _ = socket.recv_fds(control, MAX_PACKET, NUM_FDS)
             if not packet:
                 return
-            _start(control, json.loads(packet), fds, holds)
+            _start(control, json.loads(packet), fds, holds, alive)
+        if time.monotonic() - looked >= LOOK_S:
+            looked = time.monotonic()
+            _end_crowds(alive)
+
+
+def _end_crowds(alive: set[int]) -> None:
+    """Kill children with more threads than they may have; no limit of Linux counts them alone."""
+    for pid in alive:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # What follows the name, which is in brackets, begins with the third field.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[17]) > MAX_THREADS:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _wake(number: int, frame: object) -> None:
     """Let the descriptor of `set_wakeup_fd` be written, which a default action would not."""
 
 
-def _report_ended(control: socket.socket) -> None:
+def _report_ended(control: socket.socket, alive: set[int]) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            alive.discard(found[0])
             _send(control, {"ended": found[0], "status": os.waitstatus_to_exitcode(found[1])})
 
 
-def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], holds: Holds) -> None:
+def _start(
+    control: socket.socket,
+    limits: dict[str, Any],
+    fds: list[int],
+    holds: Holds,
+    alive: set[int],
+) -> None:
     files, processes = limits["scratch_bytes"] > 0, limits["processes"] > 0
     calls = holds.filter(files=files, processes=processes)
     try:
@@ -155,6 +180,7 @@ def _start(control: socket.socket, limits: dict[str, Any], fds: list[int], holds
     else:
         if not pid:
             _child(control, limits, fds, holds, calls)
+        alive.add(pid)
         pidfd = os.pidfd_open(pid)
         answer = {"id": limits["id"], "pid": pid}
         socket.send_fds(control, [json.dumps(answer).encode()], [pidfd])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 
 log = Log("membership")
 Report = Callable[[], Worker]
+Ended = Callable[[str], Awaitable[None]]
+
+
+async def ignored(job_id: str) -> None:
+    """For a worker that keeps nothing of a job."""
 
 
 class Membership:
     """Keeps one worker registered in the roster.
 
     `report` returns its current endpoint, version and load; `progress` returns the weights that it
-    can serve to peers, complete or partial.
+    can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
+    with each of them several times.
     """
 
     def __init__(
@@ -35,11 +41,13 @@ class Membership:
         roster: RosterAsyncStub,
         report: Report,
         progress: Callable[[], Sequence[TransferProgress]] = tuple,
+        ended: Ended = ignored,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
         self._report = report
         self._progress = progress
+        self._ended = ended
         self._period_s = period_s
 
     async def run(self) -> None:
@@ -78,7 +86,9 @@ class Membership:
             held_versions=[each.version for each in transfers],
             transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
         )
-        await call(self._roster.Heartbeat, request, timeout_s=5.0)
+        reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)
+        for job_id in reply.ended_jobs:
+            await self._ended(job_id)
 
     async def leave(self) -> None:
         """Leave the roster, so that the worker gets no more work."""

@@ -350,6 +350,16 @@ NAMES: dict[str, Spec] = {
     "scores_in_progress": _gauge(
         "scores_in_progress", "", "reward", "Scores in progress or queued."
     ),
+    # environment and reward
+    "code_processes": _gauge(
+        "code_processes", "", "environment reward", "Sealed processes with code of jobs."
+    ),
+    "code_processes_waiting": _gauge(
+        "code_processes_waiting",
+        "",
+        "environment reward",
+        "Sealed processes that wait for others to end, because of max_code_processes.",
+    ),
     # rollout
     "tokens": _counter("generated_tokens", "job", "rollout", "Tokens sampled."),
     "prompt_tokens": _counter("prompt_tokens", "job", "rollout", "Tokens prefilled."),

@@ -59,6 +59,7 @@ class Principal:
     tenant: str  # or ALL_TENANTS
     role: Role
     source: str = ""  # host that called the gateway
+    no_code: bool = False  # its jobs may bring no code
 
     def sees(self, tenant: str) -> bool:
         """Whether resources of `tenant` are visible to this principal."""
@@ -78,6 +79,14 @@ class Principal:
         if not self.role.covers(required):
             raise PermissionDeniedError(
                 f"this needs the role {required}; the token has {self.role}"
+            )
+
+    def check_code(self) -> None:
+        """Raise `PermissionDeniedError` unless its jobs may bring code."""
+        if self.no_code:
+            raise PermissionDeniedError(
+                "code: jobs of this token may bring none; use rewards and environments that are "
+                "installed, or a token that was created without --no-code"
             )
 
     def check_tenant(self, tenant: str) -> None:

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/access.proto\x12\x0bpaceline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19paceline/v1/options.proto\"l\n\tPrincipal\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1f\n\x04role\x18\x04 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0e\n\x06source\x18\x05 \x01(\t\"\xd8\x01\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1f\n\x04role\x18\x04 \x01(\x0e\x32\x11.paceline.v1.Role\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x19\n\x0c\x65xpires_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06used_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07revoked\x18\x08 \x01(\x08\x12\x12\n\ncreated_by\x18\t \x01(\tB\x0f\n\r_expires_in_sB\t\n\x07_used_s\"\x7f\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x19\n\x0c\x65xpires_in_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"E\n\x10\x43reateTokenReply\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"#\n\x11ListTokensRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"5\n\x0fListTokensReply\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Token\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"7\n\x13\x41uthenticateRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"j\n\x11\x41uthenticateReply\x12)\n\tprincipal\x18\x01 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x19\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"s\n\x07Refusal\x12)\n\tprincipal\x18\x01 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\"?\n\x15ReportRefusalsRequest\x12&\n\x08refusals\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Refusal\"\x15\n\x13ReportRefusalsReply\"\xcc\x01\n\nAuditEntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\t\x12)\n\tprincipal\x18\x03 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12*\n\x07outcome\x18\x07 \x01(\x0e\x32\x19.paceline.v1.AuditOutcome\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\r\n\x05\x63ount\x18\t \x01(\x03\"\xc7\x01\n\x10ListAuditRequest\x12\x32\n\x06\x62\x65\x66ore\x18\x01 \x01(\tB\"\xaa\xd4\x18\x1e\"\x1c`next` of the previous page.\x12\x1c\n\tpage_size\x18\x02 \x01(\x05\x42\t\xaa\xd4\x18\x05\x08\x64\x10\xe8\x07\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12Q\n\x06\x61\x63tion\x18\x04 \x01(\tBA\xaa\xd4\x18=\";`job.submit`, or the prefix `job.` for all actions on jobs.\"H\n\x0eListAuditReply\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.paceline.v1.AuditEntry\x12\x0c\n\x04next\x18\x02 \x01(\t*x\n\x0c\x41uditOutcome\x12\x1d\n\x19\x41UDIT_OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIT_OUTCOME_OK\x10\x01\x12\x19\n\x15\x41UDIT_OUTCOME_REFUSED\x10\x02\x12\x18\n\x14\x41UDIT_OUTCOME_FAILED\x10\x03\x32\xfe\x04\n\x06\x41\x63\x63\x65ss\x12\x9b\x01\n\x0b\x43reateToken\x12\x1f.paceline.v1.CreateTokenRequest\x1a\x1d.paceline.v1.CreateTokenReply\"L\xaa\xd4\x18\x33\n\x01\x01\x10\x03\",Create a token; only this reply contains it.\x82\xd3\xe4\x93\x02\x0f\"\n/v1/tokens:\x01*\x12\xbf\x01\n\nListTokens\x12\x1e.paceline.v1.ListTokensRequest\x1a\x1c.paceline.v1.ListTokensReply\"s\x90\x02\x01\xaa\xd4\x18Z\n\x01\x01\x10\x03\"SList tokens without their secrets, oldest first; revoked ones are kept for a month.\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/tokens\x12~\n\x0bRevokeToken\x12\x1f.paceline.v1.RevokeTokenRequest\x1a\x12.paceline.v1.Token\":\x90\x02\x02\xaa\xd4\x18\x16\n\x01\x01\x10\x03\"\x0fRevoke a token.\x82\xd3\xe4\x93\x02\x17*\x15/v1/tokens/{token_id}\x12\x8d\x01\n\tListAudit\x12\x1d.paceline.v1.ListAuditRequest\x1a\x1b.paceline.v1.ListAuditReply\"D\x90\x02\x01\xaa\xd4\x18(\n\x01\x01\x10\x03\"!List audit entries, newest first.\x82\xd3\xe4\x93\x02\x0f\x12\r/v1/audit-log\x1a\x04\xa8\xd4\x18\x03\x32\xd2\x01\n\x0e\x41uthentication\x12Y\n\x0c\x41uthenticate\x12 .paceline.v1.AuthenticateRequest\x1a\x1e.paceline.v1.AuthenticateReply\"\x07\xaa\xd4\x18\x03\n\x01\x01\x12_\n\x0eReportRefusals\x12\".paceline.v1.ReportRefusalsRequest\x1a .paceline.v1.ReportRefusalsReply\"\x07\xaa\xd4\x18\x03\n\x01\x01\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/access.proto\x12\x0bpaceline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19paceline/v1/options.proto\"}\n\tPrincipal\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1f\n\x04role\x18\x04 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x0f\n\x07no_code\x18\x06 \x01(\x08\"\xe9\x01\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x1f\n\x04role\x18\x04 \x01(\x0e\x32\x11.paceline.v1.Role\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x19\n\x0c\x65xpires_in_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x06used_s\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07revoked\x18\x08 \x01(\x08\x12\x12\n\ncreated_by\x18\t \x01(\t\x12\x0f\n\x07no_code\x18\n \x01(\x08\x42\x0f\n\r_expires_in_sB\t\n\x07_used_s\"\x90\x01\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x19\n\x0c\x65xpires_in_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07no_code\x18\x05 \x01(\x08\x42\x0f\n\r_expires_in_s\"E\n\x10\x43reateTokenReply\x12!\n\x05token\x18\x01 \x01(\x0b\x32\x12.paceline.v1.Token\x12\x0e\n\x06secret\x18\x02 \x01(\t\"#\n\x11ListTokensRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"5\n\x0fListTokensReply\x12\"\n\x06tokens\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Token\"&\n\x12RevokeTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"7\n\x13\x41uthenticateRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"j\n\x11\x41uthenticateReply\x12)\n\tprincipal\x18\x01 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x19\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x0f\n\r_expires_in_s\"s\n\x07Refusal\x12)\n\tprincipal\x18\x01 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x63ount\x18\x05 \x01(\x03\"?\n\x15ReportRefusalsRequest\x12&\n\x08refusals\x18\x01 \x03(\x0b\x32\x14.paceline.v1.Refusal\"\x15\n\x13ReportRefusalsReply\"\xcc\x01\n\nAuditEntry\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\t\x12)\n\tprincipal\x18\x03 \x01(\x0b\x32\x16.paceline.v1.Principal\x12\x0e\n\x06\x61\x63tion\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06target\x18\x06 \x01(\t\x12*\n\x07outcome\x18\x07 \x01(\x0e\x32\x19.paceline.v1.AuditOutcome\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\r\n\x05\x63ount\x18\t \x01(\x03\"\xc7\x01\n\x10ListAuditRequest\x12\x32\n\x06\x62\x65\x66ore\x18\x01 \x01(\tB\"\xaa\xd4\x18\x1e\"\x1c`next` of the previous page.\x12\x1c\n\tpage_size\x18\x02 \x01(\x05\x42\t\xaa\xd4\x18\x05\x08\x64\x10\xe8\x07\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12Q\n\x06\x61\x63tion\x18\x04 \x01(\tBA\xaa\xd4\x18=\";`job.submit`, or the prefix `job.` for all actions on jobs.\"H\n\x0eListAuditReply\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.paceline.v1.AuditEntry\x12\x0c\n\x04next\x18\x02 \x01(\t*x\n\x0c\x41uditOutcome\x12\x1d\n\x19\x41UDIT_OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIT_OUTCOME_OK\x10\x01\x12\x19\n\x15\x41UDIT_OUTCOME_REFUSED\x10\x02\x12\x18\n\x14\x41UDIT_OUTCOME_FAILED\x10\x03\x32\xfe\x04\n\x06\x41\x63\x63\x65ss\x12\x9b\x01\n\x0b\x43reateToken\x12\x1f.paceline.v1.CreateTokenRequest\x1a\x1d.paceline.v1.CreateTokenReply\"L\xaa\xd4\x18\x33\n\x01\x01\x10\x03\",Create a token; only this reply contains it.\x82\xd3\xe4\x93\x02\x0f\"\n/v1/tokens:\x01*\x12\xbf\x01\n\nListTokens\x12\x1e.paceline.v1.ListTokensRequest\x1a\x1c.paceline.v1.ListTokensReply\"s\x90\x02\x01\xaa\xd4\x18Z\n\x01\x01\x10\x03\"SList tokens without their secrets, oldest first; revoked ones are kept for a month.\x82\xd3\xe4\x93\x02\x0c\x12\n/v1/tokens\x12~\n\x0bRevokeToken\x12\x1f.paceline.v1.RevokeTokenRequest\x1a\x12.paceline.v1.Token\":\x90\x02\x02\xaa\xd4\x18\x16\n\x01\x01\x10\x03\"\x0fRevoke a token.\x82\xd3\xe4\x93\x02\x17*\x15/v1/tokens/{token_id}\x12\x8d\x01\n\tListAudit\x12\x1d.paceline.v1.ListAuditRequest\x1a\x1b.paceline.v1.ListAuditReply\"D\x90\x02\x01\xaa\xd4\x18(\n\x01\x01\x10\x03\"!List audit entries, newest first.\x82\xd3\xe4\x93\x02\x0f\x12\r/v1/audit-log\x1a\x04\xa8\xd4\x18\x03\x32\xd2\x01\n\x0e\x41uthentication\x12Y\n\x0c\x41uthenticate\x12 .paceline.v1.AuthenticateRequest\x1a\x1e.paceline.v1.AuthenticateReply\"\x07\xaa\xd4\x18\x03\n\x01\x01\x12_\n\x0eReportRefusals\x12\".paceline.v1.ReportRefusalsRequest\x1a .paceline.v1.ReportRefusalsReply\"\x07\xaa\xd4\x18\x03\n\x01\x01\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,40 +55,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AUTHENTICATION'].methods_by_name['Authenticate']._serialized_options = b'\252\324\030\003\n\001\001'
   _globals['_AUTHENTICATION'].methods_by_name['ReportRefusals']._loaded_options = None
   _globals['_AUTHENTICATION'].methods_by_name['ReportRefusals']._serialized_options = b'\252\324\030\003\n\001\001'
-  _globals['_AUDITOUTCOME']._serialized_start=1612
-  _globals['_AUDITOUTCOME']._serialized_end=1732
+  _globals['_AUDITOUTCOME']._serialized_start=1664
+  _globals['_AUDITOUTCOME']._serialized_end=1784
   _globals['_PRINCIPAL']._serialized_start=98
-  _globals['_PRINCIPAL']._serialized_end=206
-  _globals['_TOKEN']._serialized_start=209
-  _globals['_TOKEN']._serialized_end=425
-  _globals['_CREATETOKENREQUEST']._serialized_start=427
-  _globals['_CREATETOKENREQUEST']._serialized_end=554
-  _globals['_CREATETOKENREPLY']._serialized_start=556
-  _globals['_CREATETOKENREPLY']._serialized_end=625
-  _globals['_LISTTOKENSREQUEST']._serialized_start=627
-  _globals['_LISTTOKENSREQUEST']._serialized_end=662
-  _globals['_LISTTOKENSREPLY']._serialized_start=664
-  _globals['_LISTTOKENSREPLY']._serialized_end=717
-  _globals['_REVOKETOKENREQUEST']._serialized_start=719
-  _globals['_REVOKETOKENREQUEST']._serialized_end=757
-  _globals['_AUTHENTICATEREQUEST']._serialized_start=759
-  _globals['_AUTHENTICATEREQUEST']._serialized_end=814
-  _globals['_AUTHENTICATEREPLY']._serialized_start=816
-  _globals['_AUTHENTICATEREPLY']._serialized_end=922
-  _globals['_REFUSAL']._serialized_start=924
-  _globals['_REFUSAL']._serialized_end=1039
-  _globals['_REPORTREFUSALSREQUEST']._serialized_start=1041
-  _globals['_REPORTREFUSALSREQUEST']._serialized_end=1104
-  _globals['_REPORTREFUSALSREPLY']._serialized_start=1106
-  _globals['_REPORTREFUSALSREPLY']._serialized_end=1127
-  _globals['_AUDITENTRY']._serialized_start=1130
-  _globals['_AUDITENTRY']._serialized_end=1334
-  _globals['_LISTAUDITREQUEST']._serialized_start=1337
-  _globals['_LISTAUDITREQUEST']._serialized_end=1536
-  _globals['_LISTAUDITREPLY']._serialized_start=1538
-  _globals['_LISTAUDITREPLY']._serialized_end=1610
-  _globals['_ACCESS']._serialized_start=1735
-  _globals['_ACCESS']._serialized_end=2373
-  _globals['_AUTHENTICATION']._serialized_start=2376
-  _globals['_AUTHENTICATION']._serialized_end=2586
+  _globals['_PRINCIPAL']._serialized_end=223
+  _globals['_TOKEN']._serialized_start=226
+  _globals['_TOKEN']._serialized_end=459
+  _globals['_CREATETOKENREQUEST']._serialized_start=462
+  _globals['_CREATETOKENREQUEST']._serialized_end=606
+  _globals['_CREATETOKENREPLY']._serialized_start=608
+  _globals['_CREATETOKENREPLY']._serialized_end=677
+  _globals['_LISTTOKENSREQUEST']._serialized_start=679
+  _globals['_LISTTOKENSREQUEST']._serialized_end=714
+  _globals['_LISTTOKENSREPLY']._serialized_start=716
+  _globals['_LISTTOKENSREPLY']._serialized_end=769
+  _globals['_REVOKETOKENREQUEST']._serialized_start=771
+  _globals['_REVOKETOKENREQUEST']._serialized_end=809
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=811
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=866
+  _globals['_AUTHENTICATEREPLY']._serialized_start=868
+  _globals['_AUTHENTICATEREPLY']._serialized_end=974
+  _globals['_REFUSAL']._serialized_start=976
+  _globals['_REFUSAL']._serialized_end=1091
+  _globals['_REPORTREFUSALSREQUEST']._serialized_start=1093
+  _globals['_REPORTREFUSALSREQUEST']._serialized_end=1156
+  _globals['_REPORTREFUSALSREPLY']._serialized_start=1158
+  _globals['_REPORTREFUSALSREPLY']._serialized_end=1179
+  _globals['_AUDITENTRY']._serialized_start=1182
+  _globals['_AUDITENTRY']._serialized_end=1386
+  _globals['_LISTAUDITREQUEST']._serialized_start=1389
+  _globals['_LISTAUDITREQUEST']._serialized_end=1588
+  _globals['_LISTAUDITREPLY']._serialized_start=1590
+  _globals['_LISTAUDITREPLY']._serialized_end=1662
+  _globals['_ACCESS']._serialized_start=1787
+  _globals['_ACCESS']._serialized_end=2425
+  _globals['_AUTHENTICATION']._serialized_start=2428
+  _globals['_AUTHENTICATION']._serialized_end=2638
 # @@protoc_insertion_point(module_scope)

@@ -52,6 +52,7 @@ class Principal(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    NO_CODE_FIELD_NUMBER: _builtins.int
     token_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
@@ -59,6 +60,8 @@ class Principal(_message.Message):
     role: _options_pb2.Role.ValueType
     source: _builtins.str
     """host that called the gateway"""
+    no_code: _builtins.bool
+    """its jobs may bring no code"""
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class Principal(_message.Message):
         tenant: _builtins.str = ...,
         role: _options_pb2.Role.ValueType = ...,
         source: _builtins.str = ...,
+        no_code: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "role", b"role", "source", b"source", "tenant", b"tenant", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "no_code", b"no_code", "role", b"role", "source", b"source", "tenant", b"tenant", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -89,6 +93,7 @@ class Token(_message.Message):
     USED_S_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
     CREATED_BY_FIELD_NUMBER: _builtins.int
+    NO_CODE_FIELD_NUMBER: _builtins.int
     token_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
@@ -101,6 +106,7 @@ class Token(_message.Message):
     """seconds since last use; unset: never used"""
     revoked: _builtins.bool
     created_by: _builtins.str
+    no_code: _builtins.bool
     def __init__(
         self,
         *,
@@ -113,10 +119,11 @@ class Token(_message.Message):
         used_s: _builtins.float | None = ...,
         revoked: _builtins.bool = ...,
         created_by: _builtins.str = ...,
+        no_code: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "_used_s", b"_used_s", "expires_in_s", b"expires_in_s", "used_s", b"used_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "_used_s", b"_used_s", "age_s", b"age_s", "created_by", b"created_by", "expires_in_s", b"expires_in_s", "name", b"name", "revoked", b"revoked", "role", b"role", "tenant", b"tenant", "token_id", b"token_id", "used_s", b"used_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "_used_s", b"_used_s", "age_s", b"age_s", "created_by", b"created_by", "expires_in_s", b"expires_in_s", "name", b"name", "no_code", b"no_code", "revoked", b"revoked", "role", b"role", "tenant", b"tenant", "token_id", b"token_id", "used_s", b"used_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expires_in_s: _TypeAlias = _typing.Literal["expires_in_s"]  # noqa: Y015
     _WhichOneofArgType__expires_in_s: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s"]  # noqa: Y015
@@ -137,12 +144,15 @@ class CreateTokenRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_S_FIELD_NUMBER: _builtins.int
+    NO_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tenant: _builtins.str
     """empty: the caller's"""
     role: _options_pb2.Role.ValueType
     """not set: submit"""
     expires_in_s: _builtins.float
+    no_code: _builtins.bool
+    """jobs that it submits may bring no code"""
     def __init__(
         self,
         *,
@@ -150,10 +160,11 @@ class CreateTokenRequest(_message.Message):
         tenant: _builtins.str = ...,
         role: _options_pb2.Role.ValueType = ...,
         expires_in_s: _builtins.float | None = ...,
+        no_code: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "expires_in_s", b"expires_in_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "expires_in_s", b"expires_in_s", "name", b"name", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s", "expires_in_s", b"expires_in_s", "name", b"name", "no_code", b"no_code", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expires_in_s: _TypeAlias = _typing.Literal["expires_in_s"]  # noqa: Y015
     _WhichOneofArgType__expires_in_s: _TypeAlias = _typing.Literal["_expires_in_s", b"_expires_in_s"]  # noqa: Y015

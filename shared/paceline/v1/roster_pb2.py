@@ -26,7 +26,7 @@ from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xea\x01\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x35\n\x04load\x18\x03 \x03(\x0b\x32\'.paceline.v1.HeartbeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x12\x30\n\ttransfers\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x10TransferProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tnum_ready\x18\x02 \x01(\x05\x12\x12\n\nnum_chunks\x18\x03 \x01(\x05\x12\x0f\n\x07sources\x18\x04 \x03(\t\"#\n\x0eHeartbeatReply\x12\x11\n\tlive_jobs\x18\x01 \x03(\t\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"Y\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\xe2\x01\n\x15PublishVersionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x05\x12\r\n\x05parts\x18\x08 \x01(\x05\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x1a\n\rknown_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_known_version\"\xa9\x01\n\x13PublishVersionReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fsource_endpoint\x18\x05 \x01(\tB\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc0\x01\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12)\n\x07sources\x18\x02 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x19\n\x0c\x62\x61se_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x42\x0f\n\r_base_version\"<\n\x0b\x43hunkSource\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\"\xb5\x02\n\x15ReportTransferRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12)\n\x05\x65vent\x18\x05 \x01(\x0e\x32\x1a.paceline.v1.TransferEvent\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nwire_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x11\n\tnum_ready\x18\x0b \x01(\x05\x12\x12\n\nnum_chunks\x18\x0c \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\r \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\x15\n\x13ReportTransferReply\"$\n\x12ListWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"n\n\x10ListWeightsReply\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.WeightsVersion\x12+\n\x07holders\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.WeightsHolder\"\x9e\x01\n\x0eWeightsVersion\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\x03\x12&\n\x05shape\x18\x03 \x01(\x0e\x32\x17.paceline.v1.RouteShape\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05ratio\x18\x05 \x01(\x01\"\x84\x02\n\rWeightsHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x05 \x01(\x03\x12\x30\n\ttransfers\x18\x06 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12)\n\x07sources\x18\x07 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x13\n\x0b\x62ytes_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07trouble\x18\t \x01(\t*\xce\x01\n\rTransferEvent\x12\x1e\n\x1aTRANSFER_EVENT_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_EVENT_DONE\x10\x01\x12\x18\n\x14TRANSFER_EVENT_MOVED\x10\x02\x12\x1a\n\x16TRANSFER_EVENT_STALLED\x10\x03\x12\x17\n\x13TRANSFER_EVENT_SLOW\x10\x04\x12\x19\n\x15TRANSFER_EVENT_FAILED\x10\x05\x12\x1a\n\x16TRANSFER_EVENT_DAMAGED\x10\x06*\x86\x01\n\nRouteShape\x12\x1b\n\x17ROUTE_SHAPE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_SHAPE_UNICAST\x10\x01\x12\x15\n\x11ROUTE_SHAPE_CHAIN\x10\x02\x12\x14\n\x10ROUTE_SHAPE_TREE\x10\x03\x12\x15\n\x11ROUTE_SHAPE_SITES\x10\x04\x32\xbe\x05\n\x06Roster\x12G\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12V\n\tHeartbeat\x12\x1d.paceline.v1.HeartbeatRequest\x1a\x1b.paceline.v1.HeartbeatReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12J\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12W\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x08\xaa\xd4\x18\x04\n\x02\x02\x08\x12Y\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x30\x01\x12_\n\x0ePublishVersion\x12\".paceline.v1.PublishVersionRequest\x1a .paceline.v1.PublishVersionReply\"\x07\xaa\xd4\x18\x03\n\x01\x07\x12K\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route\"\x07\xaa\xd4\x18\x03\n\x01\x06\x30\x01\x12_\n\x0eReportTransfer\x12\".paceline.v1.ReportTransferRequest\x1a .paceline.v1.ReportTransferReply\"\x07\xaa\xd4\x18\x03\n\x01\x06\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/roster.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"2\n\x0bJoinRequest\x12#\n\x06worker\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Worker\"\x1c\n\tJoinReply\x12\x0f\n\x07lease_s\x18\x01 \x01(\x01\"\xea\x01\n\x10HeartbeatRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x02 \x01(\x03\x12\x35\n\x04load\x18\x03 \x03(\x0b\x32\'.paceline.v1.HeartbeatRequest.LoadEntry\x12\x15\n\rheld_versions\x18\x04 \x03(\x03\x12\x30\n\ttransfers\x18\x05 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x1a+\n\tLoadEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x10TransferProgress\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\tnum_ready\x18\x02 \x01(\x05\x12\x12\n\nnum_chunks\x18\x03 \x01(\x05\x12\x0f\n\x07sources\x18\x04 \x03(\t\"*\n\x0eHeartbeatReply\x12\x12\n\nended_jobs\x18\x02 \x03(\tJ\x04\x08\x01\x10\x02\"!\n\x0cLeaveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"Y\n\x12ListWorkersRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\"8\n\x10ListWorkersReply\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Worker\"\xe2\x01\n\x15PublishVersionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06parent\x18\x04 \x01(\x03\x12\x18\n\x10weights_endpoint\x18\x05 \x01(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04part\x18\x07 \x01(\x05\x12\r\n\x05parts\x18\x08 \x01(\x05\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x1a\n\rknown_version\x18\n \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_known_version\"\xa9\x01\n\x13PublishVersionReply\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x19\n\x0cheld_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63hunk_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fsource_endpoint\x18\x05 \x01(\tB\x0f\n\r_held_version\"6\n\x11WatchRouteRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\"\xc0\x01\n\x05Route\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12)\n\x07sources\x18\x02 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x11\n\tfallbacks\x18\x03 \x03(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x04 \x01(\x01\x12\x19\n\x0c\x62\x61se_version\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03key\x18\x06 \x01(\x0c\x42\x0f\n\r_base_version\"<\n\x0b\x43hunkSource\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\r\n\x05parts\x18\x03 \x01(\x05\"\xb5\x02\n\x15ReportTransferRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12)\n\x05\x65vent\x18\x05 \x01(\x0e\x32\x1a.paceline.v1.TransferEvent\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nwire_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06\x62usy_s\x18\x08 \x01(\x01\x12\x11\n\tlatency_s\x18\t \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x11\n\tnum_ready\x18\x0b \x01(\x05\x12\x12\n\nnum_chunks\x18\x0c \x01(\x05\x12\x19\n\x0c\x62\x61se_version\x18\r \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_base_version\"\x15\n\x13ReportTransferReply\"$\n\x12ListWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"n\n\x10ListWeightsReply\x12-\n\x08versions\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.WeightsVersion\x12+\n\x07holders\x18\x02 \x03(\x0b\x32\x1a.paceline.v1.WeightsHolder\"\x9e\x01\n\x0eWeightsVersion\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.PolicyVersion\x12\x13\n\x0b\x63hunk_bytes\x18\x02 \x01(\x03\x12&\n\x05shape\x18\x03 \x01(\x0e\x32\x17.paceline.v1.RouteShape\x12\x13\n\x0bpredicted_s\x18\x04 \x01(\x01\x12\r\n\x05ratio\x18\x05 \x01(\x01\"\x84\x02\n\rWeightsHolder\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.paceline.v1.WorkerKind\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x16\n\x0e\x61\x63tive_version\x18\x05 \x01(\x03\x12\x30\n\ttransfers\x18\x06 \x03(\x0b\x32\x1d.paceline.v1.TransferProgress\x12)\n\x07sources\x18\x07 \x03(\x0b\x32\x18.paceline.v1.ChunkSource\x12\x13\n\x0b\x62ytes_per_s\x18\x08 \x01(\x01\x12\x0f\n\x07trouble\x18\t \x01(\t*\xce\x01\n\rTransferEvent\x12\x1e\n\x1aTRANSFER_EVENT_UNSPECIFIED\x10\x00\x12\x17\n\x13TRANSFER_EVENT_DONE\x10\x01\x12\x18\n\x14TRANSFER_EVENT_MOVED\x10\x02\x12\x1a\n\x16TRANSFER_EVENT_STALLED\x10\x03\x12\x17\n\x13TRANSFER_EVENT_SLOW\x10\x04\x12\x19\n\x15TRANSFER_EVENT_FAILED\x10\x05\x12\x1a\n\x16TRANSFER_EVENT_DAMAGED\x10\x06*\x86\x01\n\nRouteShape\x12\x1b\n\x17ROUTE_SHAPE_UNSPECIFIED\x10\x00\x12\x17\n\x13ROUTE_SHAPE_UNICAST\x10\x01\x12\x15\n\x11ROUTE_SHAPE_CHAIN\x10\x02\x12\x14\n\x10ROUTE_SHAPE_TREE\x10\x03\x12\x15\n\x11ROUTE_SHAPE_SITES\x10\x04\x32\xbe\x05\n\x06Roster\x12G\n\x04Join\x12\x18.paceline.v1.JoinRequest\x1a\x16.paceline.v1.JoinReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12V\n\tHeartbeat\x12\x1d.paceline.v1.HeartbeatRequest\x1a\x1b.paceline.v1.HeartbeatReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12J\n\x05Leave\x12\x19.paceline.v1.LeaveRequest\x1a\x17.paceline.v1.LeaveReply\"\r\xaa\xd4\x18\t\n\x07\x02\x04\x01\x05\x06\x08\x07\x12W\n\x0bListWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x08\xaa\xd4\x18\x04\n\x02\x02\x08\x12Y\n\x0cWatchWorkers\x12\x1f.paceline.v1.ListWorkersRequest\x1a\x1d.paceline.v1.ListWorkersReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x30\x01\x12_\n\x0ePublishVersion\x12\".paceline.v1.PublishVersionRequest\x1a .paceline.v1.PublishVersionReply\"\x07\xaa\xd4\x18\x03\n\x01\x07\x12K\n\nWatchRoute\x12\x1e.paceline.v1.WatchRouteRequest\x1a\x12.paceline.v1.Route\"\x07\xaa\xd4\x18\x03\n\x01\x06\x30\x01\x12_\n\x0eReportTransfer\x12\".paceline.v1.ReportTransferRequest\x1a .paceline.v1.ReportTransferReply\"\x07\xaa\xd4\x18\x03\n\x01\x06\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,10 +53,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROSTER'].methods_by_name['WatchRoute']._serialized_options = b'\252\324\030\003\n\001\006'
   _globals['_ROSTER'].methods_by_name['ReportTransfer']._loaded_options = None
   _globals['_ROSTER'].methods_by_name['ReportTransfer']._serialized_options = b'\252\324\030\003\n\001\006'
-  _globals['_TRANSFEREVENT']._serialized_start=2364
-  _globals['_TRANSFEREVENT']._serialized_end=2570
-  _globals['_ROUTESHAPE']._serialized_start=2573
-  _globals['_ROUTESHAPE']._serialized_end=2707
+  _globals['_TRANSFEREVENT']._serialized_start=2371
+  _globals['_TRANSFEREVENT']._serialized_end=2577
+  _globals['_ROUTESHAPE']._serialized_start=2580
+  _globals['_ROUTESHAPE']._serialized_end=2714
   _globals['_JOINREQUEST']._serialized_start=93
   _globals['_JOINREQUEST']._serialized_end=143
   _globals['_JOINREPLY']._serialized_start=145
@@ -68,37 +68,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERPROGRESS']._serialized_start=412
   _globals['_TRANSFERPROGRESS']._serialized_end=503
   _globals['_HEARTBEATREPLY']._serialized_start=505
-  _globals['_HEARTBEATREPLY']._serialized_end=540
-  _globals['_LEAVEREQUEST']._serialized_start=542
-  _globals['_LEAVEREQUEST']._serialized_end=575
-  _globals['_LEAVEREPLY']._serialized_start=577
-  _globals['_LEAVEREPLY']._serialized_end=589
-  _globals['_LISTWORKERSREQUEST']._serialized_start=591
-  _globals['_LISTWORKERSREQUEST']._serialized_end=680
-  _globals['_LISTWORKERSREPLY']._serialized_start=682
-  _globals['_LISTWORKERSREPLY']._serialized_end=738
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=741
-  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=967
-  _globals['_PUBLISHVERSIONREPLY']._serialized_start=970
-  _globals['_PUBLISHVERSIONREPLY']._serialized_end=1139
-  _globals['_WATCHROUTEREQUEST']._serialized_start=1141
-  _globals['_WATCHROUTEREQUEST']._serialized_end=1195
-  _globals['_ROUTE']._serialized_start=1198
-  _globals['_ROUTE']._serialized_end=1390
-  _globals['_CHUNKSOURCE']._serialized_start=1392
-  _globals['_CHUNKSOURCE']._serialized_end=1452
-  _globals['_REPORTTRANSFERREQUEST']._serialized_start=1455
-  _globals['_REPORTTRANSFERREQUEST']._serialized_end=1764
-  _globals['_REPORTTRANSFERREPLY']._serialized_start=1766
-  _globals['_REPORTTRANSFERREPLY']._serialized_end=1787
-  _globals['_LISTWEIGHTSREQUEST']._serialized_start=1789
-  _globals['_LISTWEIGHTSREQUEST']._serialized_end=1825
-  _globals['_LISTWEIGHTSREPLY']._serialized_start=1827
-  _globals['_LISTWEIGHTSREPLY']._serialized_end=1937
-  _globals['_WEIGHTSVERSION']._serialized_start=1940
-  _globals['_WEIGHTSVERSION']._serialized_end=2098
-  _globals['_WEIGHTSHOLDER']._serialized_start=2101
-  _globals['_WEIGHTSHOLDER']._serialized_end=2361
-  _globals['_ROSTER']._serialized_start=2710
-  _globals['_ROSTER']._serialized_end=3412
+  _globals['_HEARTBEATREPLY']._serialized_end=547
+  _globals['_LEAVEREQUEST']._serialized_start=549
+  _globals['_LEAVEREQUEST']._serialized_end=582
+  _globals['_LEAVEREPLY']._serialized_start=584
+  _globals['_LEAVEREPLY']._serialized_end=596
+  _globals['_LISTWORKERSREQUEST']._serialized_start=598
+  _globals['_LISTWORKERSREQUEST']._serialized_end=687
+  _globals['_LISTWORKERSREPLY']._serialized_start=689
+  _globals['_LISTWORKERSREPLY']._serialized_end=745
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_start=748
+  _globals['_PUBLISHVERSIONREQUEST']._serialized_end=974
+  _globals['_PUBLISHVERSIONREPLY']._serialized_start=977
+  _globals['_PUBLISHVERSIONREPLY']._serialized_end=1146
+  _globals['_WATCHROUTEREQUEST']._serialized_start=1148
+  _globals['_WATCHROUTEREQUEST']._serialized_end=1202
+  _globals['_ROUTE']._serialized_start=1205
+  _globals['_ROUTE']._serialized_end=1397
+  _globals['_CHUNKSOURCE']._serialized_start=1399
+  _globals['_CHUNKSOURCE']._serialized_end=1459
+  _globals['_REPORTTRANSFERREQUEST']._serialized_start=1462
+  _globals['_REPORTTRANSFERREQUEST']._serialized_end=1771
+  _globals['_REPORTTRANSFERREPLY']._serialized_start=1773
+  _globals['_REPORTTRANSFERREPLY']._serialized_end=1794
+  _globals['_LISTWEIGHTSREQUEST']._serialized_start=1796
+  _globals['_LISTWEIGHTSREQUEST']._serialized_end=1832
+  _globals['_LISTWEIGHTSREPLY']._serialized_start=1834
+  _globals['_LISTWEIGHTSREPLY']._serialized_end=1944
+  _globals['_WEIGHTSVERSION']._serialized_start=1947
+  _globals['_WEIGHTSVERSION']._serialized_end=2105
+  _globals['_WEIGHTSHOLDER']._serialized_start=2108
+  _globals['_WEIGHTSHOLDER']._serialized_end=2368
+  _globals['_ROSTER']._serialized_start=2717
+  _globals['_ROSTER']._serialized_end=3419
 # @@protoc_insertion_point(module_scope)

@@ -212,17 +212,19 @@ Global___TransferProgress: _TypeAlias = TransferProgress  # noqa: Y015
 class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    LIVE_JOBS_FIELD_NUMBER: _builtins.int
+    ENDED_JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def live_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """lately: cancelled, failed or done"""
+
     def __init__(
         self,
         *,
-        live_jobs: _abc.Iterable[_builtins.str] | None = ...,
+        ended_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_jobs", b"live_jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_jobs", b"ended_jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -56,6 +57,36 @@ async def test_a_job_gets_the_tenant_of_the_token(peopled: Site, job: dict[str, 
     async with peopled.client("all") as client:
         assert (await client.submit(job)).status.tenant == "default"
         assert (await client.submit(job | {"tenant": "a"})).status.tenant == "a"
+
+
+async def test_a_token_without_code_brings_none(
+    peopled: Site, job: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neither a folder of its own nor one that another token of its tenant has uploaded."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "scoring.py").write_text("def score(item): return 1.0")
+    own = job | {"code": {"path": str(tmp_path / "own")}, "reward": [{"kind": "scoring:score"}]}
+    async with peopled.client("submit-a") as client:
+        made = await client.submit(own)
+    uploaded = own | {"code": made.spec["code"]}
+    for who, role in (("plain", "submit"), ("plain admin", "admin")):
+        await peopled.make(who, role=role, tenant="a", no_code=True)
+        async with peopled.client(who) as client:
+            for each in (own, uploaded):
+                with pytest.raises(PermissionDeniedError, match=r"^code: jobs of this token"):
+                    await client.submit(each)
+            assert (await client.submit(job)).status.tenant == "a"
+    async with peopled.client("plain admin") as client:
+        with pytest.raises(PermissionDeniedError, match="may bring none"):
+            await client.create_token("more", role="submit")
+        made_token = await client.create_token("as much", role="submit", no_code=True)
+        assert made_token.token.no_code
+        refused = [
+            (each.principal.name, each.action)
+            for each in (await client.list_audit()).entries
+            if each.outcome == "refused"
+        ]
+    assert {("plain", "code.upload"), ("plain", "job.submit")} <= {*refused}
 
 
 async def test_one_key_of_two_tenants_makes_two_jobs(peopled: Site, job: dict[str, Any]) -> None:

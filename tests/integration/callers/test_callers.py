@@ -305,7 +305,7 @@ class Central(Service):
     def __init__(self, chassis: Chassis) -> None:
         nothing: Any = None
         roster = RosterServicer(
-            roster=Roster(lease_s=60), tracker=nothing, training=nothing, live_jobs=list
+            roster=Roster(lease_s=60), tracker=nothing, training=nothing, ended_jobs=list
         )
         ledger = ExperienceServicer(
             job_service=nothing,

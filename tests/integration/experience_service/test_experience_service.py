@@ -175,8 +175,7 @@ async def test_routes_and_members(client: Client) -> None:
     assert list(route.fallbacks) == [SOURCE]
     await call(client.roster.Leave, roster_pb2.LeaveRequest(worker_id="r1"))
     assert (await anext(routes)).sources[0].endpoint == SOURCE
-    beat = await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r2"))
-    assert job_id in beat.live_jobs
+    await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r2"))
     with pytest.raises(NotFoundError, match="join again"):
         await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r1"))
     request = roster_pb2.ListWorkersRequest(job_id=job_id)

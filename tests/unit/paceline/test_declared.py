@@ -10,9 +10,9 @@ import pytest
 
 from paceline.config import parse_job
 from paceline.config.named import patterns, problems
+from paceline.fair_queue import FairQueue
 from paceline.plugins import RewardInput, declared, declares
 from paceline.types import Task
-from paceline_reward.fair_queue import FairQueue
 from paceline_reward.parts import read_parts
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer

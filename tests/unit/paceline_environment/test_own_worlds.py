@@ -12,13 +12,19 @@ from typing import Any
 import psutil
 import pytest
 
+from paceline.code.archive import pack
+from paceline.code.folders import CodeFolder, CodeFolders
+from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE, WorldError
+from paceline.config.packages import PackageSettings
+from paceline.digest import digest_of
 from paceline.errors import PacelineError
 from paceline.sandbox import landlock
 from paceline.types import Task
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
+from paceline_environment.worlds.worlds import JobWorlds
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
@@ -93,8 +99,8 @@ async def processes(tmp_path: Path) -> AsyncIterator[JobProcesses]:
             each.chmod(each.stat().st_mode | 0o5)
     sandbox = sandbox_for(MODULE)
 
-    async def where() -> Path:
-        return folder
+    async def where() -> CodeFolder:
+        return CodeFolder(folder)
 
     made = JobProcesses(sandbox=sandbox, folder=where, target="world:ENVIRONMENT")
     sweeping = asyncio.create_task(sweep(made))
@@ -275,4 +281,40 @@ async def test_a_target_that_is_no_environment(processes: JobProcesses) -> None:
         with pytest.raises(WorldError, match=told):
             await world.reset(TASK, 0)
         await world.close()
-        await processes.close()
+        assert await processes.give()
+
+
+async def test_a_job_whose_turn_it_is_gets_a_process_of_the_one_with_most(
+    tmp_path: Path,
+) -> None:
+    """The episodes in it are moved and go on where they were."""
+    (tmp_path / "world.py").write_text(WORLD)
+    archive = pack(tmp_path)
+
+    async def fetch(digest: str) -> bytes:
+        return archive
+
+    folders = CodeFolders(fetch, packages=Packages(PackageSettings()))
+    sandbox = sandbox_for(MODULE)
+    worlds = JobWorlds(sandbox=sandbox, folders=folders, memory_bytes=1 << 30, max_processes=2)
+    code = digest_of(archive)
+    first, second = (worlds.of(job, code=code, target="world:ENVIRONMENT") for job in "ab")
+    many = [first() for _ in range(EPISODES_PER_PROCESS + 1)]
+    for world in many:
+        await world.reset(TASK, 0)
+        await world.step("before")
+    other = second()
+    async with asyncio.timeout(10):
+        await other.reset(TASK, 0)
+    after = [(await world.step("after")).observation.text.split() for world in many]
+    assert {each[1] for each in after} == {"2"}
+    assert len({each[2] for each in after}) == 1
+    await worlds.end("a")
+    with pytest.raises(PacelineError, match="its job is over"):
+        await many[0].step("late")
+    assert (await other.step("x")).observation.text.startswith("x 1 ")
+    for world in (*many, other):
+        await world.close()
+    await worlds.close()
+    await sandbox.close()
+    await folders.close()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from paceline.fair_queue import FairQueue
 from paceline.plugins import RewardInput
 from paceline.types import Task
-from paceline_reward.fair_queue import FairQueue
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from paceline.enums import ScoreStatus
+from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.rewards.code import program_in
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.types import Score, Task
-from paceline_reward.fair_queue import FairQueue, QueueOwner
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.programs import FairPrograms
 from paceline_reward.scorer import Scorer

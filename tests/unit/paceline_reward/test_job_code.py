@@ -11,13 +11,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from paceline.code.folders import CodeFolder
+from paceline.code.packages import Packages
+from paceline.config.packages import PackageSettings
 from paceline.enums import ScoreStatus
+from paceline.fair_queue import FairQueue, QueueOwner
 from paceline.plugins import RewardInput
 from paceline.sandbox import landlock
 from paceline.types import Score
-from paceline_reward.fair_queue import FairQueue, QueueOwner
+from paceline_harness.wheels import write_wheel
 from paceline_reward.job_pools import JobPools
 from paceline_reward.pool import ChildPool, plain_children
 from paceline_reward.scorer import Scorer
@@ -26,6 +31,7 @@ MakeItem = Callable[..., RewardInput]
 Scored = Callable[..., Any]
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
+LEAF = "def half(value): return value / 2\n"
 SCORING = '''
 import os, pathlib, socket, sys, time
 from paceline.plugins import RewardInput
@@ -38,6 +44,17 @@ WORDS = pathlib.Path(__file__).with_name("words.txt").read_text().split()
 def word(item):
     """A number, with data from the folder."""
     return float(item.response in WORDS)
+
+
+def half(item):
+    """With a package that the job requires, which it cannot change."""
+    import paceline_leaf
+
+    try:
+        pathlib.Path(paceline_leaf.__file__).write_text("")
+    except OSError:
+        return paceline_leaf.half(float(item.response))
+    return -1.0
 
 
 def count(item, *, bonus=0.0):
@@ -79,16 +96,22 @@ def try_to(item):
 
 
 @pytest.fixture
-async def scored(tmp_path: Path) -> AsyncIterator[Scored]:
-    """Scores items with a function of the folder of a job."""
-    folders: dict[str, Path] = {}
+async def pools(tmp_path: Path) -> AsyncIterator[JobPools]:
+    """Pools of jobs that have a folder of code each."""
+    folders: dict[str, CodeFolder] = {}
+    installing = Packages(PackageSettings(no_index=True, folder=tmp_path / "cache"))
 
-    async def folder_of(code: str) -> Path:
+    async def folder_of(code: str) -> CodeFolder:
         if code not in folders:
-            made = folders[code] = tmp_path / f"code-{code}"
+            made = tmp_path / f"code-{code}"
             made.mkdir()
             (made / "scoring.py").write_text(SCORING)
             (made / "words.txt").write_text("right true")
+            (made / "requirements.txt").write_text("paceline_leaf")
+            write_wheel(made / "wheels", "paceline_leaf", files={"paceline_leaf.py": LEAF})
+            wanted = installing.wanted(made)
+            assert wanted is not None
+            folders[code] = CodeFolder(made, await installing.folder(wanted))
         return folders[code]
 
     tmp_path.chmod(0o755)
@@ -96,6 +119,14 @@ async def scored(tmp_path: Path) -> AsyncIterator[Scored]:
         if not each.stat().st_mode & 1 and each.owner() == "root":
             each.chmod(each.stat().st_mode | 0o5)
     pools = JobPools(processes=2, folder_of=folder_of)
+    yield pools
+    await pools.close()
+    await installing.close()
+
+
+@pytest.fixture
+async def scored(pools: JobPools) -> AsyncIterator[Scored]:
+    """Scores items with a function of the folder of a job."""
     plain = ChildPool(plain_children(), FairQueue(2))
     scorer = Scorer(pool=plain, job_pools=pools)
 
@@ -108,7 +139,6 @@ async def scored(tmp_path: Path) -> AsyncIterator[Scored]:
         )
 
     yield run
-    await pools.close()
     await plain.close()
 
 
@@ -117,6 +147,35 @@ async def test_a_function_of_the_job_scores(scored: Scored, item: MakeItem) -> N
     assert [each.reward for each in scores] == [1.0, 0.0]
     (score,) = await scored("count", item("x"), bonus=0.5)
     assert score.reward == 1.5
+
+
+async def test_a_function_uses_what_the_job_requires(scored: Scored, item: MakeItem) -> None:
+    (score,) = await scored("half", item("3"))
+    assert (score.reward, score.detail) == (1.5, "")
+
+
+async def test_nothing_of_a_job_that_is_over_goes_on(
+    scored: Scored, pools: JobPools, item: MakeItem
+) -> None:
+    await scored("word", item("right"), job="b")
+    hanging = asyncio.create_task(scored("try_to", *[item("hang")] * 4, job="a", timeout_s=3600.0))
+    family = psutil.Process().children(recursive=True)
+    await wait_until(lambda: len(psutil.Process().children(recursive=True)) >= len(family) + 2)
+    over = {each.pid for each in psutil.Process().children(recursive=True)} - {
+        each.pid for each in family
+    }
+    await pools.end("a")
+    scores = await asyncio.wait_for(hanging, 5)
+    assert {each.status for each in scores} == {ScoreStatus.INFRA_ERROR}
+    await wait_until(lambda: not any(map(psutil.pid_exists, over)))
+    (other,) = await scored("count", item("x"), job="b")
+    assert other.reward == 1.0
+
+
+async def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 async def test_jobs_share_no_process(scored: Scored, item: MakeItem) -> None:

@@ -18,6 +18,7 @@ from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
+from paceline.sandbox.zygote import MAX_THREADS
 
 pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 LIMITS = ProgramLimits(time_s=20.0)
@@ -205,3 +206,21 @@ async def test_it_is_quick(sandbox: Sandbox) -> None:
     await run(sandbox, "print(1)")
     seconds = [(await run(sandbox, "print(1)")).seconds for _ in range(20)]
     assert statistics.median(seconds) < 0.1
+
+
+CROWD = """
+import threading, time
+threading.stack_size(32768)
+for _ in range({count}):
+    threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
+print("all", flush=True)
+time.sleep(2)
+"""
+
+
+async def test_a_program_with_too_many_threads_is_killed(sandbox: Sandbox) -> None:
+    few = await run(sandbox, CROWD.format(count=100), memory_bytes=1 << 30)
+    assert (few.ending, few.stdout) == (ProgramEnding.EXITED, b"all\n")
+    many = await run(sandbox, CROWD.format(count=MAX_THREADS + 50), memory_bytes=1 << 30)
+    assert (many.ending, many.code) == (ProgramEnding.KILLED, signal.SIGKILL)
+    assert many.seconds < 2

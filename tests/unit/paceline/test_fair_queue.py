@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline_reward.fair_queue import FairQueue, QueueOwner
+from paceline.fair_queue import FairQueue, QueueOwner
 
 OWNERS = [
     QueueOwner("a", "a1"),

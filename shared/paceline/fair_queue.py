@@ -48,13 +48,14 @@ class FairQueue:
     @asynccontextmanager
     async def slot(self, owner: QueueOwner) -> AsyncGenerator[None]:
         """Hold a slot inside the context."""
-        await self._acquire(owner)
+        await self.acquire(owner)
         try:
             yield
         finally:
-            self._release(owner)
+            self.release(owner)
 
-    async def _acquire(self, owner: QueueOwner) -> None:
+    async def acquire(self, owner: QueueOwner) -> None:
+        """Wait for a slot, which `release` gives back."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(waiter)
         self._grant()
@@ -62,7 +63,7 @@ class FairQueue:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._release(owner)  # it was granted a slot before it was cancelled
+                self.release(owner)  # it was granted a slot before it was cancelled
             raise
 
     def _grant(self) -> None:
@@ -85,7 +86,8 @@ class FairQueue:
     def _rank(self, owner: QueueOwner) -> tuple[int, int, int, int]:
         return (*self._tenants.rank(owner.tenant), *self._jobs.rank(owner.job_id))
 
-    def _release(self, owner: QueueOwner) -> None:
+    def release(self, owner: QueueOwner) -> None:
+        """Give a slot of this owner back."""
         self._free += 1
         for usage, name in self._usages(owner):
             usage.used[name] -= 1

@@ -1,0 +1,32 @@
+"""Packages that the code of jobs requires: the section `packages` of the settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from paceline.config.quota import GIB, MIB
+from paceline.plugins import StrictModel
+
+
+class PackageSettings(StrictModel):
+    """What is installed for the code of jobs, and from where. See docs/own-code.md.
+
+    The same in experience, environment and reward; a job chooses none of it.
+    """
+
+    install: bool = True
+    """If false, code with a `requirements.txt` is refused."""
+    index_url: str = Field(default="", repr=False)
+    """Of the packages (`pip --index-url`); that of pip's own configuration if empty."""
+    no_index: bool = False
+    """Install only from the folder `wheels` of the code (`pip --no-index`)."""
+    folder: Path | None = None
+    """Where installed packages are kept; if null, a folder of this user in the temporary one."""
+    timeout_s: float = Field(default=300.0, gt=0, le=3600)
+    """For one installation."""
+    most_bytes: int = Field(default=2 * GIB, ge=MIB)
+    """What the packages of one `requirements.txt` may take, unpacked."""
+    cache_bytes: int = Field(default=8 * GIB, ge=MIB)
+    """What all of them may take; those that were not used for longest go first."""

@@ -1,0 +1,30 @@
+"""Wheels that are in no index."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    files: Mapping[str, str] | None = None,
+    requires: Sequence[str] = (),
+) -> Path:
+    """Write a pure wheel of a distribution with `files`; by default one module of its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = dict(files if files is not None else {f"{name}.py": f'VERSION = "{version}"\n'})
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    found[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
+    found[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    listed = "".join(f"{each},,\n" for each in [*found, f"{info}/RECORD"])
+    made = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path, text in {**found, f"{info}/RECORD": listed}.items():
+            wheel.writestr(path, text)
+    return made

@@ -1,0 +1,224 @@
+"""Packages that the code of jobs requires: installed with the real pip, from wheels of a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.code import packages as module
+from paceline.code.install import SHARED, InstallError
+from paceline.code.packages import Packages
+from paceline.config.packages import PackageSettings
+from paceline_harness.processes import goes_on
+from paceline_harness.wheels import write_wheel
+
+MIB = 1 << 20
+Make = Callable[..., Packages]
+
+
+@pytest.fixture
+async def packages(tmp_path: Path) -> AsyncIterator[Make]:
+    made: list[Packages] = []
+
+    def make(**settings: object) -> Packages:
+        given = {"no_index": True, "folder": tmp_path / "cache", "timeout_s": 60.0} | settings
+        made.append(Packages(PackageSettings.model_validate(given)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+def code_of(folder: Path, *requirements: str) -> Path:
+    """A folder of code that requires these and has its wheels."""
+    folder.mkdir(exist_ok=True)
+    (folder / "requirements.txt").write_text("\n".join(requirements))
+    return folder
+
+
+async def installed(packages: Packages, code: Path) -> Path:
+    wanted = packages.wanted(code)
+    assert wanted is not None
+    return await packages.folder(wanted)
+
+
+def version_in(folder: Path, name: str) -> str:
+    """The version of a module that an interpreter finds there."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); import {name}; print({name}.VERSION)"
+    )
+    return subprocess.check_output([sys.executable, "-I", "-c", program], text=True).strip()
+
+
+async def test_a_package_and_what_it_needs_are_installed_once(
+    packages: Make, tmp_path: Path
+) -> None:
+    code = code_of(tmp_path / "code", "leaf<2")
+    write_wheel(code / "wheels", "leaf", "1.5", requires=("root",))
+    write_wheel(code / "wheels", "leaf", "2.0")
+    write_wheel(code / "wheels", "root")
+    one, other = packages(), packages()
+    found = await asyncio.gather(*(installed(each, code) for each in (one, one, other)))
+    assert len(set(found)) == 1
+    assert version_in(found[0], "leaf") == "1.5"
+    assert version_in(found[0], "root") == "1.0"
+    started = time.monotonic()
+    assert await installed(packages(), code) == found[0]
+    assert time.monotonic() - started < 0.5
+    assert not [each for each in found[0].rglob("*.py") if each.stat().st_mode & 0o222]
+
+
+async def test_other_wheels_of_the_same_name_do_not_replace_those_of_another_job(
+    packages: Make, tmp_path: Path
+) -> None:
+    honest = code_of(tmp_path / "honest", "leaf==1.0")
+    write_wheel(honest / "wheels", "leaf")
+    forged = code_of(tmp_path / "forged", "leaf==1.0")
+    write_wheel(forged / "wheels", "leaf", files={"leaf.py": 'VERSION = "forged"\n'})
+    made = packages()
+    assert version_in(await installed(made, forged), "leaf") == "forged"
+    assert version_in(await installed(made, honest), "leaf") == "1.0"
+
+
+async def test_what_is_missing_is_named(packages: Make, tmp_path: Path) -> None:
+    code = code_of(tmp_path / "code", "leaf", "paceline-test-nowhere==7")
+    write_wheel(code / "wheels", "leaf")
+    made = packages()
+    with pytest.raises(InstallError, match=r"requirements.txt: .*paceline-test-nowhere==7"):
+        await installed(made, code)
+    write_wheel(code / "wheels", "unrelated")  # another set of packages
+    with pytest.raises(InstallError, match="paceline-test-nowhere==7"):
+        await installed(made, code)
+    assert not [each for each in (tmp_path / "cache").iterdir() if each.is_dir()]
+
+
+async def test_other_versions_of_what_sealed_processes_share_are_refused(
+    packages: Make, tmp_path: Path
+) -> None:
+    code = code_of(tmp_path / "code", "pydantic==1.0.1")
+    write_wheel(code / "wheels", "pydantic", "1.0.1")
+    with pytest.raises(InstallError, match="pydantic"):
+        await installed(packages(), code)
+
+
+async def test_sdists_are_not_built(packages: Make, tmp_path: Path) -> None:
+    code = code_of(tmp_path / "code", "leaf")
+    (code / "wheels").mkdir()
+    (code / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    subprocess.run(
+        ["tar", "czf", code / "wheels" / "leaf-1.0.tar.gz", "setup.py"], cwd=code, check=True
+    )
+    with pytest.raises(InstallError, match="leaf"):
+        await installed(packages(), code)
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_one_that_unpacks_to_too_much_is_refused(packages: Make, tmp_path: Path) -> None:
+    code = code_of(tmp_path / "code", "leaf")
+    write_wheel(code / "wheels", "leaf", files={"leaf.txt": "x" * (2 * MIB)})
+    with pytest.raises(InstallError):
+        await installed(packages(most_bytes=MIB), code)
+    left = sum(each.stat().st_size for each in (tmp_path / "cache").rglob("*") if each.is_file())
+    assert left < MIB
+
+
+async def test_one_that_takes_too_long_is_given_up(packages: Make, tmp_path: Path) -> None:
+    code = code_of(tmp_path / "code", "leaf")
+    write_wheel(code / "wheels", "leaf")
+    with pytest.raises(InstallError, match=r"not installed within 0.01 s"):
+        await installed(packages(timeout_s=0.01), code)
+    assert not [each for each in psutil.Process().children() if goes_on(each)]
+
+
+async def test_the_least_recently_used_make_room(packages: Make, tmp_path: Path) -> None:
+    made = packages(cache_bytes=2 * MIB)
+    found: list[Path] = []
+    for number in range(3):
+        code = code_of(tmp_path / f"code{number}", "leaf")
+        write_wheel(code / "wheels", "leaf", files={"leaf.txt": str(number) * (900 << 10)})
+        if number == 2:
+            with pytest.raises(InstallError, match="no room"):
+                await installed(made, code)
+            long_ago = time.time() - module.KEPT_S - 60
+            os.utime(found[0], (long_ago, long_ago))
+            made = packages(cache_bytes=2 * MIB)
+        found.append(await installed(made, code))
+    assert [each.is_dir() for each in found] == [False, True, True]
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from paceline.code.packages import Packages
+from paceline.config.packages import PackageSettings
+
+async def main():
+    made = Packages(PackageSettings(no_index=True, folder=Path(sys.argv[2])))
+    wanted = made.wanted(Path(sys.argv[1]))
+    await made.folder(wanted)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_done(
+    packages: Make, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    code = code_of(tmp_path / "code", "leaf")
+    write_wheel(code / "wheels", "leaf", files={f"leaf{n}.py": "" for n in range(3000)})
+    worker = subprocess.Popen([sys.executable, "-c", KILLED, code, cache])
+    deadline = time.monotonic() + 30
+    while not list(cache.glob("new-*/site")):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    family = psutil.Process(worker.pid).children(recursive=True)
+    worker.kill()
+    worker.wait()
+    psutil.wait_procs(family, timeout=5)
+    assert not any(map(goes_on, family))
+    assert not [each for each in cache.iterdir() if each.is_dir() and len(each.name) == 64]
+    found = await installed(packages(), code)
+    assert len(list(found.glob("leaf*.py"))) == 3000
+    assert not list(cache.glob("new-*"))
+
+
+async def test_a_folder_that_others_could_write_to_is_not_used(
+    packages: Make, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    code = code_of(tmp_path / "code", "leaf")
+    write_wheel(code / "wheels", "leaf")
+    with pytest.raises(InstallError, match="only this user"):
+        await installed(packages(), code)
+
+
+async def test_an_installation_may_install_nothing(packages: Make, tmp_path: Path) -> None:
+    with pytest.raises(InstallError, match=r"packages\.install"):
+        await installed(packages(install=False), code_of(tmp_path / "code", "leaf"))
+    assert packages().wanted(code_of(tmp_path / "none")) is None
+
+
+def test_sealed_processes_load_no_other_package_of_the_worker() -> None:
+    """Else a job could get another version than it required."""
+    program = """
+import json, sys
+from importlib.metadata import packages_distributions
+import paceline.code.world_child, paceline_reward.child
+roots = {name.partition(".")[0] for name in sys.modules}
+known = packages_distributions()
+print(json.dumps(sorted({each for name in roots for each in known.get(name, ())})))
+"""
+    found = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
+    assert {each.lower().replace("_", "-") for each in found} - {"paceline"} <= {*SHARED}
