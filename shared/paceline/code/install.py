@@ -16,7 +16,10 @@ from paceline.config.packages import PackageSettings
 from paceline.errors import UnavailableError
 
 # Loaded in every sealed process before its job's code, so that code cannot have other versions.
-SHARED = ("annotated-types", "pydantic", "pydantic-core", "typing-extensions", "typing-inspection")
+SHARED = (
+    *("annotated-types", "grpcio", "grpcio-health-checking", "pydantic", "pydantic-core"),
+    *("typing-extensions", "typing-inspection"),
+)
 _CHILD = Path(__file__).with_name("pip_child.py")
 _MEMORY_BYTES = 4 << 30
 _LOOK_S = 0.25

@@ -6,6 +6,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
 
 def write_wheel(
     folder: Path,
@@ -15,7 +17,7 @@ def write_wheel(
     files: Mapping[str, str] | None = None,
     requires: Sequence[str] = (),
 ) -> Path:
-    """Write a pure wheel of a distribution with `files`; by default one module of its name."""
+    """Write a pure wheel with `files`, by default one module of its name; the same every time."""
     folder.mkdir(parents=True, exist_ok=True)
     found = dict(files if files is not None else {f"{name}.py": f'VERSION = "{version}"\n'})
     info = f"{name}-{version}.dist-info"
@@ -26,5 +28,5 @@ def write_wheel(
     made = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path, text in {**found, f"{info}/RECORD": listed}.items():
-            wheel.writestr(path, text)
+            wheel.writestr(zipfile.ZipInfo(path, _EPOCH), text)
     return made

@@ -96,23 +96,30 @@ def try_to(item):
 
 
 @pytest.fixture
-async def pools(tmp_path: Path) -> AsyncIterator[JobPools]:
+async def pools(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[JobPools]:
     """Pools of jobs that have a folder of code each."""
     folders: dict[str, CodeFolder] = {}
-    installing = Packages(PackageSettings(no_index=True, folder=tmp_path / "cache"))
+    installing = Packages(
+        PackageSettings(no_index=True, folder=tmp_path_factory.getbasetemp() / "packages")
+    )
+
+    making = asyncio.Lock()
 
     async def folder_of(code: str) -> CodeFolder:
-        if code not in folders:
-            made = tmp_path / f"code-{code}"
-            made.mkdir()
-            (made / "scoring.py").write_text(SCORING)
-            (made / "words.txt").write_text("right true")
-            (made / "requirements.txt").write_text("paceline_leaf")
-            write_wheel(made / "wheels", "paceline_leaf", files={"paceline_leaf.py": LEAF})
-            wanted = installing.wanted(made)
-            assert wanted is not None
-            folders[code] = CodeFolder(made, await installing.folder(wanted))
-        return folders[code]
+        async with making:
+            if code not in folders:
+                made = tmp_path / f"code-{code}"
+                made.mkdir()
+                (made / "scoring.py").write_text(SCORING)
+                (made / "words.txt").write_text("right true")
+                (made / "requirements.txt").write_text("paceline_leaf")
+                write_wheel(made / "wheels", "paceline_leaf", files={"paceline_leaf.py": LEAF})
+                wanted = installing.wanted(made)
+                assert wanted is not None
+                folders[code] = CodeFolder(made, await installing.folder(wanted))
+            return folders[code]
 
     tmp_path.chmod(0o755)
     for each in tmp_path.parents:  # the sandbox may run as another user
@@ -158,12 +165,15 @@ async def test_nothing_of_a_job_that_is_over_goes_on(
     scored: Scored, pools: JobPools, item: MakeItem
 ) -> None:
     await scored("word", item("right"), job="b")
+    others = {each.pid for each in psutil.Process().children(recursive=True)}
+    await scored("word", item("right"), job="a")
     hanging = asyncio.create_task(scored("try_to", *[item("hang")] * 4, job="a", timeout_s=3600.0))
-    family = psutil.Process().children(recursive=True)
-    await wait_until(lambda: len(psutil.Process().children(recursive=True)) >= len(family) + 2)
-    over = {each.pid for each in psutil.Process().children(recursive=True)} - {
-        each.pid for each in family
-    }
+
+    def own() -> set[int]:
+        return {each.pid for each in psutil.Process().children(recursive=True)} - others
+
+    await wait_until(lambda: len(own()) == 2)
+    over = own()
     await pools.end("a")
     scores = await asyncio.wait_for(hanging, 5)
     assert {each.status for each in scores} == {ScoreStatus.INFRA_ERROR}
@@ -209,7 +219,7 @@ async def test_nothing_outside_is_within_reach(
     assert dict(zip(deeds, (each.reward for each in scores), strict=True)) == dict.fromkeys(
         deeds, 0.0
     )
-    assert {each.status for each in scores} == {ScoreStatus.OK}
+    assert {(each.status, each.detail) for each in scores} == {(ScoreStatus.OK, "")}
     assert victim.poll() is None
     victim.kill()
     victim.wait()

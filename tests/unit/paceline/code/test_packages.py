@@ -140,6 +140,7 @@ async def test_one_that_takes_too_long_is_given_up(packages: Make, tmp_path: Pat
     assert not [each for each in psutil.Process().children() if goes_on(each)]
 
 
+@pytest.mark.slow
 async def test_the_least_recently_used_make_room(packages: Make, tmp_path: Path) -> None:
     made = packages(cache_bytes=2 * MIB)
     found: list[Path] = []
@@ -221,4 +222,5 @@ known = packages_distributions()
 print(json.dumps(sorted({each for name in roots for each in known.get(name, ())})))
 """
     found = json.loads(subprocess.check_output([sys.executable, "-c", program], text=True))
-    assert {each.lower().replace("_", "-") for each in found} - {"paceline"} <= {*SHARED}
+    ours = {"paceline", "grpcio-tools", "setuptools"}  # the last ones only for development
+    assert {each.lower().replace("_", "-") for each in found} - ours <= {*SHARED}
