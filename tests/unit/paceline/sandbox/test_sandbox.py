@@ -218,9 +218,11 @@ time.sleep(2)
 """
 
 
-async def test_a_program_with_too_many_threads_is_killed(sandbox: Sandbox) -> None:
+async def test_a_program_with_too_many_threads_ends(sandbox: Sandbox) -> None:
+    """Killed at level 2; at level 3 it cannot start them."""
     few = await run(sandbox, CROWD.format(count=100), memory_bytes=1 << 30)
     assert (few.ending, few.stdout) == (ProgramEnding.EXITED, b"all\n")
     many = await run(sandbox, CROWD.format(count=MAX_THREADS + 50), memory_bytes=1 << 30)
-    assert (many.ending, many.code) == (ProgramEnding.KILLED, signal.SIGKILL)
+    is_killed = (many.ending, many.code) == (ProgramEnding.KILLED, signal.SIGKILL)
+    assert is_killed or b"can't start new thread" in many.stderr
     assert many.seconds < 2
