@@ -361,6 +361,7 @@ def _network_policy() -> Schema:
         dns=_closed(to=peers, ports=PORTS),
         kubernetesApi=_closed(to=peers, ports=PORTS),
         store=_closed(to=peers, port=PORT | {"type": ["integer", "null"]}),
+        packages=_closed(to=peers, ports=PORTS),
         storage=_closed(to=peers, ports=PORTS),
         tracking=_closed(to=peers, ports=PORTS),
         tracing=_closed(to=peers, ports={"type": "array", "items": PORT}),

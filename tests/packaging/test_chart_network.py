@@ -292,6 +292,21 @@ def test_only_the_trainer_reaches_the_object_store(policies: Any) -> None:
     assert not connects(policies("default"), component("trainer"), OUTSIDE, 443)
 
 
+def test_those_that_run_code_of_jobs_reach_the_index_if_they_install_packages(
+    policies: Any,
+) -> None:
+    runs_code = {"experience", "environment", "reward"}
+    closed = [
+        policies("default"),
+        policies("default", "packages.install=true", "packages.no_index=true"),
+    ]
+    for found in closed:
+        assert not [each for each in runs_code if connects(found, component(each), OUTSIDE, 443)]
+    opened = policies("default", "packages.install=true")
+    reach = {each for each in COMPONENTS if connects(opened, component(each), OUTSIDE, 443)}
+    assert reach == runs_code | {"controller", "certificates"}
+
+
 def test_those_that_trace_reach_the_collector_and_nothing_else_there(policies: Any) -> None:
     collector = NetworkPeer({"app": "collector"}, namespace="monitoring")
     found = policies("tracing")
