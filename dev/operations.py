@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from pydantic import BaseModel
 
 from paceline.api.documents import document_of
+from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
+from paceline.transport.job_credential import JOB_KINDS
 from paceline.transport.operations import HttpRoute, Operation, for_users
 from paceline.transport.rpc_authorization import Callers, callers
 
@@ -190,10 +192,16 @@ def rows() -> Iterator[str]:
 def _rows(server: str, service: str, methods: Mapping[str, Callers]) -> Iterator[str]:
     together: dict[str, list[str]] = {}
     for method, who in methods.items():
-        names = "users, by their token" if who is None else ", ".join(sorted(who)) or "nobody"
+        names = "users, by their token" if who is None else _named(who)
         together.setdefault(names, []).append(f"`{method}`")
     for names, found in together.items():
         yield f"| {server} | {service} | {', '.join(found)} | {names} |"
+
+
+def _named(kinds: Set[WorkerKind]) -> str:
+    """Those that also need the credential of a job say so."""
+    names = (f"{kind} of the job" if kind in JOB_KINDS else str(kind) for kind in sorted(kinds))
+    return ", ".join(names) or "nobody"
 
 
 def _with_table(page: Path, lines: Iterator[str]) -> str:

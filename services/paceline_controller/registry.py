@@ -14,7 +14,7 @@ from paceline.errors import InvalidError, NotFoundError
 from paceline.transport.rpc import call
 from paceline.types import Job
 from paceline.v1 import experience_pb2, jobs_pb2, tenants_pb2
-from paceline_controller.jobs.plan import LiveJob
+from paceline_controller.jobs.plan import LiveJob, Wanted
 
 if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
@@ -26,7 +26,7 @@ TIMEOUT_S = 5.0
 
 
 class GrpcJobRegistry:
-    """Jobs and incarnations over gRPC."""
+    """Jobs, incarnations and credentials over gRPC."""
 
     def __init__(
         self,
@@ -62,6 +62,17 @@ class GrpcJobRegistry:
         request = experience_pb2.GrantIncarnationRequest(job_id=job_id)
         reply = await call(self._experience.GrantIncarnation, request, timeout_s=TIMEOUT_S)
         return reply.incarnation
+
+    async def credential(self, wanted: Wanted, *, worker: str, incarnation: int) -> str:
+        """The credential of workers of a job, for whatever starts them."""
+        request = experience_pb2.IssueCredentialRequest(
+            job_id=wanted.job_id,
+            kind=wire.number_of(wanted.kind),
+            worker=worker,
+            incarnation=incarnation,
+        )
+        reply = await call(self._experience.IssueCredential, request, timeout_s=TIMEOUT_S)
+        return reply.credential
 
     async def report_failure(self, job_id: str, reason: str) -> tuple[int, str]:
         """The newest incarnation has failed; returns the number of failures, and the reason."""

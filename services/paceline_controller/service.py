@@ -40,19 +40,20 @@ class ControllerService(Service):
         child_grace_s = settings.grace_s / 2
         self._channel = connect_as(settings, settings.experience)
         options = validate(ControllerOptions, settings.options)
-        self._runtime = ProcessRuntime(
-            settings,
-            ports=PortSlots(run_dir / "ports.json"),
-            beat=self._beat,
-            child_grace_s=child_grace_s,
-            weights_mbit_per_s=options.weights_mbit_per_s,
-            pools=options.pools,
-        )
         experience, roster = ExperienceStub(self._channel), RosterStub(self._channel)
         ledger = GrpcJobRegistry(
             jobs=JobsStub(self._channel),
             experience=experience,
             tenants=TenantsStub(self._channel),
+        )
+        self._runtime = ProcessRuntime(
+            settings,
+            credentials=ledger,
+            ports=PortSlots(run_dir / "ports.json"),
+            beat=self._beat,
+            child_grace_s=child_grace_s,
+            weights_mbit_per_s=options.weights_mbit_per_s,
+            pools=options.pools,
         )
         self._reconciler = Reconciler(
             ledger=ledger,

@@ -18,6 +18,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.server.chassis import Chassis, Service
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet
+from paceline.transport.rpc_authorization import RefusedCallers
 from paceline.types import Job, Worker
 from paceline.v1.access_pb2_grpc import (
     add_AccessServicer_to_server,
@@ -28,6 +29,7 @@ from paceline.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from paceline.v1.roster_pb2_grpc import add_RosterServicer_to_server
 from paceline.v1.tenants_pb2_grpc import add_TenantsServicer_to_server
 from paceline_experience.api.access import AccessServicer, AuthenticationServicer
+from paceline_experience.api.credentials import Credentials
 from paceline_experience.api.experience import ExperienceServicer
 from paceline_experience.api.jobs import JobsServicer
 from paceline_experience.api.roster import RosterServicer
@@ -273,6 +275,13 @@ class ExperienceService(Service):
             audit=self._audit,
         )
         tokens = Tokens(self._store, self._audit)
+        credentials = Credentials(
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            roster=self._roster,
+            refusals=RefusedCallers(self._metrics),
+        )
+        chassis.authorize(credentials.check)
         experience = ExperienceServicer(
             job_service=self._job_service,
             ledgers=self._ledgers,
@@ -284,6 +293,7 @@ class ExperienceService(Service):
             ),
             training=self._training,
             artifacts=self._artifacts,
+            credentials=credentials,
         )
         self._liveness = StoreLiveness(
             self._store,

@@ -77,13 +77,7 @@ def kept_secret(path: Path, make: Callable[[], str]) -> str:
     """
     with contextlib.suppress(FileNotFoundError):
         return path.read_text().strip()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
-        handle.write(f"{make()}\n")
-        # A crash of the machine must not leave the file without its content.
-        handle.flush()
-        os.fsync(handle.fileno())
+    draft = _secret_draft(path, make())
     try:
         # Unlike a rename, this never replaces a file that another process has just created.
         with contextlib.suppress(FileExistsError):
@@ -91,6 +85,26 @@ def kept_secret(path: Path, make: Callable[[], str]) -> str:
     finally:
         draft.unlink()
     return path.read_text().strip()
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Replace a file that only its owner may read.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _secret_draft(path, secret).replace(path)
+
+
+def _secret_draft(path: Path, secret: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
+        handle.write(f"{secret}\n")
+        # A crash of the machine must not leave the file without its content.
+        handle.flush()
+        os.fsync(handle.fileno())
+    return draft
 
 
 def token_of(run_dir: Path) -> str:

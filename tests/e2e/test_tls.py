@@ -96,11 +96,20 @@ class Secured:
         kind = number_of(WorkerKind.ROLLOUT)
         (rollout,) = [worker.worker_id for worker in self.workers() if worker.kind == kind]
         request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=rollout)
+        who = (("authorization", f"Bearer {self.credentials()[rollout].decode()}"),)
         with self.channel(WorkerKind.ROLLOUT) as channel:
-            routes: Any = RosterStub(channel).WatchRoute(request, timeout=CALL_S)
+            with pytest.raises(grpc.RpcError, match="needs the credential"):
+                next(iter(RosterStub(channel).WatchRoute(request, timeout=CALL_S)))
+            routes: Any = RosterStub(channel).WatchRoute(request, timeout=CALL_S, metadata=who)
             key = next(iter(routes)).key
             routes.cancel()
         return key
+
+    def credentials(self) -> dict[str, bytes]:
+        """The credentials of the workers that run, by worker."""
+        found = sorted((self.folder / "run" / "credentials").iterdir())
+        assert {path.stat().st_mode & 0o777 for path in found} == {0o600}
+        return {path.name: path.read_bytes().strip() for path in found}
 
     def api_token(self) -> bytes:
         """Create a token, as the gateway does for an admin."""
@@ -213,6 +222,9 @@ def test_a_job_trains_over_tls(
             "the key of the job": secured.job_key(job_id),
             "a token of the API": secured.api_token(),
         }
+        credentials = secured.credentials()
+        assert {name.partition("-")[0] for name in credentials} == {"trainer", "rollout"}
+        secrets |= {f"the credential of {name}": text for name, text in credentials.items()}
         told = dict(secured.told())
         assert leaks(secrets, told.items()) == []
         assert sum(where.startswith("metrics of") for where in told) >= 5

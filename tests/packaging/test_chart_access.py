@@ -20,7 +20,9 @@ FEATURES = sorted(
 CONTROLLER = {
     "apps/deployments": "get list watch create patch delete",
     "batch/jobs": "list watch create patch delete",
+    "/secrets": "create patch",
     "/services": "create patch delete",
+    "networking.k8s.io/networkpolicies": "create patch delete",
     "/pods": "list watch",
     "/pods/log": "get",
     "events.k8s.io/events": "list watch create patch",
@@ -64,6 +66,8 @@ def test_controller_may_do_what_it_does(render: Render) -> None:
     name = "rel-paceline-controller"
     assert granted(render(), name) == verbs(CONTROLLER | TRAINING_JOBS)
     assert granted(render("jobset"), name) == verbs(CONTROLLER | JOBSET)
+    without = set(CONTROLLER) - {"networking.k8s.io/networkpolicies"}
+    assert set(granted(render("network-policy-off"), name)) == without | set(TRAINING_JOBS)
 
 
 @pytest.mark.parametrize("role", ["rel-paceline-certificates", "rel-paceline-certificates-hook"])
@@ -72,7 +76,9 @@ def test_issuer_may_write_the_secrets_that_it_issues(role: str, render: Render) 
 
 
 @pytest.mark.parametrize("feature", ["cert-manager", "no-tls"])
-def test_without_the_builtin_issuer_no_role_writes_secrets(feature: str, render: Render) -> None:
+def test_without_the_builtin_issuer_only_the_controller_has_a_role(
+    feature: str, render: Render
+) -> None:
     roles = {o["metadata"]["name"] for o in render(feature) if o["kind"] == "Role"}
     assert roles == {"rel-paceline-controller"}
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from paceline.enums import WorkerKind
 from paceline.transport.rpc_authorization import WEIGHT_PEERS, callers
+from paceline_controller.jobs.plan import Wanted
+from paceline_controller.runtimes.kubernetes import names
+from paceline_controller.runtimes.kubernetes.manifests import ManifestContext, build
 
 COMPONENTS = (
     *("gateway", "controller", "experience", "environment", "reward", "trainer", "rollout"),
@@ -29,7 +33,6 @@ ARROWS = {
     ("rollout", "trainer", 8402),
     ("rollout", "rollout", 8402),
     ("trainer", "experience", 8400),
-    *(("trainer", "trainer", port) for port in LISTENED),
     ("experience", "store", 6379),
 }
 
@@ -150,15 +153,31 @@ def test_the_arrows_are_those_of_certificates() -> None:
         (str(one), str(other), PORTS["weights"]) for one in WEIGHT_PEERS for other in WEIGHT_PEERS
     }
     arrows = {arrow for arrow in ARROWS if arrow[1] != "store" and arrow[2] in LISTENED}
-    reached = {a for a in arrows if a[:2] != ("trainer", "trainer")}
     # Tokens decide at the gateway; a trainer pulls no weights from rollout workers.
-    assert calls == {a for a in reached if a[2] == PORTS["grpc"] and a[1] != "gateway"}
-    assert {a for a in reached if a[2] == PORTS["weights"]} <= streams
+    assert calls == {a for a in arrows if a[2] == PORTS["grpc"] and a[1] != "gateway"}
+    assert {a for a in arrows if a[2] == PORTS["weights"]} <= streams
 
 
 @pytest.mark.parametrize("feature", ["external-store", "existing-secrets"])
 def test_without_the_embedded_store_no_policy_opens_it(feature: str, policies: Any) -> None:
     assert allowed(policies(feature)) == {arrow for arrow in ARROWS if arrow[1] != "store"}
+
+
+def test_trainers_reach_those_of_their_own_job(policies: Any) -> None:
+    """By policies of the controller: the chart's cannot tell one job from another."""
+    wanted = [Wanted(f"trainer-{job}", WorkerKind.TRAINER, job_id=job) for job in ("a-1", "b-2")]
+    template = {"spec": {"containers": [{"name": "paceline"}]}}
+    context = ManifestContext("rel", network_policies=True)
+    made = [build(each, template, incarnation=1, context=context)[0] for each in wanted]
+    one, other = (NetworkPeer(names.labels(each, release="rel")) for each in wanted)
+    found = [*policies("default"), *made]
+    assert {policy["kind"] for policy in made} == {"NetworkPolicy"}
+    for port in LISTENED:
+        assert connects(found, one, one, port)
+        assert not connects(found, one, other, port)
+    assert connects(found, one, component("experience"), 8400)
+    assert connects(found, component("rollout"), one, 8402)
+    assert not connects(found, component("rollout"), one, 8403)
 
 
 def test_off_means_open(policies: Any) -> None:

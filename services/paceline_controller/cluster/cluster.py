@@ -108,17 +108,18 @@ class ClusterService(Service):
 
     async def _lead(self) -> None:
         """One term as leader; all state comes from the cluster and the ledger."""
-        runtime = KubernetesRuntime(
-            self._acting,
-            self._options.kubernetes,
-            inventory=self._inventory,
-            events=self._events,
-        )
         experience = ExperienceStub(self._channel)
         ledger = GrpcJobRegistry(
             jobs=JobsStub(self._channel),
             experience=experience,
             tenants=TenantsStub(self._channel),
+        )
+        runtime = KubernetesRuntime(
+            self._acting,
+            self._options.kubernetes,
+            inventory=self._inventory,
+            events=self._events,
+            credentials=ledger,
         )
         source = GrpcDemandSource(roster=RosterStub(self._channel), experience=experience)
         scaler = Scaler(source=source, options=self._options, metrics=self._chassis.metrics)

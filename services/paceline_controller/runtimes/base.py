@@ -22,6 +22,18 @@ class Observed:
     pending: bool = False  # the platform is still working on starting it
 
 
+class Credentials(Protocol):
+    """Issues the credentials of jobs' trainers and rollout workers."""
+
+    async def credential(self, wanted: Wanted, *, worker: str, incarnation: int) -> str:
+        """For the worker of this name, or for all workers whose names begin with it.
+
+        Raises:
+            PacelineError: the experience service refuses or cannot be reached.
+        """
+        ...
+
+
 class Runtime(Protocol):
     """Starts, finds, observes and ends workloads by name."""
 

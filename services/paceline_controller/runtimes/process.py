@@ -19,12 +19,13 @@ from paceline.config.service import (
 )
 from paceline.enums import WorkerKind
 from paceline.errors import InvalidError, PacelineError
+from paceline.files import write_secret
 from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline_controller.jobs.plan import Wanted, replicas_of
-from paceline_controller.runtimes.base import Observed
+from paceline_controller.runtimes.base import Credentials, Observed
 
 HEALTH_TIMEOUT_S = 1.0
 STALE_S = 60.0
@@ -40,6 +41,7 @@ class ProcessRuntime:
         self,
         settings: ServiceSettings,
         *,
+        credentials: Credentials,
         ports: PortSlots,
         beat: Path,
         child_grace_s: float,
@@ -49,6 +51,7 @@ class ProcessRuntime:
         command: Command | None = None,
     ) -> None:
         self._settings = settings
+        self._credentials = credentials
         self._weights_mbit_per_s = weights_mbit_per_s
         self._pools = pools or {}
         self._run_dir = settings.run_dir.resolve()
@@ -77,13 +80,19 @@ class ProcessRuntime:
         return [self._observed(record) for record in self._processes.records()]
 
     async def start(self, wanted: Wanted, *, incarnation: int) -> None:
-        """Write its settings and start it."""
+        """Write its settings and, for a worker of a job, its credential, and start it."""
+        if wanted.job_id:
+            credential = await self._credentials.credential(
+                wanted, worker=wanted.name, incarnation=incarnation
+            )
+            await asyncio.to_thread(write_secret, self._credential_file(wanted.name), credential)
         await asyncio.to_thread(self._start, wanted, incarnation)
 
     async def stop(self, name: str, *, grace_s: float) -> None:
         """SIGTERM, the grace, SIGKILL to the whole family."""
         await asyncio.to_thread(self._processes.stop, name, grace_s=grace_s)
         self._processes.forget(name)
+        self._credential_file(name).unlink(missing_ok=True)
 
     async def ready(self, name: str) -> bool:
         """Ask for its gRPC health."""
@@ -111,6 +120,9 @@ class ProcessRuntime:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    def _credential_file(self, name: str) -> Path:
+        return self._run_dir / "credentials" / name
 
     def _observed(self, record: Record) -> Observed:
         return Observed(
@@ -163,6 +175,7 @@ class ProcessRuntime:
             storage=mine.storage,
             experience=mine.experience,
             job_id=wanted.job_id,
+            credential=self._credential_file(name) if wanted.job_id else None,
             grace_s=self._child_grace_s,
             # One certificate for all kinds: what runs as one user could read the others' keys.
             tls=mine.tls,

@@ -8,10 +8,12 @@ from typing import Any
 from paceline import wire
 from paceline.enums import EpisodeOutcome, JobState, WorkerKind
 from paceline.progress import LedgerProgress
+from paceline.transport.job_credential import JobCredential
 from paceline.transport.rpc_authorization import check_speaks_for
 from paceline.types import EpisodeProgress, TrackerStatus
 from paceline.v1 import experience_pb2 as pb
 from paceline.v1 import experience_pb2_grpc, types_pb2
+from paceline_experience.api.credentials import Credentials
 from paceline_experience.dispatch.dispatch import Dispatcher, JobKey, LeaseDelta, WorkerReport
 from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.service import JobService
@@ -38,6 +40,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         dispatcher: Dispatcher,
         training: Training,
         artifacts: ArtifactStore,
+        credentials: Credentials,
     ) -> None:
         self.num_submitted = 0  # trajectories, since the start
         self._job_service = job_service
@@ -45,6 +48,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         self._dispatcher = dispatcher
         self._training = training
         self._artifacts = artifacts
+        self._credentials = credentials
 
     async def Lease(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.LeaseReply]:
         """Assignments for credits, as a bidirectional stream."""
@@ -66,6 +70,18 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         """Number the next start of a job's trainer."""
         number = await self._training.grant_incarnation(request.job_id)
         return pb.GrantIncarnationReply(incarnation=number)
+
+    async def IssueCredential(
+        self, request: pb.IssueCredentialRequest, context: Any
+    ) -> pb.IssueCredentialReply:
+        """A credential for a worker that the controller is about to start."""
+        credential = JobCredential(
+            job_id=request.job_id,
+            kind=wire.member_of(WorkerKind, request.kind, "kind"),
+            worker=request.worker,
+            incarnation=request.incarnation,
+        )
+        return pb.IssueCredentialReply(credential=await self._credentials.issue(credential))
 
     async def ReportFailure(
         self, request: pb.ReportFailureRequest, context: Any
@@ -136,8 +152,16 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
             step=request.step,
             path=request.path,
             kept=request.kept_steps,
+            digest=request.digest,
         )
         return pb.CommitCheckpointReply()
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, context: Any
+    ) -> pb.ListCheckpointsReply:
+        """The checkpoints that a trainer may load."""
+        found = await self._training.checkpoints(request.job_id, incarnation=request.incarnation)
+        return pb.ListCheckpointsReply(digests=found)
 
     async def ReportTracking(
         self, request: pb.ReportTrackingRequest, context: Any

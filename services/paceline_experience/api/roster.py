@@ -117,9 +117,9 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
 
     def _check(self, worker_id: str) -> None:
         """A caller may not replace a worker of another kind."""
-        kind = self._roster.kind_of(worker_id)
-        if kind is not None:
-            check_speaks_for(kind)
+        worker = self._roster.find(worker_id)
+        if worker is not None:
+            check_speaks_for(worker.kind)
 
 
 def _query(request: pb.ListWorkersRequest) -> Query:

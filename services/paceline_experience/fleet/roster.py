@@ -105,10 +105,10 @@ class Roster:
             self.changed.fire()
         return member
 
-    def kind_of(self, worker_id: str) -> WorkerKind | None:
-        """The kind of a member; None: it is not in the roster."""
+    def find(self, worker_id: str) -> Worker | None:
+        """A worker, as of its last heartbeat; None: it is not in the roster."""
         member = self._members.get(worker_id)
-        return None if member is None else member.worker.kind
+        return None if member is None else member.worker
 
     def leave(self, worker_id: str) -> None:
         """Remove a worker; unknown ones are ignored."""

@@ -52,6 +52,13 @@ class History:
         """The folder of a job's files."""
         return self._run_dir / "jobs" / job_id
 
+    def make_folder(self, job_id: str) -> None:
+        """Make the folder of a job before its trainer mounts it: else it is of who mounts it."""
+        try:
+            self.folder(job_id).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("folder not made", job=job_id, error=error)
+
     async def follow(self, job: Job, *, rewrite: bool = False) -> list[JobMetricRow]:
         """Append new rows of the store to `metrics.jsonl`; returns these rows.
 

@@ -66,6 +66,7 @@ class JobStore:
         self._limits = limits or LimitSettings()
         self._new_epoch = new_epoch
         self._tenants: dict[str, str] = {}  # immutable once registered
+        self._credential_secrets: dict[str, bytes] = {}  # likewise
 
     async def create(
         self,
@@ -279,9 +280,26 @@ class JobStore:
 
         It is not part of `Job`: only the job's trainers and rollout workers get it.
         """
+        return await self._secret(job_id, "weights_key")
+
+    async def credential_secret(self, job_id: str) -> bytes:
+        """The 32-byte key of the credentials of the job's workers; created on first use.
+
+        It never leaves this process. Read once: every call of a worker is checked with it.
+
+        Raises:
+            NotFoundError: no job has this id.
+        """
+        found = self._credential_secrets.get(job_id)
+        if found is None:
+            found = await self._secret(job_id, "credential_secret")
+            self._credential_secrets[job_id] = found
+        return found
+
+    async def _secret(self, job_id: str, name: str) -> bytes:
         record = await self._record(job_id)
-        await self._store.command("HSETNX", record, "weights_key", self._new_secret().hex())
-        return bytes.fromhex((await self._store.command("HGET", record, "weights_key")).decode())
+        await self._store.command("HSETNX", record, name, self._new_secret().hex())
+        return bytes.fromhex((await self._store.command("HGET", record, name)).decode())
 
     async def claim(self, job: Job, owner: str, *, lease_s: float, epoch: int = 0) -> int:
         """Take ownership (epoch 0) or renew it; returns the epoch, or 0 if another replica owns it.

@@ -116,6 +116,7 @@ class JobService:
         )
         if spec.code is not None:
             await self._artifacts.keep_code(spec.tenant, spec.code.digest)
+        await asyncio.to_thread(self._history.make_folder, job.status.job_id)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -107,12 +107,26 @@ class Training:
         await self._jobs.note(job_id, step=now)
         return now, stop
 
+    async def checkpoints(self, job_id: str, *, incarnation: int) -> Mapping[int, str]:
+        """Digests of the checkpoints that this incarnation may load, by step."""
+        ledger = await self._ledgers.get(job_id)
+        return await ledger.checkpoints(incarnation=incarnation)
+
     async def commit_checkpoint(
-        self, job_id: str, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+        self,
+        job_id: str,
+        *,
+        incarnation: int,
+        step: int,
+        path: str,
+        kept: Sequence[int] = (),
+        digest: str = "",
     ) -> None:
         """A checkpoint is durable; exports in the background what was trained up to it."""
         ledger = await self._ledgers.get(job_id)
-        await ledger.commit_checkpoint(incarnation=incarnation, step=step, path=path, kept=kept)
+        await ledger.commit_checkpoint(
+            incarnation=incarnation, step=step, path=path, kept=kept, digest=digest
+        )
         task = asyncio.create_task(self._export_up_to(job_id, step), name="export")
         self._exports.add(task)
         task.add_done_callback(self._exports.discard)

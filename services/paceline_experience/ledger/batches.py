@@ -17,7 +17,7 @@ from paceline_experience.ledger import shares
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups
-from paceline_experience.ledger.records import BatchRecord, record_text, row_text
+from paceline_experience.ledger.records import BatchRecord, field_texts, record_text, row_text
 from paceline_experience.ledger.shares import Batch, BatchShare
 from paceline_experience.ledger.staleness import stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
@@ -221,14 +221,22 @@ class Batches:
         self._core.ready.fire()
         return state.step, values
 
+    async def checkpoints(self, *, incarnation: int) -> Mapping[int, str]:
+        """Digests of the checkpoints that were committed and can be rewound to, by step."""
+        async with self._core.transaction() as state:
+            fence(state, incarnation)
+            return dict(state.meta.checkpoints)
+
     async def commit_checkpoint(
-        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = (), digest: str = ""
     ) -> None:
         """Steps below the oldest kept checkpoint are durable: their payloads can be deleted."""
         async with self._core.transaction() as state:
             ended = state.stop is StopReason.CANCELLED or state.meta.done
             oldest = step if ended else min([step, *kept])
-            await self._make_durable(incarnation, step, path, oldest=oldest)
+            # What is on the storage but was never committed must not get a record here.
+            known = {k: v for k, v in state.meta.checkpoints.items() if k in kept} | {step: digest}
+            await self._make_durable(incarnation, step, path, oldest=oldest, known=known)
             self._core.meter.checkpointed()
         self._core.work.fire()
 
@@ -239,14 +247,25 @@ class Batches:
             if meta.checkpoint_step <= meta.durable:
                 return False
             step = meta.checkpoint_step
-            await self._make_durable(meta.incarnation, step, meta.checkpoint, oldest=step)
+            known = {k: v for k, v in meta.checkpoints.items() if k == step}
+            await self._make_durable(
+                meta.incarnation, step, meta.checkpoint, oldest=step, known=known
+            )
         self._core.work.fire()
         return True
 
-    async def _make_durable(self, incarnation: int, step: int, path: str, *, oldest: int) -> None:
-        """Inside a transaction: `step` is saved, and no step before `oldest` is trained again."""
+    async def _make_durable(
+        self, incarnation: int, step: int, path: str, *, oldest: int, known: dict[int, str]
+    ) -> None:
+        """Inside a transaction: `step` is saved, and no step before `oldest` is trained again.
+
+        `known` are the digests of the checkpoints that can be loaded, by step.
+        """
         state = self._core.state
-        await self._core.change("commit_checkpoint", incarnation, step, path, oldest)
+        texts = field_texts(checkpoints=known)
+        await self._core.change(
+            "commit_checkpoint", incarnation, step, path, oldest, texts["checkpoints"]
+        )
         for done in [k for k in state.batches if k < oldest]:
             del state.batches[done]
         await self.trim(self._core.spec.experience.keep_trajectories)

@@ -270,12 +270,16 @@ class JobLedger:
             return {"oversized_bytes": num_bytes}
         return metrics
 
+    async def checkpoints(self, *, incarnation: int) -> Mapping[int, str]:
+        """Digests of the checkpoints that were committed and can be rewound to, by step."""
+        return await self._batches.checkpoints(incarnation=incarnation)
+
     async def commit_checkpoint(
-        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = ()
+        self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = (), digest: str = ""
     ) -> None:
         """The checkpoint of `step` is durable; those of steps `kept` can still be rewound to."""
         await self._batches.commit_checkpoint(
-            incarnation=incarnation, step=step, path=path, kept=kept
+            incarnation=incarnation, step=step, path=path, kept=kept, digest=digest
         )
 
     async def trim(self) -> None:

@@ -159,6 +159,7 @@ class LedgerMeta:
     # checkpoints
     checkpoint: str = ""
     checkpoint_step: int = 0
+    checkpoints: dict[int, str] = field(default_factory=dict[int, str])  # step -> its digest
     durable: int = 0  # steps below this are never trained again
     exported: Exported = field(default_factory=Exported)
     # the end

@@ -114,6 +114,9 @@ class ServiceSettings(StrictModel):
     cluster; experience only."""
     job_id: str = ""
     """Job that the process works for; empty: a shared pool."""
+    credential: Path | None = None
+    """File with the credential of a trainer or rollout worker, from whatever starts it; null for
+    all other services."""
     grace_s: float = 20.0
     token: str = Field(default="", repr=False)
     """Gateway and controller only: the bootstrap token of the installation, from which the
@@ -200,6 +203,8 @@ class KubernetesOptions(StrictModel):
     ranks_per_pod: int = Field(default=8, ge=1)
     """Trainer ranks per pod; a larger job has several pods."""
     jobset: bool = False
+    network_policies: bool = False
+    """Whether each trainer gets a NetworkPolicy that lets its pods reach each other."""
     training_jobs: bool = True
     """Whether jobs may be submitted as `TrainingJob` objects."""
     gateway: str = ""

@@ -32,7 +32,13 @@ from paceline.telemetry.tracing import OFF, Tracer
 from paceline.telemetry.tracing import start as start_tracing
 from paceline.telemetry.usage import Usage
 from paceline.transport.request_reader import CheckSize
-from paceline.transport.rpc import PUBLIC_OPTIONS, SERVER_OPTIONS, Admit, ErrorInterceptor
+from paceline.transport.rpc import (
+    PUBLIC_OPTIONS,
+    SERVER_OPTIONS,
+    Admit,
+    Authorize,
+    ErrorInterceptor,
+)
 from paceline.transport.rpc_authorization import Guard, RefusedCallers
 from paceline.transport.tls import server_credentials, wait_for_renewal
 
@@ -59,7 +65,9 @@ class Chassis:
     limit: threading.Timer | None = None
     failed: bool = False
     usage: Usage = field(default=cast(Usage, None))  # derived from the other fields by default
-    check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None  # `ErrorInterceptor`
+    # Both of `ErrorInterceptor`.
+    check_first: Callable[[Admit, CheckSize], None] = lambda admit, size: None
+    authorize: Callable[[Authorize], None] = lambda check: None
 
     def __post_init__(self) -> None:
         if cast(Usage | None, self.usage) is None:
@@ -156,6 +164,7 @@ async def serve(settings: ServiceSettings, build: Build, *, end: End | None = No
             tracer=start_tracing(settings, metrics),
             usage=usage,
             check_first=errors.check_first,
+            authorize=errors.authorize,
         )
         if end is not None:
             chassis.limit = _exit_timer(chassis, end)

@@ -22,6 +22,7 @@ from paceline.errors import AuthenticationError, DeadlineError, PacelineError, U
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.usage import Usage
+from paceline.transport.job_credential import credential_of
 from paceline.transport.principal import Principal, principal_metadata
 from paceline.transport.request_reader import (
     CheckSize,
@@ -80,6 +81,8 @@ Reply = TypeVar("Reply")
 Request = TypeVar("Request")
 Admit = Callable[[str, Any], AbstractAsyncContextManager[ReadSlot]]
 """Takes `/package.Service/Method` and the context of a call; stays open for as long as the call."""
+Authorize = Callable[[str, Any, Any], Awaitable[None]]
+"""Takes `/package.Service/Method`, the context and the request of a call; raises to refuse it."""
 log = Log("rpc")
 
 
@@ -142,8 +145,15 @@ def connect(
 def connect_as(
     settings: ServiceSettings, address: str, kind: WorkerKind = WorkerKind.EXPERIENCE
 ) -> aio.Channel:
-    """A channel to a service of this kind that presents this process's certificate."""
-    return connect(address, tls=settings.tls, kind=kind)
+    """A channel to a service of this kind that presents this process's certificate.
+
+    The experience service also gets the credential of a worker that belongs to a job.
+
+    Raises:
+        ConfigError: a file of `tls` or `credential` is missing or wrong.
+    """
+    token = credential_of(settings) if kind is WorkerKind.EXPERIENCE else ""
+    return connect(address, tls=settings.tls, kind=kind, token=token)
 
 
 async def call(
@@ -283,7 +293,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
     """Maps `PacelineError`s to statuses; any other exception is logged and becomes INTERNAL.
 
     A `guard` checks the caller's certificate first, then what the service has set with
-    `check_first` runs; only then is a message read.
+    `check_first` runs; only then is a message read. What it has set with `authorize` sees the
+    message before the method does.
     """
 
     def __init__(
@@ -294,11 +305,16 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self._guard = guard
         self._admit: Admit | None = None
         self._size: CheckSize | None = None
+        self._authorize: Authorize | None = None
 
     def check_first(self, admit: Admit, size: CheckSize | None = None) -> None:
         """Run `admit` before a message is read and `size` before it is parsed; both may raise."""
         self._admit = admit
         self._size = size
+
+    def authorize(self, check: Authorize) -> None:
+        """Run `check` on every request before its method; a stream of requests is not read yet."""
+        self._authorize = check
 
     async def intercept_service(
         self,
@@ -331,6 +347,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
             self._guard.check(method, context)
         return nullcontext(nullcontext()) if self._admit is None else self._admit(method, context)
 
+    async def _authorized(self, method: str, context: Any, reading: Awaitable[Any]) -> Any:
+        message = await reading
+        if self._authorize is not None:
+            await self._authorize(method, context, message)
+        return message
+
     def _unary(self, inner: Callable[..., Any], read: Read, method: str) -> Callable[..., Any]:
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
@@ -338,7 +360,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
             try:
                 async with self._admitted(method, context) as slot:
                     with self._handle():
-                        return await inner(await read(request, slot), context)
+                        message = await self._authorized(method, context, read(request, slot))
+                        return await inner(message, context)
             except Exception as error:  # the boundary of one call
                 outcome = "error"
                 await _abort(error, context, method)
@@ -359,7 +382,8 @@ class ErrorInterceptor(aio.ServerInterceptor):
         async def run(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
                 async with self._admitted(method, context) as slot:
-                    replies = inner(await read(request, slot), context)
+                    message = await self._authorized(method, context, read(request, slot))
+                    replies = inner(message, context)
                     if inspect.isawaitable(replies):  # the handler writes to the context itself
                         await replies
                         return

@@ -5,7 +5,8 @@ that declares none is refused. The chart's NetworkPolicy follows the same declar
 A certificate carries the DNS name `KIND.paceline.internal` for every kind that its process may
 speak for: one on a cluster, several where the processes of one machine share a certificate.
 
-Certificates distinguish kinds of service, not jobs or workers of one kind.
+Certificates distinguish kinds of service. Which job, worker and incarnation a trainer or rollout
+worker is, its credential says: `paceline.transport.job_credential`.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ def check_speaks_for(kind: str) -> None:
     kinds = _caller_kinds.get()
     if kinds is not None and kind not in kinds:
         raise PermissionDeniedError(f"{_describe(kinds)} cannot speak for another kind of service")
+
+
+def caller_kinds() -> Set[WorkerKind] | None:
+    """The kinds that the caller of the current RPC has proved; None: without TLS, it needs not."""
+    return _caller_kinds.get()
+
+
+def narrow_caller(kind: WorkerKind) -> None:
+    """The caller of the current RPC has proved that it is of this kind alone."""
+    _caller_kinds.set(frozenset({kind}))
 
 
 class RefusedCallers:

@@ -51,6 +51,11 @@ class ExperienceStub(object):
                 request_serializer=paceline_dot_v1_dot_experience__pb2.GrantIncarnationRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_experience__pb2.GrantIncarnationReply.FromString,
                 _registered_method=True)
+        self.IssueCredential = channel.unary_unary(
+                '/paceline.v1.Experience/IssueCredential',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.IssueCredentialRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.IssueCredentialReply.FromString,
+                _registered_method=True)
         self.SetJobState = channel.unary_unary(
                 '/paceline.v1.Experience/SetJobState',
                 request_serializer=paceline_dot_v1_dot_experience__pb2.SetJobStateRequest.SerializeToString,
@@ -80,6 +85,11 @@ class ExperienceStub(object):
                 '/paceline.v1.Experience/CommitStep',
                 request_serializer=paceline_dot_v1_dot_experience__pb2.CommitStepRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_experience__pb2.CommitStepReply.FromString,
+                _registered_method=True)
+        self.ListCheckpoints = channel.unary_unary(
+                '/paceline.v1.Experience/ListCheckpoints',
+                request_serializer=paceline_dot_v1_dot_experience__pb2.ListCheckpointsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_experience__pb2.ListCheckpointsReply.FromString,
                 _registered_method=True)
         self.CommitCheckpoint = channel.unary_unary(
                 '/paceline.v1.Experience/CommitCheckpoint',
@@ -120,6 +130,14 @@ class ExperienceServicer(object):
     def GrantIncarnation(self, request, context):
         """controller -------------------------------------------------------------------------------
         Issues the next incarnation of a job's trainer; older ones are fenced from then on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IssueCredential(self, request, context):
+        """The credential of a trainer or rollout worker that the controller is about to start. With it the
+        worker calls the methods below as that worker of that job, and as no other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +184,13 @@ class ExperienceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCheckpoints(self, request, context):
+        """The checkpoints that a trainer may load: those whose commit the ledger knows, up to its step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CommitCheckpoint(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -205,6 +230,11 @@ def add_ExperienceServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.GrantIncarnationRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_experience__pb2.GrantIncarnationReply.SerializeToString,
             ),
+            'IssueCredential': grpc.unary_unary_rpc_method_handler(
+                    servicer.IssueCredential,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.IssueCredentialRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.IssueCredentialReply.SerializeToString,
+            ),
             'SetJobState': grpc.unary_unary_rpc_method_handler(
                     servicer.SetJobState,
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.SetJobStateRequest.FromString,
@@ -234,6 +264,11 @@ def add_ExperienceServicer_to_server(servicer, server):
                     servicer.CommitStep,
                     request_deserializer=paceline_dot_v1_dot_experience__pb2.CommitStepRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_experience__pb2.CommitStepReply.SerializeToString,
+            ),
+            'ListCheckpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpoints,
+                    request_deserializer=paceline_dot_v1_dot_experience__pb2.ListCheckpointsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_experience__pb2.ListCheckpointsReply.SerializeToString,
             ),
             'CommitCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.CommitCheckpoint,
@@ -333,6 +368,33 @@ class Experience(object):
             '/paceline.v1.Experience/GrantIncarnation',
             paceline_dot_v1_dot_experience__pb2.GrantIncarnationRequest.SerializeToString,
             paceline_dot_v1_dot_experience__pb2.GrantIncarnationReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IssueCredential(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Experience/IssueCredential',
+            paceline_dot_v1_dot_experience__pb2.IssueCredentialRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.IssueCredentialReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -495,6 +557,33 @@ class Experience(object):
             '/paceline.v1.Experience/CommitStep',
             paceline_dot_v1_dot_experience__pb2.CommitStepRequest.SerializeToString,
             paceline_dot_v1_dot_experience__pb2.CommitStepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Experience/ListCheckpoints',
+            paceline_dot_v1_dot_experience__pb2.ListCheckpointsRequest.SerializeToString,
+            paceline_dot_v1_dot_experience__pb2.ListCheckpointsReply.FromString,
             options,
             channel_credentials,
             insecure,

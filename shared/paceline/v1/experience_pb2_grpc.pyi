@@ -44,6 +44,10 @@ class ExperienceStub:
     """controller -------------------------------------------------------------------------------
     Issues the next incarnation of a job's trainer; older ones are fenced from then on.
     """
+    IssueCredential: _grpc.UnaryUnaryMultiCallable[_experience_pb2.IssueCredentialRequest, _experience_pb2.IssueCredentialReply]
+    """The credential of a trainer or rollout worker that the controller is about to start. With it the
+    worker calls the methods below as that worker of that job, and as no other.
+    """
     SetJobState: _grpc.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]
     ReportFailure: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]
     """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
@@ -57,6 +61,8 @@ class ExperienceStub:
     TakeBatch: _grpc.UnaryStreamMultiCallable[_experience_pb2.TakeBatchRequest, _experience_pb2.BatchPart]
     """Blocks until the batch of `step` is available; a retry gets the same batch."""
     CommitStep: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]
+    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ListCheckpointsRequest, _experience_pb2.ListCheckpointsReply]
+    """The checkpoints that a trainer may load: those whose commit the ledger knows, up to its step."""
     CommitCheckpoint: _grpc.UnaryUnaryMultiCallable[_experience_pb2.CommitCheckpointRequest, _experience_pb2.CommitCheckpointReply]
     ReportTracking: _grpc.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]
     """tracking ---------------------------------------------------------------------------------
@@ -80,6 +86,10 @@ class ExperienceAsyncStub(ExperienceStub):
     """controller -------------------------------------------------------------------------------
     Issues the next incarnation of a job's trainer; older ones are fenced from then on.
     """
+    IssueCredential: _aio.UnaryUnaryMultiCallable[_experience_pb2.IssueCredentialRequest, _experience_pb2.IssueCredentialReply]  # type: ignore[assignment]
+    """The credential of a trainer or rollout worker that the controller is about to start. With it the
+    worker calls the methods below as that worker of that job, and as no other.
+    """
     SetJobState: _aio.UnaryUnaryMultiCallable[_experience_pb2.SetJobStateRequest, _types_pb2.Job]  # type: ignore[assignment]
     ReportFailure: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportFailureRequest, _experience_pb2.ReportFailureReply]  # type: ignore[assignment]
     """An incarnation of a job's trainer has failed. Reported by the trainer itself, which knows why, and
@@ -93,6 +103,8 @@ class ExperienceAsyncStub(ExperienceStub):
     TakeBatch: _aio.UnaryStreamMultiCallable[_experience_pb2.TakeBatchRequest, _experience_pb2.BatchPart]  # type: ignore[assignment]
     """Blocks until the batch of `step` is available; a retry gets the same batch."""
     CommitStep: _aio.UnaryUnaryMultiCallable[_experience_pb2.CommitStepRequest, _experience_pb2.CommitStepReply]  # type: ignore[assignment]
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_experience_pb2.ListCheckpointsRequest, _experience_pb2.ListCheckpointsReply]  # type: ignore[assignment]
+    """The checkpoints that a trainer may load: those whose commit the ledger knows, up to its step."""
     CommitCheckpoint: _aio.UnaryUnaryMultiCallable[_experience_pb2.CommitCheckpointRequest, _experience_pb2.CommitCheckpointReply]  # type: ignore[assignment]
     ReportTracking: _aio.UnaryUnaryMultiCallable[_experience_pb2.ReportTrackingRequest, _experience_pb2.ReportTrackingReply]  # type: ignore[assignment]
     """tracking ---------------------------------------------------------------------------------
@@ -130,6 +142,16 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_experience_pb2.GrantIncarnationReply, _abc.Awaitable[_experience_pb2.GrantIncarnationReply]]:
         """controller -------------------------------------------------------------------------------
         Issues the next incarnation of a job's trainer; older ones are fenced from then on.
+        """
+
+    @_abc_1.abstractmethod
+    def IssueCredential(
+        self,
+        request: _experience_pb2.IssueCredentialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experience_pb2.IssueCredentialReply, _abc.Awaitable[_experience_pb2.IssueCredentialReply]]:
+        """The credential of a trainer or rollout worker that the controller is about to start. With it the
+        worker calls the methods below as that worker of that job, and as no other.
         """
 
     @_abc_1.abstractmethod
@@ -180,6 +202,14 @@ class ExperienceServicer(metaclass=_abc_1.ABCMeta):
         request: _experience_pb2.CommitStepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_experience_pb2.CommitStepReply, _abc.Awaitable[_experience_pb2.CommitStepReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListCheckpoints(
+        self,
+        request: _experience_pb2.ListCheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_experience_pb2.ListCheckpointsReply, _abc.Awaitable[_experience_pb2.ListCheckpointsReply]]:
+        """The checkpoints that a trainer may load: those whose commit the ledger knows, up to its step."""
 
     @_abc_1.abstractmethod
     def CommitCheckpoint(

@@ -313,6 +313,7 @@ class Central(Service):
             dispatcher=nothing,
             training=nothing,
             artifacts=nothing,
+            credentials=nothing,
         )
         add_RosterServicer_to_server(roster, chassis.server)
         add_ExperienceServicer_to_server(ledger, chassis.server)

@@ -51,9 +51,11 @@ KINDS = {
     "JobSet": "jobset.x-k8s.io/v1alpha2",
     "Lease": "coordination.k8s.io/v1",
     "Namespace": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
     "Pod": "v1",
     "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "Secret": "v1",
     "Service": "v1",
     "ServiceAccount": "v1",
     "TrainingJob": "paceline.dev/v1alpha1",
@@ -527,6 +529,7 @@ class World:
             "lease_s": 30.0,
             "templates": str(self.folder / "templates"),
             "pools": POOLS,
+            "network_policies": True,
             "gateway": self.services.gateway,
             **more,
         }
@@ -603,7 +606,8 @@ class World:
     def made(self) -> list[str]:
         """All existing objects of jobs."""
         ours = "app.kubernetes.io/managed-by=paceline-controller"
-        kinds = ["Deployment", "Job", "Service", "Pod"] + ["JobSet"] * self.nodes.jobsets
+        kinds = ["Deployment", "Job", "NetworkPolicy", "Pod", "Secret", "Service"]
+        kinds += ["JobSet"] * self.nodes.jobsets
         return [
             f"{kind}/{body['metadata']['name']}"
             for kind in kinds

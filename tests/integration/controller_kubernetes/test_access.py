@@ -25,7 +25,10 @@ def granted(rules: list[dict[str, Any]]) -> set[Right]:
 
 def used(world: Any) -> set[Right]:
     # A server-side apply that makes an object is checked for `create` too.
-    applied = (("apps", "deployments"), ("batch", "jobs"), ("", "services"))
+    applied = (
+        *(("apps", "deployments"), ("batch", "jobs"), ("", "services"), ("", "secrets")),
+        ("networking.k8s.io", "networkpolicies"),
+    )
     rights: set[Right] = {(group, resource, "create", "") for group, resource in applied}
     for visit in world.server.visits_of("system:serviceaccount:ml:rel-paceline-controller"):
         access = visit.access

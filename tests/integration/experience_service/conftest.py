@@ -63,6 +63,7 @@ class Client:
 
     def __init__(self, channel: aio.Channel, address: str = "") -> None:
         self.address = address
+        self._workers: list[aio.Channel] = []
         self.jobs: JobsAsyncStub = JobsStub(channel)
         self.experience: ExperienceAsyncStub = ExperienceStub(channel)
         self.roster: RosterAsyncStub = RosterStub(channel)
@@ -70,11 +71,13 @@ class Client:
         self.access: AccessAsyncStub = AccessStub(channel)
         self.authentication: AuthenticationAsyncStub = AuthenticationStub(channel)
 
-    async def submit(self, request_id: str = "", **changes: Any) -> types_pb2.Job:
+    async def submit(
+        self, request_id: str = "", *, config: bytes = b"{}", **changes: Any
+    ) -> types_pb2.Job:
         request = jobs_pb2.SubmitJobRequest(
             spec_json=json.dumps(make_spec(**changes)),
             request_id=request_id,
-            files={"config.json": b"{}"},
+            files={"config.json": config},
         )
         return await call(self.jobs.SubmitJob, request)
 
@@ -99,6 +102,29 @@ class Client:
         """The trajectory of an episode of an assignment."""
         return trajectory(given, place, 1.0)
 
+    async def credential(
+        self, job_id: str, kind: WorkerKind, worker: str, incarnation: int = 0
+    ) -> str:
+        request = ex.IssueCredentialRequest(
+            job_id=job_id, kind=wire.number_of(kind), worker=worker, incarnation=incarnation
+        )
+        return (await call(self.experience.IssueCredential, request)).credential
+
+    def acting(self, credential: str) -> Client:
+        """The same service, called with a credential; none if it is empty."""
+        channel = connect(self.address, token=credential)
+        self._workers.append(channel)
+        return Client(channel, self.address)
+
+    async def rollout(self, job_id: str, name: str) -> Client:
+        """The same service, called as a rollout worker of a job."""
+        return self.acting(await self.credential(job_id, WorkerKind.ROLLOUT, name))
+
+    async def close(self) -> None:
+        """End the connections of workers."""
+        for channel in self._workers:
+            await channel.close()
+
     def trainer(self, job_id: str) -> Trainer:
         """A new trainer of a job."""
         return Trainer(self, job_id)
@@ -116,14 +142,28 @@ class Trainer:
     """Makes the calls of a trainer."""
 
     def __init__(self, client: Client, job_id: str) -> None:
+        self._controller = client
         self._client = client
         self._job_id = job_id
         self.incarnation = 0
 
     async def grant(self) -> None:
         grant = ex.GrantIncarnationRequest(job_id=self._job_id)
-        reply = await call(self._client.experience.GrantIncarnation, grant)
-        self.incarnation = reply.incarnation
+        reply = await call(self._controller.experience.GrantIncarnation, grant)
+        await self.be(reply.incarnation)
+
+    async def be(self, incarnation: int) -> None:
+        """Act as an incarnation that was granted before."""
+        name = f"trainer-{self._job_id}"
+        credential = await self._controller.credential(
+            self._job_id, WorkerKind.TRAINER, name, incarnation
+        )
+        self._client, self.incarnation = self._controller.acting(credential), incarnation
+
+    @property
+    def client(self) -> Client:
+        """The service, called as this incarnation."""
+        return self._client
 
     async def begin(self, step: int) -> int:
         await self.grant()
@@ -361,16 +401,27 @@ async def serving(store_url: str, run_dir: Path, **options: Any) -> AsyncGenerat
     """Run the service once."""
     settings = settings_of(store_url, run_dir, **options)
     metrics = Metrics()
-    server = aio.server(interceptors=[ErrorInterceptor(metrics=metrics)], options=SERVER_OPTIONS)
+    errors = ErrorInterceptor(metrics=metrics)
+    server = aio.server(interceptors=[errors], options=SERVER_OPTIONS)
     address = f"127.0.0.1:{bind(server, settings)}"
-    chassis = Chassis(settings=settings, server=server, metrics=metrics, address=address)
+    chassis = Chassis(
+        settings=settings,
+        server=server,
+        metrics=metrics,
+        address=address,
+        authorize=errors.authorize,
+    )
     service = await build(chassis)
     await service.start()
     await server.start()
     work = asyncio.create_task(service.run())
     try:
         async with connect(address) as channel:
-            yield Client(channel, address)
+            client = Client(channel, address)
+            try:
+                yield client
+            finally:
+                await client.close()
     finally:
         work.cancel()
         await server.stop(0.1)
@@ -417,14 +468,18 @@ class Killable:
         self._process.wait()
 
     def client(self, channel: aio.Channel) -> Client:
-        return Client(channel)
+        return Client(channel, self.address)
 
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[Client]:
         """A client, once the service answers."""
         async with connect(self.address) as channel:
             await asyncio.wait_for(channel.channel_ready(), LIMIT_S)
-            yield Client(channel)
+            client = Client(channel, self.address)
+            try:
+                yield client
+            finally:
+                await client.close()
 
 
 @pytest.fixture
@@ -467,3 +522,9 @@ Lives = Callable[..., AbstractAsyncContextManager[Client]]
 def lives() -> Lives:
     """Starts the service on a store and a run directory."""
     return serving
+
+
+@pytest.fixture
+def client_class() -> type[Client]:
+    """All stubs on a channel of the test's own."""
+    return Client

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
+
+import pytest
 
 from paceline import wire
 from paceline.enums import WorkerKind
+from paceline.errors import PermissionDeniedError
 from paceline.server.membership import Membership
 from paceline.transport.rpc import call, stream
 from paceline.types import Worker
-from paceline.v1 import options_pb2, roster_pb2
+from paceline.v1 import options_pb2, roster_pb2, types_pb2
 from paceline.weights.route import Route
 from paceline.weights.snapshot.manifest import SnapshotHeader, TensorEntry
 from paceline.weights.snapshot.staging import Staging
+from paceline.weights.stream.fetch_header import fetch_header
 from paceline.weights.transfer.server import WeightServer
 from paceline.weights.transfer.version_receiver import Receiver
 from paceline_rollout.reports import Reports
@@ -112,6 +117,10 @@ class Follower:
         )
 
 
+async def follower(client: Client, job_id: str, name: str) -> Follower:
+    return Follower(await client.rollout(job_id, name), job_id, name)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():
@@ -121,8 +130,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_every_worker_ends_on_the_right_digest(client: Client) -> None:
     job_id = (await client.submit(eval=None)).status.job_id
     seed = Seed(client, job_id)
-    workers = [Follower(client, job_id, f"w{i}") for i in range(3)]
-    late = Follower(client, job_id, "w9")
+    workers = [await follower(client, job_id, f"w{i}") for i in range(3)]
+    late = await follower(client, job_id, "w9")
     async with AsyncExitStack() as stack:
         seed.endpoint = await seed.server.start()
         stack.push_async_callback(seed.server.close)
@@ -145,6 +154,35 @@ async def test_every_worker_ends_on_the_right_digest(client: Client) -> None:
     assert [holder.worker_id for holder in reply.holders] == ["", "w0", "w1", "w2", "w9"]
     fed = {source.endpoint for holder in reply.holders for source in holder.sources}
     assert fed - {seed.endpoint}  # peers are asked too, not the trainer alone
+
+
+async def test_peers_of_one_job_serve_nobody_of_another(client: Client) -> None:
+    """What a worker is told about its own job opens no door to the weights of another."""
+    jobs = [(await client.submit(eval=None)).status.job_id for _ in range(2)]
+    keys: dict[str, bytes] = {}
+    endpoints: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        for job_id in jobs:
+            seed = Seed(client, job_id)
+            seed.endpoint = endpoints[job_id] = await seed.server.start()
+            stack.push_async_callback(seed.server.close)
+            await seed.trainer.begin(0)
+            await seed.publish(0, fill=1)
+            rollout = await client.rollout(job_id, "w")
+            watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="w")
+            member = Worker("w", WorkerKind.ROLLOUT, "", "local", job_id=job_id)
+            joining = roster_pb2.JoinRequest(worker=wire.to_proto(member, types_pb2.Worker))
+            joining.worker.weights_endpoint = "http://w"
+            await call(rollout.roster.Join, joining)
+            route = await anext(stream(rollout.roster.WatchRoute, watch, timeout_s=LIMIT_S))
+            keys[job_id] = route.key
+            await call(rollout.roster.Leave, roster_pb2.LeaveRequest(worker_id="w"))
+        other, own = jobs
+        fetch = partial(fetch_header, endpoints[own], job_id=own, version=0, timeout_s=LIMIT_S)
+        assert (await fetch(key=keys[own])).job_id == own
+        for key in (keys[other], b""):
+            with pytest.raises(PermissionDeniedError, match="refuses"):
+                await fetch(key=key)
 
 
 async def until_members(client: Client, job_id: str, count: int) -> None:

@@ -79,7 +79,8 @@ async def test_a_digest_announced_after_the_end_does_not_revive_a_job(client: Cl
         job_id=job_id,
         weights_endpoint="http://r1",
     )
-    await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+    rollout = await client.rollout(job_id, "r1")
+    await call(rollout.roster.Join, roster_pb2.JoinRequest(worker=worker))
     trainer = client.trainer(job_id)
     await trainer.begin(0)
     weights = roster_pb2.ListWeightsRequest(job_id=job_id)
@@ -137,7 +138,7 @@ async def test_a_job_survives_the_service_and_its_trainer(
         assert (status.state, status.step, status.version) == (types_pb2.JOB_STATE_RUNNING, 2, 2)
         await client.verify(job_id)
         old, trainer = client.trainer(job_id), client.trainer(job_id)
-        old.incarnation = 1
+        await old.be(1)
         assert await trainer.begin(1) == 2
         with pytest.raises(FencedError):
             await old.take(1)
@@ -156,6 +157,7 @@ async def test_a_job_survives_the_service_and_its_trainer(
 
 async def test_routes_and_members(client: Client) -> None:
     job_id = (await client.submit()).status.job_id
+    rollouts: dict[str, Client] = {}
     for name in ("r1", "r2"):
         worker = types_pb2.Worker(
             worker_id=name,
@@ -163,21 +165,23 @@ async def test_routes_and_members(client: Client) -> None:
             job_id=job_id,
             weights_endpoint=f"http://{name}",
         )
-        reply = await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+        rollouts[name] = await client.rollout(job_id, name)
+        reply = await call(rollouts[name].roster.Join, roster_pb2.JoinRequest(worker=worker))
         assert reply.lease_s == LIMIT_S
+    first, second = (rollouts[name].roster for name in ("r1", "r2"))
     watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="r2")
-    routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
+    routes = stream(second.WatchRoute, watch, timeout_s=LIMIT_S)
     trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.publish_version(0)
     route = await anext(routes)
     assert (route.version.version, route.sources[0].endpoint) == (0, "http://r1")
     assert list(route.fallbacks) == [SOURCE]
-    await call(client.roster.Leave, roster_pb2.LeaveRequest(worker_id="r1"))
+    await call(first.Leave, roster_pb2.LeaveRequest(worker_id="r1"))
     assert (await anext(routes)).sources[0].endpoint == SOURCE
-    await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r2"))
+    await call(second.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r2"))
     with pytest.raises(NotFoundError, match="join again"):
-        await call(client.roster.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r1"))
+        await call(first.Heartbeat, roster_pb2.HeartbeatRequest(worker_id="r1"))
     request = roster_pb2.ListWorkersRequest(job_id=job_id)
     members = (await call(client.roster.ListWorkers, request)).workers
     assert {(w.worker_id, w.kind) for w in members} == {
@@ -194,9 +198,10 @@ async def test_an_eval_holds_a_rollout_worker_at_its_version(client: Client) -> 
         job_id=job_id,
         weights_endpoint="http://r1",
     )
-    await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+    rollout = await client.rollout(job_id, "r1")
+    await call(rollout.roster.Join, roster_pb2.JoinRequest(worker=worker))
     watch = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id="r1")
-    routes = stream(client.roster.WatchRoute, watch, timeout_s=LIMIT_S)
+    routes = stream(rollout.roster.WatchRoute, watch, timeout_s=LIMIT_S)
     trainer = client.trainer(job_id)
     await trainer.begin(0)
     await trainer.publish_version(0)

@@ -79,7 +79,7 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
     service.start()
     async with service.connected() as client:
         again = client.trainer(job_id)
-        again.incarnation = trainer.incarnation
+        await again.be(trainer.incarnation)
         assert (await again.commit(0, batch_id)).step == 1
         await again.commit_checkpoint(1)
         await until(lambda: (folder(run_dir, job_id) / "step-000001.jsonl").exists())
@@ -91,7 +91,7 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
     service.start()
     async with service.connected() as client:
         last = client.trainer(job_id)
-        last.incarnation = trainer.incarnation
+        await last.be(trainer.incarnation)
         async with client.environment():
             await last.train(1)
             await last.train(2)

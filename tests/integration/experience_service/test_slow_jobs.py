@@ -22,12 +22,12 @@ pytestmark = pytest.mark.timeout(100)
 
 async def expires(client: Client) -> None:
     """Join a worker without heartbeats; returns when it has been removed from the roster."""
-    worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_ROLLOUT)
+    worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_REWARD)
     await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
     while True:
         reply = await call(
             client.roster.ListWorkers,
-            roster_pb2.ListWorkersRequest(kind=options_pb2.WORKER_KIND_ROLLOUT),
+            roster_pb2.ListWorkersRequest(kind=options_pb2.WORKER_KIND_REWARD),
         )
         if not reply.workers:
             return

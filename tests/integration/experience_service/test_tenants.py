@@ -93,7 +93,8 @@ async def test_quotas_and_use_are_listed_and_reset(client: Client) -> None:
     assert made == Tenant("new", Quota(jobs=3, weight=2.0), is_custom=True)
     job_id = await begun(client, "a")
     worker = types_pb2.Worker(worker_id="r1", kind=options_pb2.WORKER_KIND_ROLLOUT, job_id=job_id)
-    await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+    rollout = await client.rollout(job_id, "r1")
+    await call(rollout.roster.Join, roster_pb2.JoinRequest(worker=worker))
     await client.submit(tenant="a")
     assert await leased(client, "e", 4, 4) == {job_id: 4}
     found = await tenants(client)

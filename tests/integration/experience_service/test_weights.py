@@ -27,12 +27,14 @@ async def join(client: Client, job_id: str, name: str) -> None:
         job_id=job_id,
         weights_endpoint=f"http://{name}",
     )
-    await call(client.roster.Join, roster_pb2.JoinRequest(worker=worker))
+    rollout = await client.rollout(job_id, name)
+    await call(rollout.roster.Join, roster_pb2.JoinRequest(worker=worker))
 
 
 async def route_of(client: Client, job_id: str, name: str) -> roster_pb2.Route:
     request = roster_pb2.WatchRouteRequest(job_id=job_id, worker_id=name)
-    routes = stream(client.roster.WatchRoute, request, timeout_s=LIMIT_S)
+    rollout = await client.rollout(job_id, name)
+    routes = stream(rollout.roster.WatchRoute, request, timeout_s=LIMIT_S)
     return await anext(routes)
 
 
@@ -64,11 +66,11 @@ async def test_a_seed_that_comes_late_is_refused(client: Client) -> None:
         await trainer.seed(1, at=FIRST, part=0, parts=2)
         with pytest.raises(StateError, match="step 0 was to be seeded, but 1 is published"):
             await trainer.seed(0, at=SECOND, part=1, parts=2)
+    with pytest.raises(InvalidError, match="part: 2 of 2"):
+        await trainer.seed(1, at=SECOND, part=2, parts=2)
     await client.trainer(job_id).begin(0)
     with pytest.raises(FencedError):
         await trainer.seed(1, at=SECOND, part=1, parts=2)
-    with pytest.raises(InvalidError, match="part: 2 of 2"):
-        await trainer.seed(1, at=SECOND, part=2, parts=2)
 
 
 async def test_a_restarted_service_gives_the_same_answers(
@@ -81,7 +83,7 @@ async def test_a_restarted_service_gives_the_same_answers(
         before = await trainer.seed(0, at=FIRST, part=0, parts=2)
     async with lives(store_url, tmp_path) as client:
         again = client.trainer(job_id)
-        again.incarnation = trainer.incarnation
+        await again.be(trainer.incarnation)
         assert await again.seed(0, at=SECOND, part=1, parts=2) == before
         await join(client, job_id, "r1")
         route = await route_of(client, job_id, "r1")
@@ -96,7 +98,8 @@ async def test_weight_holders_are_shown_without_the_key(client: Client) -> None:
     await join(client, job_id, "r1")
     progress = roster_pb2.TransferProgress(version=0, num_ready=3, num_chunks=4, sources=[FIRST])
     beat = roster_pb2.HeartbeatRequest(worker_id="r1", active_version=-1, transfers=[progress])
-    await call(client.roster.Heartbeat, beat)
+    rollout = await client.rollout(job_id, "r1")
+    await call(rollout.roster.Heartbeat, beat)
     request = roster_pb2.ListWeightsRequest(job_id=job_id)
     reply = await call(client.jobs.ListWeights, request)
     assert [v.version.version for v in reply.versions] == [0]
@@ -126,10 +129,11 @@ async def test_a_report_must_name_an_event(client: Client) -> None:
         endpoint=FIRST,
         event=roster_pb2.TRANSFER_EVENT_STALLED,
     )
-    await call(client.roster.ReportTransfer, report)
+    rollout = await client.rollout(job_id, "r1")
+    await call(rollout.roster.ReportTransfer, report)
     report.event = 99  # type: ignore[assignment]
     with pytest.raises(InvalidError, match="event: 99 is not known; allowed: done, "):
-        await call(client.roster.ReportTransfer, report)
+        await call(rollout.roster.ReportTransfer, report)
 
 
 async def test_the_digest_of_a_version_is_recorded(

@@ -168,3 +168,11 @@ class MemoryLedger:
     def _answer(self) -> None:
         if self.away:
             raise UnavailableError("experience cannot be reached")
+
+
+class MadeUpCredentials:
+    """Credentials that no service would accept, each another one."""
+
+    async def credential(self, wanted: _Wanted, *, worker: str, incarnation: int) -> str:
+        """A text with the claims in it."""
+        return f"plj_{wanted.job_id}/{worker}/{incarnation}/made-up"

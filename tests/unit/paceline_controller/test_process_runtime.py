@@ -16,7 +16,7 @@ from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.reconciler import Reconciler
 from paceline_controller.runtimes.process import ProcessRuntime
-from paceline_harness.runtime import MemoryLedger
+from paceline_harness.runtime import MadeUpCredentials, MemoryLedger
 
 SERVICE = """
 import sys
@@ -54,6 +54,7 @@ def make(run_dir: Path, *, stale_s: float = 60.0, experience: str = "x:1") -> Pr
     beat.touch()
     return ProcessRuntime(
         settings,
+        credentials=MadeUpCredentials(),
         ports=PortSlots(run_dir / "ports.json"),
         beat=beat,
         child_grace_s=60.0,
@@ -123,6 +124,7 @@ def test_several_ranks_are_started_by_torchrun(tmp_path: Path, world: int) -> No
     )
     made = ProcessRuntime(
         settings,
+        credentials=MadeUpCredentials(),
         ports=PortSlots(tmp_path / "ports.json"),
         beat=tmp_path / "beat",
         child_grace_s=1.0,

@@ -13,6 +13,7 @@ from paceline.local.ports import PortSlots
 from paceline.local.processes import Processes
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_harness.runtime import MadeUpCredentials
 
 HOSTILE = """
 import os
@@ -35,6 +36,7 @@ def test_the_working_directory_is_not_on_the_import_path(
     )
     runtime = ProcessRuntime(
         settings,
+        credentials=MadeUpCredentials(),
         ports=PortSlots(tmp_path / "ports.json"),
         beat=tmp_path / "beat",
         child_grace_s=1.0,

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.local.ports import PortSlots
 from paceline_controller.jobs.plan import Wanted
 from paceline_controller.runtimes.process import ProcessRuntime
+from paceline_harness.runtime import MadeUpCredentials
 from paceline_rollout.job import build_engine
 
 SHELL = [
@@ -79,6 +80,7 @@ async def test_a_pool_passes_its_settings_to_its_workers(tmp_path: Path) -> None
     )
     runtime = ProcessRuntime(
         settings,
+        credentials=MadeUpCredentials(),
         ports=PortSlots(tmp_path / "ports.json"),
         beat=tmp_path / "beat",
         child_grace_s=1.0,

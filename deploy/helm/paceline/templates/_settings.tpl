@@ -34,6 +34,10 @@ packages: {{ toJson .root.Values.packages }}
 {{- if ne .component "experience" }}
 experience: {{ include "paceline.fullname" .root }}-experience:8400
 {{- end }}
+{{- if has .component (list "trainer" "rollout") }}
+# A Secret of the job, which the controller mounts.
+credential: /etc/paceline/credential/credential
+{{- end }}
 {{- if and (eq .component "trainer") .root.Values.storage.url }}
 storage: {{ .root.Values.storage.url | quote }}
 {{- end }}
@@ -146,6 +150,7 @@ kubernetes:
   gateway: {{ $fullname }}-gateway:8400
   ranks_per_pod: {{ .Values.trainer.ranksPerPod }}
   jobset: {{ .Values.controller.jobset }}
+  network_policies: {{ .Values.networkPolicy.enabled }}
   training_jobs: {{ .Values.controller.trainingJobs }}
   {{- $shared := dict }}
   {{- range $kind := list "environment" "reward" }}

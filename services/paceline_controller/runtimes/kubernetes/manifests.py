@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import json
@@ -16,6 +17,8 @@ from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
     JOBS,
     JOBSETS,
+    NETWORK_POLICIES,
+    SECRETS,
     SERVICES,
     Kind,
     Object,
@@ -23,6 +26,12 @@ from paceline_controller.runtimes.kubernetes.resources import (
 
 CONTAINER = "paceline"
 MASTER_PORT = 8403
+CREDENTIAL = "credential"
+# Volume of the chart with models and the folders of jobs, and the empty one that hides the latter.
+DATA = "data"
+OTHER_JOBS = "other-jobs"
+# The settings of the chart name the file in it.
+CREDENTIAL_FOLDER = "/etc/paceline/credential"
 # The only group of pods in a JobSet; the names of its pods contain it.
 GROUP = "n"
 _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -36,12 +45,15 @@ class ManifestContext:
     owner: Object | None = None  # an entry of `ownerReferences`
     ranks_per_pod: int = 8
     jobset: bool = False
+    network_policies: bool = False
 
 
 def build(
     wanted: Wanted, template: Object, *, incarnation: int, context: ManifestContext
 ) -> list[Object]:
-    """The objects of a workload, in the order in which to apply them.
+    """The objects of a workload, in the order in which to apply them; that of its pods is last.
+
+    The pods mount the Secret of `credential_of`.
 
     Raises:
         ConfigError: the template has no container named `paceline`.
@@ -50,9 +62,22 @@ def build(
         return [_deployment(wanted, template, context)]
     if wanted.kind is not WorkerKind.TRAINER:
         raise ValueError(f"{wanted.kind}: workers of this kind are the chart's")
+    before = [_policy(wanted, context)] if context.network_policies else []
     if context.jobset:
-        return [_jobset(wanted, template, incarnation, context)]
-    return [_headless(wanted, context), _job(wanted, template, incarnation, context)]
+        return [*before, _jobset(wanted, template, incarnation, context)]
+    return [*before, _headless(wanted, context), _job(wanted, template, incarnation, context)]
+
+
+def credential_of(
+    wanted: Wanted, credential: str, *, incarnation: int, context: ManifestContext
+) -> Object:
+    """The Secret with the credential of a workload's pods."""
+    return {
+        "apiVersion": SECRETS.api_version,
+        "kind": SECRETS.kind,
+        "metadata": _metadata(_credential_name(wanted, incarnation), wanted, context, {}),
+        "data": {CREDENTIAL: base64.b64encode(credential.encode()).decode()},
+    }
 
 
 def owner_reference(body: Object, kind: Kind) -> Object:
@@ -79,8 +104,18 @@ def nodes_of(world_size: int, ranks_per_pod: int) -> tuple[int, int]:
     return nodes, world_size // nodes
 
 
-def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> Object:
+def _name(wanted: Wanted, incarnation: int) -> str:
+    """Name of the object of a workload's pods; each incarnation of a trainer has its own."""
     name = names.object_name(wanted.name)
+    return f"{name}-{incarnation}" if wanted.kind is WorkerKind.TRAINER else name
+
+
+def _credential_name(wanted: Wanted, incarnation: int) -> str:
+    return f"{_name(wanted, incarnation)}-{CREDENTIAL}"
+
+
+def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> Object:
+    name = _name(wanted, 0)
     added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
     pods = _pods(wanted, template, context, _plain(added))
     selected = {key: names.labels(wanted, release=context.release)[key] for key in _SELECTED}
@@ -120,9 +155,29 @@ def _headless(wanted: Wanted, context: ManifestContext) -> Object:
     }
 
 
+def _policy(wanted: Wanted, context: ManifestContext) -> Object:
+    """Lets the pods of one trainer reach each other, which the chart's policies do not.
+
+    torch's rendezvous and collectives ask nobody who they are, on ports that they choose.
+    """
+    carried = names.labels(wanted, release=context.release)
+    pods = {"matchLabels": {key: carried[key] for key in _SELECTED}}
+    return {
+        "apiVersion": NETWORK_POLICIES.api_version,
+        "kind": NETWORK_POLICIES.kind,
+        "metadata": _metadata(names.object_name(wanted.name), wanted, context, {}),
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"podSelector": pods}]}],
+            "egress": [{"to": [{"podSelector": pods}]}],
+        },
+    }
+
+
 def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     service = names.object_name(wanted.name)
-    name = f"{service}-{incarnation}"
+    name = _name(wanted, incarnation)
     master = f"{name}-0.{service}"
     spec = _job_spec(wanted, template, incarnation, context, master)
     spec["template"]["spec"]["subdomain"] = service
@@ -137,7 +192,7 @@ def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestCo
 
 def _jobset(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     """A JobSet; it creates the headless Service itself, under its own name."""
-    name = f"{names.object_name(wanted.name)}-{incarnation}"
+    name = _name(wanted, incarnation)
     master = f"{name}-{GROUP}-0-0.{name}"
     spec = _job_spec(wanted, template, incarnation, context, master)
     extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
@@ -165,9 +220,11 @@ def _job_spec(
         "MASTER_ADDR": master,
     }
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
-    pods = _pods(wanted, template, context, [*_plain(plain), rank])
+    added = [*_plain(plain), rank]
+    pods = _pods(wanted, template, context, added, incarnation=incarnation)
     pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
     pods["spec"]["restartPolicy"] = "Never"
+    _confine(pods, wanted.job_id)
     return {
         "completionMode": "Indexed",
         "completions": nodes,
@@ -179,9 +236,14 @@ def _job_spec(
 
 
 def _pods(
-    wanted: Wanted, template: Object, context: ManifestContext, added: list[dict[str, Any]]
+    wanted: Wanted,
+    template: Object,
+    context: ManifestContext,
+    added: list[dict[str, Any]],
+    *,
+    incarnation: int = 0,
 ) -> Object:
-    """The chart's template with our labels and environment."""
+    """The chart's template with our labels, environment and credential."""
     pods = copy.deepcopy(template)
     metadata = pods.setdefault("metadata", {})
     ours = names.labels(wanted, release=context.release)
@@ -195,7 +257,28 @@ def _pods(
     kept = [each for each in container.get("env") or [] if each["name"] not in replaced]
     # Ours come first: a variable can refer only to earlier ones.
     container["env"] = [*added, *kept]
+    mount = {"name": CREDENTIAL, "mountPath": CREDENTIAL_FOLDER, "readOnly": True}
+    secret = {"secretName": _credential_name(wanted, incarnation)}
+    container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
+    volume = {"name": CREDENTIAL, "secret": secret}
+    pods["spec"]["volumes"] = [*(pods["spec"].get("volumes") or []), volume]
     return pods
+
+
+def _confine(pods: Object, job_id: str) -> None:
+    """On the chart's volume, write only the folder of this job, and see no other job's."""
+    container = _container(pods)
+    mounts, volumes = container["volumeMounts"], pods["spec"]["volumes"]
+    claims = {each["name"] for each in volumes if "persistentVolumeClaim" in each}
+    whole = next((each for each in mounts if each["name"] == DATA and DATA in claims), None)
+    if whole is None:
+        return
+    jobs = f"{whole['mountPath']}/jobs"
+    whole["readOnly"] = True  # the models are there
+    # Inner folders are mounted over outer ones.
+    mounts.append({"name": OTHER_JOBS, "mountPath": jobs})
+    mounts.append({"name": DATA, "mountPath": f"{jobs}/{job_id}", "subPath": f"jobs/{job_id}"})
+    volumes.append({"name": OTHER_JOBS, "emptyDir": {}})
 
 
 def _container(pods: Object) -> Object:

@@ -40,10 +40,15 @@ EVENTS = Kind("events.k8s.io", "v1", "Event", "events")
 JOBS = Kind("batch", "v1", "Job", "jobs")
 JOBSETS = Kind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
 LEASES = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+NETWORK_POLICIES = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 PODS = Kind("", "v1", "Pod", "pods")
+SECRETS = Kind("", "v1", "Secret", "secrets")
 SERVICES = Kind("", "v1", "Service", "services")
 TRAINING_JOBS = Kind("paceline.dev", "v1alpha1", "TrainingJob", "trainingjobs")
-ALL = (DEPLOYMENTS, EVENTS, JOBS, JOBSETS, LEASES, PODS, SERVICES, TRAINING_JOBS)
+ALL = (
+    *(DEPLOYMENTS, EVENTS, JOBS, JOBSETS, LEASES, NETWORK_POLICIES, PODS, SECRETS, SERVICES),
+    TRAINING_JOBS,
+)
 
 
 def kind_of(body: Object) -> Kind:

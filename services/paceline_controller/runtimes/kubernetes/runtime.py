@@ -20,7 +20,7 @@ from paceline.server.failures import marked
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s
 from paceline_controller.jobs.plan import Wanted
-from paceline_controller.runtimes.base import Observed
+from paceline_controller.runtimes.base import Credentials, Observed
 from paceline_controller.runtimes.kubernetes import names, states
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
@@ -29,6 +29,7 @@ from paceline_controller.runtimes.kubernetes.manifests import (
     CONTAINER,
     ManifestContext,
     build,
+    credential_of,
     digest,
     owner_reference,
 )
@@ -36,12 +37,14 @@ from paceline_controller.runtimes.kubernetes.ownership import released
 from paceline_controller.runtimes.kubernetes.readiness import ReadinessDeadline
 from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
+    NETWORK_POLICIES,
     PODS,
     SERVICES,
     Kind,
     Object,
     annotations_of,
     deleting,
+    kind_of,
     name_of,
     uid_of,
 )
@@ -72,6 +75,7 @@ class KubernetesRuntime:
         *,
         inventory: Inventory,
         events: Events,
+        credentials: Credentials,
         clock: Callable[[], float] = time.monotonic,
         gone_s: float = GONE_S,
         log_s: float = LOG_S,
@@ -80,6 +84,7 @@ class KubernetesRuntime:
         self._options = options
         self._inventory = inventory
         self._events = events
+        self._credentials = credentials
         self._gone_s = gone_s
         self._log_s = log_s
         self._readiness = ReadinessDeadline(options.pending_timeout_s, clock=clock)
@@ -146,7 +151,7 @@ class KubernetesRuntime:
             self._refused[wanted.name] = (wanted.job_id, error.message)
             if wanted.kind is WorkerKind.TRAINER:
                 # What was applied before the refusal is seen by nobody later.
-                await self._connection.delete(SERVICES, names.object_name(wanted.name))
+                await self._delete_beside(wanted.name)
             raise
         self._refused.pop(wanted.name, None)
         words = self._words.get(wanted.name, "")
@@ -167,9 +172,8 @@ class KubernetesRuntime:
             await self._connection.delete(DEPLOYMENTS, name_of(body), uid=uid_of(body))
             await self._gone(DEPLOYMENTS, name, body)
         else:
-            # Before the Job, so that nobody forgets it when this is cut off in between.
-            if not self._options.jobset:
-                await self._connection.delete(SERVICES, names.object_name(name))
+            # Before the Job, so that nobody forgets them when this is cut off in between.
+            await self._delete_beside(name)
             await self._clear_trainer(name)
         self._words.pop(name, None)
         self._refused.pop(name, None)
@@ -251,9 +255,26 @@ class KubernetesRuntime:
 
     async def _apply(self, wanted: Wanted, incarnation: int) -> None:
         template = load_template(self._options.templates, wanted)
-        context = self._manifest_context()
+        credential = await self._apply_credential(wanted, incarnation)
+        context, made = self._manifest_context(), None
         for body in build(wanted, template, incarnation=incarnation, context=context):
-            self._learn(await self._connection.apply(body))
+            made = await self._connection.apply(body)
+            self._learn(made)
+        if made is not None:
+            # From now on it goes with the pods.
+            credential["metadata"]["ownerReferences"] = [owner_reference(made, kind_of(made))]
+            await self._connection.apply(credential)
+
+    async def _apply_credential(self, wanted: Wanted, incarnation: int) -> Object:
+        """Before the pods, which do not start without it; returns the Secret."""
+        credential = await self._credentials.credential(
+            wanted, worker=names.object_name(wanted.name), incarnation=incarnation
+        )
+        secret = credential_of(
+            wanted, credential, incarnation=incarnation, context=self._manifest_context()
+        )
+        await self._connection.apply(secret)
+        return secret
 
     async def _release(self, pool: Object) -> None:
         """Give up the number of replicas of a Deployment of the chart, once it is written.
@@ -277,11 +298,15 @@ class KubernetesRuntime:
             await self._roll_out(body, wanted, template)
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
+        # That of an earlier release has none.
+        credential = await self._apply_credential(wanted, 0)
         (changed,) = build(wanted, template, incarnation=0, context=self._manifest_context())
         # Never makes it anew, should it have gone meanwhile.
         changed["metadata"]["uid"] = uid_of(body)
+        credential["metadata"]["ownerReferences"] = [owner_reference(body, DEPLOYMENTS)]
         try:
             self._learn(await self._connection.apply(changed))
+            await self._connection.apply(credential)
         except ConflictError:
             return
         self._events.record(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
@@ -319,6 +344,13 @@ class KubernetesRuntime:
         return Observed(
             seen.name, seen.job_id, alive=False, replicas=seen.replicas, ready=seen.ready
         )
+
+    async def _delete_beside(self, trainer: str) -> None:
+        """Delete what lies beside the Jobs of a trainer, for all its incarnations."""
+        if not self._options.jobset:
+            await self._connection.delete(SERVICES, names.object_name(trainer))
+        if self._options.network_policies:
+            await self._connection.delete(NETWORK_POLICIES, names.object_name(trainer))
 
     async def _clear_trainer(self, name: str) -> None:
         """Delete the Jobs of all incarnations; returns when their pods are gone too."""
@@ -381,6 +413,7 @@ class KubernetesRuntime:
             owner=self._owner,
             ranks_per_pod=self._options.ranks_per_pod,
             jobset=self._options.jobset,
+            network_policies=self._options.network_policies,
         )
 
     def _learn(self, body: Object) -> None:

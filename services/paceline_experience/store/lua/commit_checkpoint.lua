@@ -1,5 +1,5 @@
 -- What no checkpoint needs any more goes: steps below the oldest one that is kept.
--- ARGV: incarnation, step, path, step of the oldest checkpoint that is kept
+-- ARGV: incarnation, step, path, step of the oldest checkpoint that is kept, digests by step (JSON)
 fence(tonumber(ARGV[1]))
 local step, oldest = tonumber(ARGV[2]), tonumber(ARGV[4])
 if step > number('step') then
@@ -22,4 +22,5 @@ end
 if oldest > number('durable') then set('durable', math.min(oldest, step)) end
 set('checkpoint', ARGV[3])
 set('checkpoint_step', step)
+set('checkpoints', ARGV[5])
 return finish(0)

@@ -1,5 +1,9 @@
 """Objects are valid for every supported Kubernetes, whatever the names."""
 
+import base64
+import copy
+import json
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -14,6 +18,7 @@ from paceline_controller.runtimes.kubernetes import names
 from paceline_controller.runtimes.kubernetes.manifests import (
     ManifestContext,
     build,
+    credential_of,
     digest,
     nodes_of,
     owner_reference,
@@ -160,3 +165,65 @@ def test_a_template_without_our_container_is_refused() -> None:
     template = {"spec": {"containers": [{"name": "other"}]}}
     with pytest.raises(ConfigError, match=r"named 'paceline'; has \['other'\]"):
         build(rollout(), template, incarnation=0, context=context())
+
+
+def test_the_pods_of_a_workload_mount_its_credential_and_nobody_elses() -> None:
+    found: list[str] = []
+    for wanted, incarnation in (
+        (trainer(), 1),
+        (trainer(), 2),
+        (rollout(), 0),
+        (rollout("b-1"), 0),
+    ):
+        secret = credential_of(wanted, "plj_x", incarnation=incarnation, context=context())
+        valid(secret)
+        assert base64.b64decode(secret["data"]["credential"]) == b"plj_x"
+        body = build(wanted, TEMPLATE, incarnation=incarnation, context=context())[-1]
+        pod = body["spec"]["template"]["spec"]
+        (volume,) = pod["volumes"]
+        assert volume["secret"] == {"secretName": secret["metadata"]["name"]}
+        main, beside = pod["containers"]
+        (mount,) = main["volumeMounts"]
+        assert mount == {
+            "name": volume["name"],
+            "mountPath": "/etc/paceline/credential",
+            "readOnly": True,
+        }
+        assert "volumeMounts" not in beside
+        assert "plj_x" not in json.dumps(body)
+        found.append(secret["metadata"]["name"])
+    assert len(set(found)) == 4
+
+
+def test_a_trainer_sees_the_folder_of_no_other_job() -> None:
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]
+    mount = {"name": "data", "mountPath": "/var/lib/paceline"}
+    template["spec"]["containers"][0]["volumeMounts"] = [mount]
+    job = build(trainer(), template, incarnation=1, context=context())[-1]
+    valid(job)
+    pod = job["spec"]["template"]["spec"]
+    whole, _, hidden, own = pod["containers"][0]["volumeMounts"]
+    assert whole == {**mount, "readOnly": True}
+    assert hidden["mountPath"] == "/var/lib/paceline/jobs"
+    assert {"name": hidden["name"], "emptyDir": {}} in pod["volumes"]
+    folder = "jobs/math-0a1b2c"
+    assert own == {"name": "data", "mountPath": f"/var/lib/paceline/{folder}", "subPath": folder}
+    # Without a volume there is nothing to hide.
+    template["spec"]["volumes"] = [{"name": "data", "emptyDir": {}}]
+    job = build(trainer(), template, incarnation=1, context=context())[-1]
+    assert mount in job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+
+
+def test_pods_of_one_trainer_reach_each_other() -> None:
+    wide = replace(context(), network_policies=True)
+    policy, service, job = build(trainer(world_size=16), TEMPLATE, incarnation=3, context=wide)
+    valid(policy)
+    chosen = policy["spec"]["podSelector"]
+    assert chosen["matchLabels"] == service["spec"]["selector"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert chosen["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": chosen}]}]
+    assert policy["spec"]["egress"] == [{"to": [{"podSelector": chosen}]}]
+    other = build(trainer("b-1"), TEMPLATE, incarnation=1, context=wide)[0]
+    assert other["spec"]["podSelector"] != chosen

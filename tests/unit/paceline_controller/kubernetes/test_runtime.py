@@ -18,8 +18,15 @@ from paceline_controller.runtimes.kubernetes.events import Events
 from paceline_controller.runtimes.kubernetes.inventory import Inventory
 from paceline_controller.runtimes.kubernetes.manifests import CONTAINER, ManifestContext, build
 from paceline_controller.runtimes.kubernetes.names import labels
-from paceline_controller.runtimes.kubernetes.resources import DEPLOYMENTS, PODS, Kind, Object
+from paceline_controller.runtimes.kubernetes.resources import (
+    DEPLOYMENTS,
+    PODS,
+    SECRETS,
+    Kind,
+    Object,
+)
 from paceline_controller.runtimes.kubernetes.runtime import LOG_S, KubernetesRuntime
+from paceline_harness.runtime import MadeUpCredentials
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {}},
@@ -37,7 +44,7 @@ def rollout(job_id: str, pool: str = "default") -> Wanted:
 
 
 class Server:
-    """Objects by kind, what was applied, and the names that it does not take."""
+    """Objects by kind, what was applied but Secrets, and the names that it does not take."""
 
     namespace = "default"
 
@@ -68,7 +75,8 @@ class Server:
         name = body["metadata"]["name"]
         if name in self.refuses:
             raise self.refuses[name]
-        self.applied.append(name)
+        if body["kind"] != SECRETS.kind:
+            self.applied.append(name)
         self.owners[name] = body["metadata"].get("ownerReferences", [])
         return {
             **body,
@@ -107,7 +115,12 @@ async def runtime_of(
         await cache.follow()
     events = Events(cast(Any, server), identity="c-0", regarding=lambda _: None)
     return KubernetesRuntime(
-        cast(Any, server), options, inventory=inventory, events=events, log_s=log_s
+        cast(Any, server),
+        options,
+        inventory=inventory,
+        events=events,
+        credentials=MadeUpCredentials(),
+        log_s=log_s,
     )
 
 
@@ -152,6 +165,9 @@ async def test_a_template_that_is_not_taken_stops_the_roll_out_of_no_other(
     runtime = await runtime_of(server, templates)
     await runtime.maintain_once()
     assert server.applied == ["rollout-b-1", "rollout-c-1"]
+    # Those of an earlier release get their credentials with the new pods.
+    (owner,) = server.owners["rollout-b-1-credential"]
+    assert (owner["kind"], owner["uid"]) == (DEPLOYMENTS.kind, "uid-rollout-b-1")
 
 
 async def test_last_words_do_not_wait_long_for_a_log(templates: Path) -> None:
@@ -178,3 +194,4 @@ async def test_what_is_applied_while_the_release_is_uninstalled_still_goes_with_
     await runtime.start(rollout("b-1"), incarnation=0)
     assert [each["uid"] for each in server.owners["rollout-a-1"]] == ["u-c"]
     assert server.owners["rollout-b-1"] == server.owners["rollout-a-1"]
+    assert [each["uid"] for each in server.owners["rollout-a-1-credential"]] == ["uid-rollout-a-1"]

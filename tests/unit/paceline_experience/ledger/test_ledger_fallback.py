@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.enums import StopReason
-from paceline.errors import StateError
+from paceline.errors import FencedError, StateError
 from paceline_experience.jobs.export import Exporter
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.store.keys import JobKeys
@@ -112,3 +112,26 @@ async def test_after_a_fallback_the_skipped_checkpoint_is_ignored(
     await ledger.stop(StopReason.CANCELLED)
     counts = await world.clean(ledger)
     assert (counts["durable"], counts["trained"]) == (4, 0)
+
+
+async def test_digests_are_known_of_what_was_committed_and_can_be_loaded(
+    store: Store, worlds: Worlds
+) -> None:
+    world = worlds(store)
+    ledger = await world.started()
+    await trained(world, ledger, 0, 1, 2, 3)
+    assert await ledger.checkpoints(incarnation=1) == {}
+    await ledger.commit_checkpoint(incarnation=1, step=2, path="p", kept=[0, 2], digest="two")
+    # Step 1 lies in the storage, and nobody has ever committed it.
+    await ledger.commit_checkpoint(incarnation=1, step=4, path="p", kept=[1, 2, 4], digest="four")
+    assert await ledger.checkpoints(incarnation=1) == {2: "two", 4: "four"}
+
+    ledger = await world.opened()
+    number = await ledger.grant_incarnation()
+    with pytest.raises(FencedError):
+        await ledger.checkpoints(incarnation=1)
+    assert await ledger.checkpoints(incarnation=number) == {2: "two", 4: "four"}
+    await ledger.rewind(incarnation=number, step=2)
+    assert await ledger.checkpoints(incarnation=number) == {2: "two"}
+    await ledger.rewind(incarnation=number, step=1)
+    assert await ledger.checkpoints(incarnation=number) == {}
