@@ -96,6 +96,10 @@ class Source(ExperienceServicer, RosterServicer, JobsServicer):
         state = types_pb2.JOB_STATE_SUCCEEDED if done else types_pb2.JOB_STATE_RUNNING
         return types_pb2.Job(status=types_pb2.JobStatus(job_id="j", state=state))
 
+    async def ListCheckpoints(self, request: Any, context: Any) -> pb.ListCheckpointsReply:
+        """There are none."""
+        return pb.ListCheckpointsReply()
+
     async def Rewind(self, request: Any, context: Any) -> pb.RewindReply:
         """Nothing to rewind."""
         return pb.RewindReply(parent_version=-1)

@@ -231,7 +231,7 @@ def damaged_checkpoint(scene: Scene, how: str) -> Injected | None:
     whole = sorted(path.parent for path in folder.glob("step-*/paceline.json"))
     if not whole or not scene.rank():
         return None
-    files = sorted(whole[-1].glob("*.distcp"), key=lambda path: path.stat().st_size)
+    files = sorted(whole[-1].glob("*.safetensors"), key=lambda path: path.stat().st_size)
     if not files:
         return None
     size = files[-1].stat().st_size

@@ -95,7 +95,15 @@ class TrainerLedger:
         reply = await self._call("CommitStep", self._experience.CommitStep, request)
         return wire.member_of(StopReason, reply.stop, "stop") if reply.stop else None
 
-    async def commit_checkpoint(self, step: int, path: str, *, kept: Sequence[int]) -> None:
+    async def checkpoints(self) -> dict[int, str]:
+        """The checkpoints that the ledger knows: the SHA-256 of `paceline.json` by step."""
+        request = pb.ListCheckpointsRequest(job_id=self.job_id, incarnation=self._incarnation)
+        reply = await self._call("ListCheckpoints", self._experience.ListCheckpoints, request)
+        return dict(reply.digests)
+
+    async def commit_checkpoint(
+        self, step: int, path: str, *, kept: Sequence[int], digest: str
+    ) -> None:
         """Commit a checkpoint of `step`; `kept` are the steps that can be restored."""
         request = pb.CommitCheckpointRequest(
             job_id=self.job_id,
@@ -103,6 +111,7 @@ class TrainerLedger:
             step=step,
             path=path,
             kept_steps=kept,
+            digest=digest,
         )
         await self._call("CommitCheckpoint", self._experience.CommitCheckpoint, request)
 

@@ -153,8 +153,11 @@ class Trainer:
     async def resume(self) -> None:
         """Load the newest intact checkpoint and rewind the ledger to it."""
         checkpoints = self._engine.checkpoints
-        ledger_step = (await self._ledger.job()).status.step if self._rank_info.first else 0
-        found = await self.compute.run(checkpoints.find, max_step=ledger_step)
+        ledger_step, recorded = 0, None
+        if self._rank_info.first:
+            ledger_step = (await self._ledger.job()).status.step
+            recorded = await self._ledger.checkpoints()
+        found = await self.compute.run(checkpoints.find, max_step=ledger_step, recorded=recorded)
         step = found.step
         if self._rank_info.first:
             for problem in found.damaged:
@@ -265,14 +268,16 @@ class Trainer:
 
     async def _save(self, staged: StagedCheckpoint) -> None:
         checkpoints = self._engine.checkpoints
-        path = await self.writer.run(checkpoints.write, staged)
+        written = await self.writer.run(checkpoints.write, staged)
         self._checkpoint_step = staged.step
         if not self._rank_info.first:
             return
         kept = await self.writer.run(checkpoints.kept, staged.step)
         try:
             with self._waits_on("experience"):
-                await self._ledger.commit_checkpoint(staged.step, str(path), kept=kept)
+                await self._ledger.commit_checkpoint(
+                    staged.step, written.path, kept=kept, digest=written.digest
+                )
         except FencedError:
             # A newer incarnation has resumed from an older step.
             await self.writer.run(checkpoints.discard, staged.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Generator, Iterator, Mapping
@@ -25,6 +26,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline_trainer.checkpoints.digests import FileDigest
+from paceline_trainer.checkpoints.format import (
+    CheckpointReader,
+    CheckpointWriter,
+    LoadFromJson,
+    SaveAsJson,
+    files_of,
+)
 from paceline_trainer.checkpoints.storage import Sizes, Storage
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import PolicyModel
@@ -58,6 +66,14 @@ class FoundCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """Where a checkpoint is, and how the ledger knows it."""
+
+    path: str
+    digest: str  # SHA-256 of `paceline.json` in hex; empty on all ranks but the first
+
+
+@dataclass(frozen=True, slots=True)
 class StagedCheckpoint:
     """The state of a rank after `step` updates, in the memory of the host."""
 
@@ -71,7 +87,8 @@ class Checkpoints:
     `paceline.json` is written last and lists all files with their sizes and digests. A checkpoint
     is complete if all of these exist. So neither a crash during writing or removal, nor a replaced
     trainer that keeps writing while its folder is removed, leaves one that seems complete. Later
-    changes show in the digests, which `find` compares.
+    changes show in the digests, which `find` compares; the digest of `paceline.json` itself is in
+    the ledger, which nobody who can only write to the storage can change.
 
     `write` may run in a thread of its own, while training goes on; all else is called by the
     thread of all other collective work.
@@ -108,23 +125,27 @@ class Checkpoints:
         """
         return sorted({0, *(each for each in self.steps() if each <= step)})[-self._keep :]
 
-    def find(self, *, max_step: int) -> FoundCheckpoint:
+    def find(self, *, max_step: int, recorded: Mapping[int, str] | None = None) -> FoundCheckpoint:
         """Collective: the newest intact checkpoint up to rank 0's `max_step`.
 
-        Each file is read once, by one of the ranks.
+        Each file is read once, by one of the ranks. `recorded`, on rank 0, has the digests of the
+        checkpoints that the ledger knows, by step: none but these are found. Without it every
+        checkpoint is taken for what it says of itself.
 
         Raises:
             UnavailableError: the storage cannot be read.
         """
-        complete, damaged = self._candidates(max_step) if self._group.rank_info.first else ([], [])
+        complete, damaged = [], []
+        if self._group.rank_info.first:
+            complete, damaged = self._candidates(max_step, recorded)
         self._found, self._damaged = None, []
         while True:
             own = complete.pop() if complete else _Folder(0, 0)
-            step, incarnation = self._group.gather([own.step, own.incarnation])[0]
-            folder = _Folder(int(step), int(incarnation))
+            digest = None if recorded is None else recorded.get(own.step, "")
+            folder, digest = self._group.gather_objects((own, digest))[0]
             if not folder.step:
                 break
-            problems = self._compare(folder)
+            problems = self._compare(folder, digest)
             if not problems:
                 self._found = folder
                 break
@@ -140,8 +161,8 @@ class Checkpoints:
         optimizer: Optimizer,
         slots: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """`stage` and `write`."""
-        return self.write(self.stage(step, policy, optimizer, slots))
+        """`stage` and `write`; returns the path."""
+        return self.write(self.stage(step, policy, optimizer, slots)).path
 
     def stage(
         self,
@@ -159,7 +180,7 @@ class Checkpoints:
         state = {"model": model, "optimizer": inner, "random": random, "slots": {**slots}}
         return StagedCheckpoint(step, self._stager.stage(state))
 
-    def write(self, staged: StagedCheckpoint) -> str:
+    def write(self, staged: StagedCheckpoint) -> WrittenCheckpoint:
         """Collective: write a checkpoint, and remove old ones.
 
         Raises:
@@ -171,14 +192,20 @@ class Checkpoints:
         if group.rank_info.first:
             self._storage.remove(folder.name, first=META)
         group.barrier()
-        writer = self._storage.writer(folder.name)
+        writer = CheckpointWriter(self._storage, folder.name, rank=group.rank_info.rank)
         with _translated(folder.name):
-            save(staged.state, storage_writer=writer, process_group=group.processes)
-        written = group.gather_objects(writer.written())
+            save(
+                staged.state,
+                storage_writer=writer,
+                planner=SaveAsJson(),
+                process_group=group.processes,
+            )
+        written, digest = group.gather_objects(writer.written), ""
         if group.rank_info.first:
-            self._finish(folder, {name: file for each in written for name, file in each.items()})
+            files = {name: file for each in written for name, file in each.items()}
+            digest = self._finish(folder, files)
         group.barrier()
-        return self._storage.path_of(folder.name)
+        return WrittenCheckpoint(self._storage.path_of(folder.name), digest)
 
     def load(
         self,
@@ -198,7 +225,7 @@ class Checkpoints:
         """
         found = self._found
         folder = found if found is not None and found.step == step else self._newest(step)
-        reader = self._storage.reader(folder.name)
+        reader = CheckpointReader(self._storage, folder.name)
         model, inner = _trained(policy, optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
         rank = str(self._group.rank_info.rank)
@@ -209,7 +236,7 @@ class Checkpoints:
         if has_slots:
             state["slots"] = {**slots}
         with _translated(folder.name):
-            load(state, storage_reader=reader)
+            load(state, storage_reader=reader, planner=LoadFromJson())
         with policy.in_float32():
             set_state_dict(
                 policy,
@@ -253,7 +280,9 @@ class Checkpoints:
             if META in listed[folder.name] and not self._problem(folder, listed[folder.name]):
                 yield folder
 
-    def _candidates(self, max_step: int) -> tuple[list[_Folder], list[tuple[_Folder, str]]]:
+    def _candidates(
+        self, max_step: int, recorded: Mapping[int, str] | None
+    ) -> tuple[list[_Folder], list[tuple[_Folder, str]]]:
         """Checkpoints that seem complete, the newest last, and the problems of others."""
         listed = self._storage.folders()
         complete: list[_Folder] = []
@@ -262,6 +291,8 @@ class Checkpoints:
             files = listed[folder.name]
             if folder.step > max_step or META not in files:
                 continue
+            if recorded is not None and folder.step not in recorded:
+                continue  # the ledger has not heard of it
             problem = self._problem(folder, files)
             if problem:
                 damaged.append((folder, problem))
@@ -282,11 +313,11 @@ class Checkpoints:
                 return f"{folder.name}/{name} has {files[name]} bytes instead of {file.num_bytes}"
         return ""
 
-    def _compare(self, folder: _Folder) -> list[str]:
+    def _compare(self, folder: _Folder, digest: str | None) -> list[str]:
         """Collective: the problems of all files, each of which is read by one rank."""
         own: list[str] = []
         try:
-            recorded = self._recorded_files(folder)
+            recorded = self._recorded_files(folder, digest)
             by_size = sorted(recorded, key=lambda name: (-recorded[name].num_bytes, name))
             rank_info = self._group.rank_info
             own = [
@@ -300,8 +331,6 @@ class Checkpoints:
 
     def _differs(self, folder: _Folder, name: str, recorded: FileDigest) -> str:
         """How a file differs from what was written; empty if it does not."""
-        if not recorded.digest:  # written by a release without digests
-            return ""
         path = f"{folder.name}/{name}"
         try:
             found = self._storage.digest(folder.name, name)
@@ -314,33 +343,39 @@ class Checkpoints:
         expected, actual = recorded.digest[:12], found.digest[:12]
         return f"{path} is not as it was written: blake3 {actual}… instead of {expected}…"
 
-    def _recorded_files(self, folder: _Folder) -> dict[str, FileDigest]:
-        """The files in the folder's `paceline.json`.
+    def _recorded_files(self, folder: _Folder, digest: str | None = None) -> dict[str, FileDigest]:
+        """The files in the folder's `paceline.json`, which must have this digest if one is given.
 
         Raises:
-            IntegrityError: it is damaged or cannot be read.
+            IntegrityError: it is damaged, replaced or cannot be read.
             UnavailableError: the storage does not answer.
         """
+        name = f"{folder.name}/{META}"
         try:
-            files = json.loads(self._storage.read(folder.name, META))["files"]
-            return {name: _digest_from_json(value) for name, value in files.items()}
+            content = self._storage.read(folder.name, META)
         except FileNotFoundError:  # removed since it was listed
-            raise IntegrityError(f"{folder.name}/{META} is missing") from None
+            raise IntegrityError(f"{name} is missing") from None
         except IntegrityError as error:
-            raise IntegrityError(f"{folder.name}/{META} cannot be read: {error}") from error
+            raise IntegrityError(f"{name} cannot be read: {error}") from error
+        try:
+            files = json.loads(content)["files"]
+            found = {name: _digest_from_json(value) for name, value in files.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             cause = f"{type(error).__name__}: {error}"
-            raise IntegrityError(f"{folder.name}/{META} is damaged: {cause}") from error
+            raise IntegrityError(f"{name} is damaged: {cause}") from error
+        if digest is not None and _sha256(content) != digest:
+            raise IntegrityError(f"{name} is not the one that the ledger knows")
+        return found
 
-    def _finish(self, folder: _Folder, written: dict[str, FileDigest]) -> None:
+    def _finish(self, folder: _Folder, written: dict[str, FileDigest]) -> str:
+        """Write `paceline.json`; returns its digest."""
         listed = self._storage.folders()
         if any(self._replaced(each, folder) for each in self._complete(listed)):
             raise FencedError(
                 f"a newer incarnation has written the checkpoint of step {folder.step}"
             )
         files = listed.get(folder.name, {})
-        metadata = self._storage.reader(folder.name).read_metadata()
-        required = {str(part.relative_path) for part in (metadata.storage_data or {}).values()}
+        required = files_of(CheckpointReader(self._storage, folder.name).read_metadata())
         for name in sorted({*required, *written}):
             if name not in files or name not in written:
                 raise IntegrityError(f"{folder.name}: {name} was lost while it was written")
@@ -355,8 +390,10 @@ class Checkpoints:
                 for name, file in written.items()
             },
         }
-        self._storage.commit(folder.name, META, json.dumps(content).encode())
+        data = json.dumps(content).encode()
+        self._storage.commit(folder.name, META, data)
         self._clean_up(newest=folder.step)
+        return _sha256(data)
 
     def _replaced(self, other: _Folder, own: _Folder) -> bool:
         return other.step == own.step and other.incarnation > own.incarnation
@@ -395,10 +432,12 @@ def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:
 
 
 def _digest_from_json(value: Any) -> FileDigest:
-    """A file's entry in `paceline.json`; a release without digests wrote only the size."""
-    if isinstance(value, int):
-        return FileDigest(value)
+    """A file's entry in `paceline.json`."""
     return FileDigest(int(value["num_bytes"]), str(value["blake3"]))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

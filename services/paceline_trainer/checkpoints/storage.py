@@ -10,11 +10,10 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
 from paceline.errors import ConfigError, IntegrityError, UnavailableError
 from paceline.files import sync
-from paceline_trainer.checkpoints.digests import DigestWriter, FileDigest, digest_of
+from paceline_trainer.checkpoints.digests import DigestingStream, FileDigest, digest_of
 
 Sizes = dict[str, int]
 
@@ -58,14 +57,22 @@ class Storage:
             raise UnavailableError(f"storage: {path} cannot be listed: {error}") from error
         return found
 
-    def writer(self, folder: str) -> DigestWriter:
-        """A writer of torch's distributed checkpoint."""
-        # Object stores have no file handle, for which torch would flush all disks of the machine.
-        return DigestWriter(self.path_of(folder), sync_files=self._local)
+    @contextmanager
+    def create(self, folder: str, file: str) -> Generator[DigestingStream]:
+        """Write a file, which is durable when the block ends; raises `OSError`."""
+        path = f"{self._root}/{folder}/{file}"
+        if self._local:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with self._fs.open(path, "wb") as stream:
+            yield DigestingStream(stream)
+        if self._local:
+            sync(Path(path))
 
-    def reader(self, folder: str) -> FsspecReader:
-        """A reader of torch's distributed checkpoint."""
-        return FsspecReader(self.path_of(folder))
+    @contextmanager
+    def open(self, folder: str, file: str) -> Generator[Any]:
+        """A file to read and seek in; raises the errors of `digest`."""
+        with self._reading(folder, file), self._fs.open(f"{self._root}/{folder}/{file}") as stream:
+            yield stream
 
     def read(self, folder: str, file: str) -> bytes:
         """Content of a small file; raises the errors of `digest`."""
@@ -80,7 +87,7 @@ class Storage:
             IntegrityError: the disk has a read error.
             UnavailableError: the storage does not answer.
         """
-        with self._reading(folder, file), self._fs.open(f"{self._root}/{folder}/{file}") as stream:
+        with self.open(folder, file) as stream:
             return digest_of(stream)
 
     def commit(self, folder: str, file: str, content: bytes) -> None:

@@ -18,6 +18,7 @@ from paceline.objective.load import load_objective
 from paceline.telemetry.metrics import Metrics
 from paceline.v1 import types_pb2
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.format import file_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import ModelShape, TrainerGauges
 from paceline_trainer.ranks.distributed import RankGroup
@@ -34,7 +35,7 @@ from paceline_trainer.work_thread import WorkThread
 if TYPE_CHECKING:
     from conftest import Client, Lives
 
-SHARD = "__0_0.distcp"
+SHARD = file_of(0)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ class Trainers:
     def __init__(
         self, client: Client, job_id: str, *, model: Path, folder: Path, group: RankGroup
     ) -> None:
-        self._client = client
         self._job_id = job_id
+        self.by_hand = client.trainer(job_id)
         self._model = model
         self._folder = folder
         self._group = group
@@ -71,10 +72,11 @@ class Trainers:
         self._compute.shutdown()
 
     def ledger(self, incarnation: int) -> TrainerLedger:
+        own = self.by_hand.client
         return TrainerLedger(
-            experience=self._client.experience,
-            roster=self._client.roster,
-            jobs=self._client.jobs,
+            experience=own.experience,
+            roster=own.roster,
+            jobs=own.jobs,
             job_id=self._job_id,
             incarnation=incarnation,
         )
@@ -163,7 +165,7 @@ async def trained(
         trainers = Trainers(
             client, job_id, model=model, folder=tmp_path / "checkpoints", group=group
         )
-        by_hand = client.trainer(job_id)
+        by_hand = trainers.by_hand
         await by_hand.begin(0)
         engine = trainers.engine(1)
         async with client.environment():
@@ -188,7 +190,10 @@ async def test_the_job_resumes_from_the_previous_checkpoint(
     assert (trainer.step, marks(engine)) == (2, {2.0})
     status = (await client.get(job_id)).status
     assert status.step == 2
-    assert "resumes from step 2: step-000004.1/__0_0.distcp is not as it was" in status.reason
+    assert (
+        "resumes from step 2: step-000004.1/rank-00000.safetensors is not as it was"
+        in status.reason
+    )
     told = trainers.metrics.registry.get_sample_value
     assert told("paceline_damaged_checkpoints", {"job": job_id}) == 1
     assert not (tmp_path / "checkpoints" / "step-000004.1").exists()
@@ -215,7 +220,7 @@ async def test_a_job_without_a_sound_checkpoint_fails_with_file_and_cause(
     status = (await client.get(job_id)).status
     assert status.state == types_pb2.JOB_STATE_FAILED
     assert "no intact checkpoint is left (cannot rewind to step 0" in status.reason
-    assert "step-000004.1/__0_0.distcp is not as it was written" in status.reason
+    assert "step-000004.1/rank-00000.safetensors is not as it was written" in status.reason
     assert "step-000002.1/paceline.json is damaged: JSONDecodeError" in status.reason
     assert (tmp_path / "checkpoints" / "step-000002.1" / SHARD).exists()
     await client.verify(job_id)

@@ -154,6 +154,7 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.chunk_bytes = 4096
         self.commits: list[tuple[int, int, dict[str, float]]] = []
         self.checkpoints: list[int] = []
+        self.manifests: dict[int, str] = {}  # the digests that came with them
         self.rewinds: list[int] = []
         self.taken: list[tuple[int, int, int]] = []
         self.workers: dict[str, types_pb2.Worker] = {}
@@ -224,7 +225,12 @@ class OneJob(ExperienceServicer, RosterServicer, JobsServicer):
         self.fence(request)
         assert "://" in request.path or Path(request.path).is_dir()
         self.checkpoints.append(request.step)
+        self.manifests[request.step] = request.digest
         return pb.CommitCheckpointReply()
+
+    async def ListCheckpoints(self, request: Any, context: Any) -> pb.ListCheckpointsReply:
+        self.fence(request)
+        return pb.ListCheckpointsReply(digests=self.manifests)
 
     async def PublishVersion(self, request: Any, context: Any) -> roster_pb2.PublishVersionReply:
         self.fence(request)

@@ -16,6 +16,7 @@ from paceline.config.objective import ObjectiveSpec
 from paceline.errors import FencedError, NotFoundError
 from paceline.objective.load import load_objective
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.columns import Share, columns
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.learner import Learner
@@ -103,11 +104,11 @@ def test_only_whole_checkpoints_count(llama: Path, group: RankGroup, tmp_path: P
         assert path == Path(checkpoints.path(step))
     assert checkpoints.steps() == [20, 30]
     (tmp_path / "step-000050.0").mkdir()
-    (tmp_path / "step-000050.0" / "__0_0.distcp").write_bytes(b"half")
+    (tmp_path / "step-000050.0" / file_of(0)).write_bytes(b"half")
     shutil.copytree(path, tmp_path / "step-000060.0")
-    (tmp_path / "step-000060.0" / ".metadata").unlink()
+    (tmp_path / "step-000060.0" / INDEX).unlink()
     shutil.copytree(path, tmp_path / "step-000070.0")
-    with (tmp_path / "step-000070.0" / "__0_0.distcp").open("r+b") as data:
+    with (tmp_path / "step-000070.0" / file_of(0)).open("r+b") as data:
         data.truncate(1000)
     assert checkpoints.steps() == [20, 30]
     with pytest.raises(NotFoundError, match=r"no checkpoint of step 50; whole are \[20, 30\]"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+import pickle
 import re
 import uuid
 from collections.abc import Callable
@@ -14,18 +16,21 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from blake3 import blake3
 from fsspec.implementations.local import LocalFileSystem
+from safetensors.torch import load_file
 
 from paceline.config.job import OptimizerSpec
-from paceline.errors import UnavailableError
+from paceline.errors import IntegrityError, UnavailableError
 from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
+from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.optimizer import Optimizer
 from paceline_trainer.step.versions import local
 
-SHARD = "__0_0.distcp"
+SHARD = file_of(0)
 
 
 class Files:
@@ -40,6 +45,12 @@ class Files:
         data = self._fs.cat_file(path)
         assert by(data) != data
         self._fs.pipe_file(path, by(data))
+
+    def read(self, name: str) -> bytes:
+        return self._fs.cat_file(f"{self._root}/{name}")
+
+    def write(self, name: str, data: bytes) -> None:
+        self._fs.pipe_file(f"{self._root}/{name}", data)
 
     def delete(self, name: str) -> None:
         self._fs.rm(f"{self._root}/{name}")
@@ -64,9 +75,9 @@ DAMAGES: dict[str, tuple[Callable[[Files, str], None], str]] = {
         lambda files, folder: files.change(f"{folder}/{SHARD}", flip),
         rf"{SHARD} is not as it was written: blake3 \w{{12}}… instead of \w{{12}}…",
     ),
-    "a byte of the metadata": (
-        lambda files, folder: files.change(f"{folder}/.metadata", flip),
-        r"\.metadata is not as it was written",
+    "64 bytes of the index": (
+        lambda files, folder: files.change(f"{folder}/{INDEX}", flip),
+        rf"{INDEX} is not as it was written",
     ),
     "the end of the weights": (
         lambda files, folder: files.change(f"{folder}/{SHARD}", lambda data: data[:-100]),
@@ -163,18 +174,72 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(
     assert [text.partition("/")[0] for text in none.damaged] == ["step-000020.2", "step-000010.1"]
 
 
-def test_a_checkpoint_without_digests_is_loaded(
-    parts: Parts, group: RankGroup, tmp_path: Path
+class Bomb:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self._mark,)
+
+
+def forge(files: Files, folder: str, bomb: bytes) -> None:
+    """All files are pickles, and `paceline.json` says that they were written so."""
+    for name in (SHARD, INDEX):
+        files.write(f"{folder}/{name}", bomb)
+    content = json.loads(files.read(f"{folder}/{META}"))
+    as_written = {"num_bytes": len(bomb), "blake3": blake3(bomb).hexdigest()}
+    content["files"] = dict.fromkeys(content["files"], as_written)
+    files.write(f"{folder}/{META}", json.dumps(content).encode())
+
+
+def test_a_forged_checkpoint_is_passed_over_and_runs_nothing(
+    parts: Parts, group: RankGroup, files: Files, tmp_path: Path
 ) -> None:
-    """Written by a release that took none."""
-    checkpoints = Checkpoints(tmp_path, group=group, keep=2, incarnation=1)
-    parts.save(checkpoints, 10)
-    path = tmp_path / "step-000010.1" / META
-    content = json.loads(path.read_text())
-    content["files"] = {name: told["num_bytes"] for name, told in content["files"].items()}
-    path.write_text(json.dumps(content))
-    assert checkpoints.find(max_step=10).step == 10
+    checkpoints = Checkpoints(files.place, group=group, keep=2, incarnation=1)
+    recorded: dict[int, str] = {}
+    for step in (10, 20):
+        parts.mark(step)
+        staged = checkpoints.stage(step, parts.policy, parts.optimizer)
+        recorded[step] = checkpoints.write(staged).digest
+    found = checkpoints.find(max_step=25, recorded=recorded)
+    assert (found.step, found.damaged) == (20, ())
+
+    mark = tmp_path / "mark"
+    forge(files, "step-000020.1", pickle.dumps(Bomb(mark)))
+    found = checkpoints.find(max_step=25, recorded=recorded)
+    says = f"step-000020.1/{META} is not the one that the ledger knows"
+    assert (found.step, found.damaged) == (10, (says,))
     assert parts.load(checkpoints, 10) == {10.0}
+    assert checkpoints.find(max_step=25).step == 20  # by itself it is consistent
+    with pytest.raises(IntegrityError, match=f"{INDEX} is damaged"):
+        checkpoints.load(20, parts.policy, parts.optimizer)
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(Bomb(mark)))
+    assert mark.exists()
+
+
+def test_what_the_ledger_has_not_heard_of_is_not_loaded(
+    parts: Parts, group: RankGroup, files: Files
+) -> None:
+    checkpoints = Checkpoints(files.place, group=group, keep=2, incarnation=1)
+    parts.save(checkpoints, 10, 20)
+    known = hashlib.sha256(files.read(f"step-000010.1/{META}")).hexdigest()
+    found = checkpoints.find(max_step=25, recorded={10: known})
+    assert (found.step, found.damaged) == (10, ())
+    assert checkpoints.find(max_step=25, recorded={}).step == 0
+    assert checkpoints.find(max_step=25, recorded={10: ""}).step == 0
+
+
+def test_others_can_read_the_tensors(parts: Parts, group: RankGroup, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, group=group, keep=2)
+    parts.save(checkpoints, 10)
+    found = load_file(tmp_path / "step-000010.0" / SHARD)
+    weights = {name: each for name, each in found.items() if name.startswith("model.")}
+    named = {f"model.{name}": local(p.detach()) for name, p in parts.policy.named_parameters()}
+    assert named.keys() <= weights.keys()  # those of tied weights come under both names
+    assert all(torch.equal(weights[name], named[name]) for name in named)
 
 
 @pytest.fixture

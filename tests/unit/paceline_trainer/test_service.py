@@ -20,6 +20,8 @@ from paceline.v1 import trainer_pb2 as pb
 from paceline.v1.options_pb2 import WORKER_KIND_TRAINER
 from paceline.v1.trainer_pb2_grpc import TrainerStub
 from paceline_harness.ports import free_port
+from paceline_trainer.checkpoints.checkpoint import META
+from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.rank_info import RankInfo, find_rank
 from paceline_trainer.ranks.start import of_rank, run
 
@@ -94,8 +96,7 @@ async def test_two_nodes_train_and_exit_cleanly_when_one_is_drained(
     assert one_job.checkpoints == [2, 3]
     assert {rank for _, _, rank in one_job.taken} == {0, 1}
     newest = tmp_path / "jobs" / "j" / "checkpoints" / "step-000003.1"
-    parts = {"__0_0.distcp", "__1_0.distcp"}
-    assert {path.name for path in newest.iterdir()} == {"paceline.json", ".metadata", *parts}
+    assert {path.name for path in newest.iterdir()} == {META, INDEX, file_of(0), file_of(1)}
     # Its torchrun waits for that of the drained node; Kubernetes ends the whole job then.
     nodes[0].send_signal(signal.SIGTERM)
     for _, stderr in await asyncio.gather(*map(end, nodes)):

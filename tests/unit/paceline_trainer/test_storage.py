@@ -189,7 +189,7 @@ def crashed(work: Callable[[], None], operation: int) -> None:
 def test_a_death_at_any_operation_leaves_whole_checkpoints_only(parts: Parts) -> None:
     prepare(parts)
     operations = count(lambda: parts.save(30, 1))
-    assert operations > 15
+    assert operations > 10
     for operation in range(1, operations + 1):
         prepare(parts)
         crashed(lambda: parts.save(30, 1), operation)
