@@ -74,7 +74,7 @@ class GroupContext:
             InvalidError: it leaves the policy no tokens to answer with.
             LimitError: its text is longer than limit prompt_bytes.
         """
-        key = (observation.messages, observation.text)
+        key = (observation.messages, observation.text, repr(observation.tools))
         if key not in self._rendered:
             self._rendered[key] = _render_first(self.job, observation)
         tokens, spans = self._rendered[key]

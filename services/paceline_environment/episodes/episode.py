@@ -146,7 +146,8 @@ class Episode:
         self._worker = turn.last
         self._truncated = reason is FinishReason.LENGTH
         self._turn_ends.append(turn.tokens[-1] if turn.tokens else -1)
-        self._text = self._job.tokenizer.decode(turn.tokens)
+        has_tools = bool(self._observations[0].tools)
+        self._text = self._job.tokenizer.turn_text(turn.tokens, keep_special=has_tools)
         return self._text
 
     async def step(self, action: str) -> None:

@@ -126,7 +126,8 @@ class RemoteWorld:
 def _observation(raw: Any) -> Observation:
     """An observation that the job's code has sent."""
     try:
-        messages = tuple(Message(str(role), str(content)) for role, content in raw["messages"])
-        return Observation(messages=messages, text=str(raw["text"]))
+        messages = tuple(Message(*map(str, fields)) for fields in raw["messages"])
+        tools = tuple(dict(tool) for tool in raw["tools"])
+        return Observation(messages=messages, text=str(raw["text"]), tools=tools)
     except (TypeError, ValueError, KeyError) as error:
         raise WorldError(f"environment: unreadable observation: {error}") from None

@@ -138,7 +138,11 @@ def _observation(value: Any) -> dict[str, Any]:
         value = Observation(text=value or "")
     if not isinstance(value, Observation):
         raise TypeError(f"an observation is due, or a string; got {type(value).__name__}")
-    return {"messages": [[m.role, m.content] for m in value.messages], "text": value.text}
+    return {
+        "messages": [[m.role, m.content, m.name, m.tool_call_id] for m in value.messages],
+        "text": value.text,
+        "tools": [dict(tool) for tool in value.tools],
+    }
 
 
 def _result(value: Any) -> dict[str, Any]:

@@ -16,15 +16,22 @@ class Message:
 
     role: str  # system | user | assistant | tool
     content: str
+    name: str = ""  # of the tool that answers, for templates that show it
+    tool_call_id: str = ""  # for templates that require one
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """New input for the policy: messages, or plain text without a chat template."""
+    """New input for the policy: messages, or plain text without a chat template.
+
+    `tools`: functions that the policy may call in this episode, as JSON schemas in the form of
+    OpenAI's API and of `apply_chat_template(tools=...)`. Only a first observation may have any.
+    """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
     info: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

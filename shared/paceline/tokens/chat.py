@@ -77,11 +77,23 @@ class Tokenizer:
         """The text of tokens, without special tokens."""
         return self._fast.decode(tokens, skip_special_tokens=True)
 
+    def turn_text(self, tokens: Sequence[int], *, keep_special: bool) -> str:
+        """The text of a sampled turn, without its end token.
+
+        `keep_special` keeps special tokens: some models mark their calls of tools with them.
+        """
+        if not keep_special:
+            return self.decode(tokens)
+        ended = bool(tokens) and tokens[-1] in self.eos
+        return self._fast.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
+
     def token(self, index: int) -> str:
         """The token with this id as text, special or not."""
         return self._fast.id_to_token(index) or ""
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Render a dialogue up to the start of the policy's turn.
 
         Raises:
@@ -89,11 +101,12 @@ class Tokenizer:
         """
         if self._template is None:
             raise InvalidError("the model has no chat template")
-        plain = [{"role": message.role, "content": message.content} for message in messages]
+        offered = [dict(tool) for tool in tools] or None
         try:
             return self._template.render(
-                messages=plain,
-                tools=None,
+                messages=list(map(_for_template, messages)),
+                tools=offered,
+                xml_tools=offered,  # what the template of SmolLM3 calls them
                 documents=None,
                 add_generation_prompt=True,
                 **self._special,
@@ -130,6 +143,7 @@ class Dialogue:
         self._tokenizer = tokenizer
         self._max_bytes = max_bytes
         self._messages: list[Message] = []
+        self._tools: tuple[Mapping[str, Any], ...] = ()
         self._before = ""
         self._turns = 0
         self._end = ""
@@ -138,15 +152,22 @@ class Dialogue:
         """Tokens of an observation, given everything before it.
 
         Raises:
-            InvalidError: the template cannot be rendered incrementally.
+            InvalidError: the template cannot be rendered incrementally, or not with these tools.
             LimitError: the observation is too long.
         """
         self._check_size(observation.text, *(m.content for m in observation.messages))
+        if observation.tools:
+            self._offer(observation)
         if not self._tokenizer.chat or not observation.messages:
             return self._plain(observation)
         new = [message.content for message in observation.messages]
         self._messages.extend(observation.messages)
-        text = self._tokenizer.render(self._messages)
+        text = self._tokenizer.render(self._messages, tools=self._tools)
+        if observation.tools and text == self._tokenizer.render(self._messages):
+            raise InvalidError(
+                "model.path: the chat template ignores `tools`, which this environment offers; "
+                "use a model whose template renders them"
+            )
         if self._turns:
             before = self._before + _TURN
             if not text.startswith(before):
@@ -160,6 +181,23 @@ class Dialogue:
         self._before = text
         self._check_size(delta)
         return self._tokenizer.rendered(delta, new)
+
+    def _offer(self, observation: Observation) -> None:
+        if self._turns:
+            raise InvalidError("environment: tools: only the first observation may have any")
+        if not self._tokenizer.chat:
+            raise InvalidError(
+                "model.path: the model has no chat template, but this environment offers tools"
+            )
+        if not observation.messages:
+            raise InvalidError("environment: tools: such an observation needs `messages` too")
+        for index, tool in enumerate(observation.tools):
+            if not _is_function(tool):
+                raise InvalidError(
+                    f"environment: tools[{index}]: {str(tool)[:200]}; allowed: {{type: function, "
+                    "function: {name, description, parameters}}"
+                )
+        self._tools = observation.tools
 
     def _check_size(self, *texts: str) -> None:
         if self._max_bytes is None:
@@ -185,17 +223,33 @@ class Dialogue:
         return Rendered(tokens, (TokenSpan(0, len(tokens), TokenSource.ENVIRONMENT),))
 
 
+def _for_template(message: Message) -> dict[str, str]:
+    """A message as templates see it; some ask whether a field is defined."""
+    plain = {"role": message.role, "content": message.content}
+    more = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return plain | {key: value for key, value in more.items() if value}
+
+
+def _is_function(tool: Mapping[str, Any]) -> bool:
+    function = tool.get("function")
+    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    return tool.get("type") == "function" and named
+
+
 def _sources(
     text: str, contents: Sequence[str], offsets: Sequence[tuple[int, int]]
 ) -> list[TokenSource]:
     """The source of each token: the environment's if it begins inside one of the contents."""
     ranges: list[tuple[int, int]] = []
     at = 0
-    for content in contents:
-        found = text.find(content.strip(), at)
-        if found >= 0:
-            at = found + len(content.strip())
-            ranges.append((found, at))
+    for content in map(str.strip, contents):
+        # Some templates show what a tool answers as a JSON string.
+        for shown in (content, json.dumps(content, ensure_ascii=False)[1:-1]):
+            found = text.find(shown, at)
+            if found >= 0:
+                at = found + len(shown)
+                ranges.append((found, at))
+                break
     return [
         TokenSource.ENVIRONMENT
         if any(low <= start and end <= high and end > start for low, high in ranges)

@@ -20,6 +20,7 @@ from paceline.code.world_process import MODULE, WorldError
 from paceline.config.packages import PackageSettings
 from paceline.digest import digest_of
 from paceline.errors import PacelineError
+from paceline.plugins import Message
 from paceline.sandbox import landlock
 from paceline.types import Task
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
@@ -45,7 +46,8 @@ class Echo:
     async def reset(self, task, seed):
         await asyncio.sleep(0)
         word = json.loads(task.payload)["word"]
-        return Observation(messages=(Message("user", word),), text=word)
+        tool = {"type": "function", "function": {"name": "f"}}
+        return Observation(messages=(Message("user", word),), text=word, tools=(tool,))
 
     def step(self, action):
         self.count += 1
@@ -75,6 +77,9 @@ class Echo:
                     os.write(fd, frame)
                 except OSError:
                     pass
+        elif deed == "tool":
+            answer = Message("tool", "3", name="f", tool_call_id="id7")
+            return Observation(messages=(answer,)), 0.0, False
         elif deed == "print":
             print("x" * (1 << 21))
         elif deed.startswith("sleep"):
@@ -122,6 +127,7 @@ def make(processes: JobProcesses) -> Make:
         world = RemoteWorld(processes, options)
         observation = await world.reset(TASK, 0)
         assert (observation.text, observation.messages[0].content) == ("hello", "hello")
+        assert observation.tools == ({"type": "function", "function": {"name": "f"}},)
         return world
 
     return made
@@ -133,6 +139,13 @@ async def test_a_world_of_the_job_is_an_environment(make: Make) -> None:
     first, last = await world.step("a"), await world.step("end")
     assert first.observation.text.startswith("a 11 ")
     assert (first.reward, first.done, last.done) == (0.5, False, True)
+    await world.close()
+
+
+async def test_what_a_tool_answers_keeps_its_name_and_id(make: Make) -> None:
+    world = await make()
+    (message,) = (await world.step("tool")).observation.messages
+    assert message == Message("tool", "3", name="f", tool_call_id="id7")
     await world.close()
 
 

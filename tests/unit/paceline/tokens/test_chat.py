@@ -42,6 +42,39 @@ REWRITES = (
     "{{ message.role + ': ' + message.content + '\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+# As in Qwen2.5: tools in the system message, and one block for all answers to a turn.
+QWEN = """{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}{{- messages[0].content }}{%- endif %}
+    {{- "\\n# Tools\\n<tools>" }}
+    {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+# As in Llama 3.1: what a tool answers is a JSON string.
+IPYTHON = """{%- if tools %}{{- tools[0] | tojson }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}{{- '<|start|>ipython<|end|>' + message.content | tojson }}
+    {%- else %}{{- '<|start|>' + message.role + '<|end|>' + message.content }}{%- endif %}
+    {{- '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant<|end|>' }}{%- endif %}"""
 SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
 
 
@@ -173,3 +206,86 @@ def test_a_template_cannot_reach_python() -> None:
     template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(InvalidError, match="chat template"):
         Tokenizer.from_files(build_files(template)).render(DIALOGUE)
+
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "The sum.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+ASKED = Observation(messages=tuple(DIALOGUE[:2]), tools=(ADD,))
+ANSWERS = (Message("tool", '2 "\n"', name="add"), Message("tool", "error", name="add"))
+
+
+@pytest.mark.parametrize("template", [TOOLS, QWEN, IPYTHON])
+def test_tools_are_rendered_as_by_transformers(template: str, tmp_path: Path) -> None:
+    files = build_files(template)
+    plain = [{"role": m.role, "content": m.content} for m in DIALOGUE]
+    text = reference(files, tmp_path).apply_chat_template(
+        plain, tools=[ADD], add_generation_prompt=True, tokenize=False
+    )
+    assert '"add"' in text
+    assert Tokenizer.from_files(files).render(DIALOGUE, tools=(ADD,)) == text
+
+
+@pytest.mark.parametrize(("template", "eos"), [(QWEN, "<|im_end|>"), (IPYTHON, "<|eot|>")])
+def test_turns_with_tools_rendered_one_by_one_equal_the_full_dialogue(
+    template: str, eos: str
+) -> None:
+    tokenizer = Tokenizer.from_files(build_files(template, eos))
+    dialogue = Dialogue(tokenizer)
+    tokens = [*dialogue.show(ASKED).tokens]
+    messages = [*ASKED.messages]
+    for said, heard in (("<tool_call>{}", ANSWERS), ("hm", (Message("user", "Well?"),))):
+        reply = [*tokenizer.encode(said), tokenizer.eos[0]]
+        dialogue.turn(reply[-1])
+        tokens += [*reply, *dialogue.show(Observation(messages=heard)).tokens]
+        messages += [Message("assistant", said), *heard]
+    assert tokens == tokenizer.encode(tokenizer.render(messages, tools=(ADD,)))
+
+
+@pytest.mark.parametrize(("template", "eos"), [(QWEN, "<|im_end|>"), (IPYTHON, "<|eot|>")])
+def test_what_tools_answer_belongs_to_the_environment(template: str, eos: str) -> None:
+    tokenizer = Tokenizer.from_files(build_files(template, eos))
+    dialogue = Dialogue(tokenizer)
+    dialogue.show(ASKED)
+    dialogue.turn(tokenizer.eos[0])
+    shown = dialogue.show(Observation(messages=ANSWERS))
+    own = [span for span in shown.spans if span.source is TokenSource.ENVIRONMENT]
+    texts = [tokenizer.decode(shown.tokens[span.start : span.end]) for span in own]
+    assert texts in (['2 "\n"', "error"], ['2 \\"\\n\\"', "error"])
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "told"),
+    [
+        (CHATML, (ADD,), r"model\.path: the chat template ignores `tools`"),
+        ("", (ADD,), r"model\.path: the model has no chat template, but this environment offers"),
+        ("{{ raise_exception('no tools here') }}", (ADD,), "no tools here"),
+        (QWEN, ({"name": "add"},), r"tools\[0\]: \{'name': 'add'\}; allowed: \{type: function"),
+    ],
+)
+def test_tools_that_cannot_be_shown_are_refused(
+    template: str, tools: tuple[dict[str, Any], ...], told: str
+) -> None:
+    dialogue = Dialogue(Tokenizer.from_files(build_files(template)))
+    with pytest.raises(InvalidError, match=told):
+        dialogue.show(Observation(messages=ASKED.messages, tools=tools))
+
+
+def test_tools_come_with_the_first_observation_only() -> None:
+    dialogue = Dialogue(Tokenizer.from_files(build_files(QWEN)))
+    dialogue.show(Observation(messages=ASKED.messages))
+    dialogue.turn(2)
+    with pytest.raises(InvalidError, match="only the first observation"):
+        dialogue.show(ASKED)
+
+
+def test_special_tokens_stay_in_a_turn_that_may_call_tools() -> None:
+    tokenizer = Tokenizer.from_files(build_files(QWEN))
+    tokens = [*tokenizer.encode("<|start|>a"), tokenizer.eos[0]]
+    assert tokenizer.turn_text(tokens, keep_special=True) == "<|start|>a"
+    assert tokenizer.turn_text(tokens, keep_special=False) == "a"
