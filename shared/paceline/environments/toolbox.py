@@ -42,11 +42,12 @@ class Toolbox:
 
     def _answer(self, call: ToolCall | BadCall) -> Message:
         if isinstance(call, BadCall):
-            return Message("tool", f"error: the call {call.problem}")
+            return Message("tool", f"error: the call {call.problem}", name="error")
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools)
-            return Message("tool", f"error: no tool {call.name[:80]!r}; allowed: {known}")
+            text = f"error: no tool {call.name[:80]!r}; allowed: {known}"
+            return Message("tool", text, name="error")
         return Message("tool", tool.call(call.arguments)[:MAX_ANSWER_CHARS], name=call.name)
 
 

@@ -27,11 +27,19 @@ class Tokenizer:
     """Converts text to tokens and back, and renders dialogues with the model's chat template."""
 
     def __init__(
-        self, *, fast: FastTokenizer, special: dict[str, str], template: str, eos: tuple[int, ...]
+        self,
+        *,
+        fast: FastTokenizer,
+        special: dict[str, str],
+        template: str,
+        eos: tuple[int, ...],
+        tool_template: str = "",
     ) -> None:
+        """`tool_template`: for dialogues with tools, if the model has one of its own for them."""
         self._fast = fast
         self._special = special
         self._template = _compile(template) if template else None
+        self._tool_template = _compile(tool_template) if tool_template else self._template
         self.eos = eos
 
     @classmethod
@@ -57,10 +65,12 @@ class Tokenizer:
             **_json(files, "tokenizer_config.json"),
         }
         special = {name: _content(config[name]) for name in _SPECIAL if config.get(name)}
+        templates = _templates(files, config)
         return cls(
             fast=fast,
             special=special,
-            template=_template(files, config),
+            template=templates.get("default", ""),
+            tool_template=templates.get("tool_use", ""),
             eos=_eos(files, fast, special),
         )
 
@@ -99,11 +109,12 @@ class Tokenizer:
         Raises:
             InvalidError: the template rejects the messages.
         """
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise InvalidError("the model has no chat template")
         offered = [dict(tool) for tool in tools] or None
         try:
-            return self._template.render(
+            return template.render(
                 messages=list(map(_for_template, messages)),
                 tools=offered,
                 xml_tools=offered,  # what the template of SmolLM3 calls them
@@ -326,14 +337,14 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str:
+def _templates(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates by name; most models have only a default."""
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
+        return {"default": files["chat_template.jinja"].decode()}
     found = config.get("chat_template") or ""
     if isinstance(found, list):
-        named: dict[str, str] = {item["name"]: item["template"] for item in found}
-        return named.get("default", "")
-    return str(found)
+        return {item["name"]: item["template"] for item in found}
+    return {"default": str(found)}
 
 
 def _eos(

@@ -189,6 +189,7 @@ def test_a_template_may_be_a_file_or_one_of_many() -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
     assert Tokenizer.from_files(files).render(DIALOGUE) == "d"
+    assert Tokenizer.from_files(files).render(DIALOGUE, tools=(ADD,)) == "t"
 
 
 def test_a_model_without_tokenizer_is_refused() -> None:
