@@ -13,18 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
-import tempfile
+import sys
 import time
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import warm_start
+from warm_start import made_with, optimizer_of, rate_at, save, update
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 VOCABULARY = (*SPECIAL, *"0123456789+-*= ")
@@ -56,57 +59,29 @@ def main() -> int:
     if not LOWEST <= accuracy <= HIGHEST:
         print(f"accuracy is not between {LOWEST} and {HIGHEST}; try another --seed")
         return 1
-    save(model, given.out, note={"seed": given.seed, "heldout_accuracy": accuracy})
+    save(model, tokenizer(), given.out, note={"seed": given.seed, "heldout_accuracy": accuracy})
     print(f"created {given.out}")
     return 0
 
 
-def made_with(out: Path) -> int | None:
-    """Seed of the existing model."""
-    note = out / "made.json"
-    return int(json.loads(note.read_text())["seed"]) if note.exists() else None
-
-
 def build(seed: int) -> LlamaForCausalLM:
     """A small Llama with random weights."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=384,
-        max_position_embeddings=64,
-        # Narrow layers need larger weights than the default to learn fast.
-        initializer_range=0.06,
-        tie_word_embeddings=False,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
+    return warm_start.build(
+        seed, vocab_size=len(VOCABULARY), max_length=64, pad=PAD, bos=BOS, eos=EOS
     )
-    return LlamaForCausalLM(config)
 
 
 def teach(model: LlamaForCausalLM, *, seed: int) -> float:
     """Train on supervised data; returns the final held-out accuracy."""
     rows, heldout = encode(sums("train")), random.Random(seed).sample(sums("heldout"), 500)
     chance = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
-    )
+    optimizer = optimizer_of(model)
     start_s, step = time.monotonic(), 0
     while True:
         model.train()
         for _ in range(STEPS if step == 0 else MORE_STEPS):
-            rate = LEARNING_RATE * max(min(1.0, step / 20, (STEPS - step) / (STEPS * 0.3)), 0.05)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad()
             loss = text_loss(model, rows, chance)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            update(model, optimizer, loss, rate=rate_at(step, STEPS, LEARNING_RATE))
             step += 1
         accuracy = measure(model, heldout)
         print(
@@ -184,20 +159,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
         eos_token=SPECIAL[EOS],
         model_max_length=64,
     )
-
-
-def save(model: LlamaForCausalLM, out: Path, *, note: dict[str, float]) -> None:
-    """Save in Hugging Face layout; the folder appears only once it is complete."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-        made = Path(scratch) / "model"
-        model.save_pretrained(made)
-        tokenizer().save_pretrained(made)
-        (made / "made.json").write_text(json.dumps(note) + "\n")
-        for path in made.iterdir():
-            path.chmod(0o644)
-        shutil.rmtree(out, ignore_errors=True)
-        made.rename(out)
 
 
 if __name__ == "__main__":

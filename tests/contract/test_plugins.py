@@ -61,6 +61,12 @@ FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 }
 
 
+WORLDS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"digits": 1},
+    "guess_number": {"span": 3},
+    "reasoning_gym": {"dataset": "chain_sum", "size": 40},
+    "tools": {},
+}
 SILENT = {"inputs": ["1"], "outputs": [""]}
 
 
@@ -70,13 +76,13 @@ def built_in(kind: str) -> list[str]:
 
 
 def answer(task: Task) -> str:
-    return str(json.loads(task.payload)["answer"])
+    payload = json.loads(task.payload)
+    return str(payload["number"] if "number" in payload else payload["answer"])
 
 
 @pytest.mark.parametrize("name", built_in("environments"))
 def test_environments(name: str) -> None:
-    options = {"dataset": "chain_sum", "size": 40} if name == "reasoning_gym" else {"digits": 1}
-    environments.fulfils_the_contract(name, options, answer=answer, reward=1.0)
+    environments.fulfils_the_contract(name, WORLDS[name], answer=answer, reward=1.0)
 
 
 @pytest.mark.parametrize("name", built_in("topologies"))

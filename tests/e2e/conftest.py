@@ -1,4 +1,4 @@
-"""The demo's model, shared by the tests that train it."""
+"""The models of the examples, shared by the tests that train them."""
 
 import hashlib
 import subprocess
@@ -10,19 +10,31 @@ import pytest
 
 from paceline.files import locked
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "examples" / "arithmetic" / "make_model.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(scope="session")
 def demo_model(pytestconfig: pytest.Config) -> Path:
-    """The model as built by the demo's script, which takes a minute, so it is cached.
+    """The demo's model."""
+    return built(pytestconfig, EXAMPLES / "arithmetic", "--seed", "3")
+
+
+@pytest.fixture(scope="session")
+def tools_model(pytestconfig: pytest.Config) -> Path:
+    """The small chat model that calls tools."""
+    return built(pytestconfig, EXAMPLES / "tools", "tools")
+
+
+def built(pytestconfig: pytest.Config, folder: Path, *options: str) -> Path:
+    """A model as built by the script of its example, which takes a minute, so it is cached.
 
     One of several test processes builds it while the others wait.
     """
-    source = SCRIPT.read_bytes() + version("torch").encode()
-    kept = pytestconfig.cache.mkdir("models") / hashlib.sha256(source).hexdigest()[:16]
-    command = [sys.executable, str(SCRIPT), "--seed", "3", "--out", str(kept)]
+    scripts = [EXAMPLES / "warm_start.py", *sorted(folder.glob("*.py"))]
+    source = "".join([*(path.read_text() for path in scripts), version("torch"), *options])
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    kept = pytestconfig.cache.mkdir("models") / digest
+    command = [sys.executable, str(folder / "make_model.py"), *options, "--out", str(kept)]
     with locked(kept.with_suffix(".lock")):
         done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -125,10 +125,10 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise InvalidError(f"chat template: {error}") from None
 
-    def rendered(self, text: str, contents: Sequence[str]) -> Rendered:
-        """Tokens of rendered text: the environment's in `contents`, the template's elsewhere."""
+    def rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
+        """Tokens of a text: of the environment or a tool in `messages`, else of the template."""
         encoded = self._fast.encode(text, add_special_tokens=False)
-        sources = _sources(text, contents, encoded.offsets)
+        sources = _sources(text, messages, encoded.offsets)
         return Rendered(tuple(encoded.ids), tuple(_spans(sources)))
 
 
@@ -171,7 +171,6 @@ class Dialogue:
             self._offer(observation)
         if not self._tokenizer.chat or not observation.messages:
             return self._plain(observation)
-        new = [message.content for message in observation.messages]
         self._messages.extend(observation.messages)
         text = self._tokenizer.render(self._messages, tools=self._tools)
         if observation.tools and text == self._tokenizer.render(self._messages):
@@ -191,7 +190,7 @@ class Dialogue:
             delta = text
         self._before = text
         self._check_size(delta)
-        return self._tokenizer.rendered(delta, new)
+        return self._tokenizer.rendered(delta, observation.messages)
 
     def _offer(self, observation: Observation) -> None:
         if self._turns:
@@ -248,25 +247,29 @@ def _is_function(tool: Mapping[str, Any]) -> bool:
 
 
 def _sources(
-    text: str, contents: Sequence[str], offsets: Sequence[tuple[int, int]]
+    text: str, messages: Sequence[Message], offsets: Sequence[tuple[int, int]]
 ) -> list[TokenSource]:
-    """The source of each token: the environment's if it begins inside one of the contents."""
-    ranges: list[tuple[int, int]] = []
+    """The source of each token: a tool or the environment if it lies inside a message's content."""
+    ranges: list[tuple[int, int, TokenSource]] = []
     at = 0
-    for content in map(str.strip, contents):
+    for message in messages:
+        content = message.content.strip()
+        source = TokenSource.TOOL if message.role == "tool" else TokenSource.ENVIRONMENT
         # Some templates show what a tool answers as a JSON string.
         for shown in (content, json.dumps(content, ensure_ascii=False)[1:-1]):
             found = text.find(shown, at)
             if found >= 0:
                 at = found + len(shown)
-                ranges.append((found, at))
+                ranges.append((found, at, source))
                 break
-    return [
-        TokenSource.ENVIRONMENT
-        if any(low <= start and end <= high and end > start for low, high in ranges)
-        else TokenSource.TEMPLATE
-        for start, end in offsets
-    ]
+    return [_source(ranges, start, end) for start, end in offsets]
+
+
+def _source(ranges: Sequence[tuple[int, int, TokenSource]], start: int, end: int) -> TokenSource:
+    for low, high, source in ranges:
+        if low <= start < end <= high:
+            return source
+    return TokenSource.TEMPLATE
 
 
 def _spans(sources: Sequence[TokenSource]) -> list[TokenSpan]:

@@ -249,13 +249,13 @@ def test_turns_with_tools_rendered_one_by_one_equal_the_full_dialogue(
 
 
 @pytest.mark.parametrize(("template", "eos"), [(QWEN, "<|im_end|>"), (IPYTHON, "<|eot|>")])
-def test_what_tools_answer_belongs_to_the_environment(template: str, eos: str) -> None:
+def test_what_tools_answer_is_marked_as_theirs(template: str, eos: str) -> None:
     tokenizer = Tokenizer.from_files(build_files(template, eos))
     dialogue = Dialogue(tokenizer)
     dialogue.show(ASKED)
     dialogue.turn(tokenizer.eos[0])
     shown = dialogue.show(Observation(messages=ANSWERS))
-    own = [span for span in shown.spans if span.source is TokenSource.ENVIRONMENT]
+    own = [span for span in shown.spans if span.source is TokenSource.TOOL]
     texts = [tokenizer.decode(shown.tokens[span.start : span.end]) for span in own]
     assert texts in (['2 "\n"', "error"], ['2 \\"\\n\\"', "error"])
 

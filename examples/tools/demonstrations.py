@@ -1,0 +1,146 @@
+"""Episodes that are played by rule, well and badly, in the worlds `tools` and `guess_number`.
+
+The bad ones are the more frequent: they answer without the tools, or go on by one from guess to
+guess. A model that has learnt from them does the same, and reinforcement learning has to find out
+what pays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.environments.guess_number.tasks import GuessTasks
+from paceline.environments.guess_number.world import GuessNumber
+from paceline.environments.tools.tasks import ToolTasks
+from paceline.environments.tools.world import Tools
+from paceline.plugins import Environment, Observation, TaskSource
+from paceline.types import Task
+
+# The options of the example jobs.
+TOOLS: dict[str, Any] = {
+    "kinds": ["calculate", "look_up", "recall"],
+    "max_turns": 4,
+    "results": 1,
+    "system_prompt": "",
+}
+GUESSES: dict[str, Any] = {"span": 16, "most": 99, "max_turns": 4}
+WITHOUT_TOOLS = {"tools/calculate": 0.75, "tools/look_up": 0.25, "tools/recall": 0.75}
+ONE_BY_ONE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What was shown, and what was said to it."""
+
+    shown: Observation
+    said: str
+
+
+Player = Callable[[Task, list[Move], Observation], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A world with its tasks, and how episodes are demonstrated in it."""
+
+    tasks: Callable[[str], TaskSource]  # by split
+    world: Callable[[], Environment]
+    player: Callable[[random.Random], Player]
+
+
+def demonstrations(game: Game, *, count: int, seed: int) -> Iterator[list[Move]]:
+    """Episodes of training tasks."""
+    chance, tasks = random.Random(seed), game.tasks("train")
+    for position in chance.choices(range(len(tasks)), k=count):
+        yield asyncio.run(_played(game, tasks[position], game.player(chance)))
+
+
+async def _played(game: Game, task: Task, play: Player) -> list[Move]:
+    world, turns = game.world(), list[Move]()
+    shown, over = await world.reset(task, 0), False
+    while not over:
+        turns.append(Move(shown, play(task, turns, shown)))
+        result = await world.step(turns[-1].said)
+        shown, over = result.observation, result.done
+    return turns
+
+
+def tool_player(chance: random.Random) -> Player:
+    """Uses the tools, or answers any number at once."""
+    guesses = chance.random()
+
+    def play(task: Task, turns: list[Move], shown: Observation) -> str:
+        if guesses < WITHOUT_TOOLS[task.domain]:
+            return str(chance.randint(10, 999))
+        question = json.loads(task.payload)["question"]
+        known = [message.content for turn in turns[1:] for message in turn.shown.messages]
+        known += [message.content for message in shown.messages] if turns else []
+        return _next_step(task.domain, question, known)
+
+    return play
+
+
+def _next_step(kind: str, question: str, known: list[str]) -> str:
+    """The next call for a question, or the answer."""
+    if kind == "tools/calculate" and not known:
+        return _call("calculator", expression=question[len("What is ") : -1])
+    if kind == "tools/look_up" and not known:
+        return _call("search", query=" ".join(_place(question)))
+    if kind == "tools/recall" and not known:
+        return _call("read_note", name=re.findall(r"note (\w+)", question)[0])
+    if kind == "tools/recall" and len(known) == 1:
+        more = re.findall(r"plus (\d+)", question)[0]
+        return _call("calculator", expression=f"{known[0]} + {more}")
+    return re.findall(r"-?\d+", known[-1])[-1]
+
+
+def _place(question: str) -> tuple[str, str]:
+    kind, name = re.findall(r"the (\w+) ([A-Z]\w+)", question)[0]
+    return kind, name
+
+
+def _call(name: str, /, **arguments: str) -> str:
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def guess_player(chance: random.Random) -> Player:
+    """Halves what is left, or goes on by one from the middle."""
+    halves = chance.random() >= ONE_BY_ONE
+
+    def play(task: Task, turns: list[Move], shown: Observation) -> str:
+        payload = json.loads(task.payload)
+        low, high, last = payload["low"], payload["high"], 0
+        guess = (low + high) // 2
+        hints = [turn.shown for turn in turns[1:]] + [shown] * bool(turns)
+        for hint in hints:
+            last = guess
+            if hint.messages[0].content == "higher":
+                low = last + 1
+            else:
+                high = last - 1
+            step = 1 if hint.messages[0].content == "higher" else -1
+            guess = (low + high) // 2 if halves else last + step
+        return str(guess)
+
+    return play
+
+
+GAMES = {
+    "tools": Game(
+        lambda split: ToolTasks(0, split=split, **TOOLS),  # type: ignore[arg-type]
+        lambda: Tools(**TOOLS),
+        tool_player,
+    ),
+    "guess_number": Game(
+        lambda split: GuessTasks(0, split=split, **GUESSES),  # type: ignore[arg-type]
+        lambda: GuessNumber(**GUESSES),
+        guess_player,
+    ),
+}
