@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -49,8 +49,8 @@ class ToolTasks:
         self,
         seed: int = 0,
         *,
-        tools: tuple[ToolName, ...] | list[ToolName] = TOOLS,
-        kinds: tuple[Kind, ...] | list[Kind] | None = None,
+        tools: Sequence[ToolName] = TOOLS,
+        kinds: Sequence[Kind] | None = None,
         tool_parser: ParserName = "hermes",
         max_turns: Annotated[int, Field(ge=1, le=MAX_TURNS)] = 8,
         results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 3,
@@ -107,12 +107,12 @@ class _Pool:
         return self.made.ask(self._split(self._start + self._order(rank % self._size)))
 
 
-def check(*, tools: tuple[str, ...] | list[str], parser: str, max_turns: int, results: int) -> None:
+def check(*, tools: Sequence[str], parser: str, max_turns: int, results: int) -> None:
     """Raise `InvalidError` for options of the world that are not allowed."""
     unknown = [name for name in tools if name not in TOOLS]
     if unknown or not tools or len(set(tools)) < len(tools):
         raise InvalidError(
-            f"tasks.options.tools: {unknown or list(tools)[:9]}; allowed: {', '.join(TOOLS)}, "
+            f"tasks.options.tools: {(unknown or list(tools))[:9]}; allowed: {', '.join(TOOLS)}, "
             "each once"
         )
     tool_parser(parser)
@@ -122,14 +122,12 @@ def check(*, tools: tuple[str, ...] | list[str], parser: str, max_turns: int, re
         raise InvalidError(f"tasks.options.results: {results}; allowed: 1 to {MAX_RESULTS}")
 
 
-def _kinds(
-    tools: tuple[str, ...] | list[str], kinds: tuple[Kind, ...] | list[Kind] | None
-) -> list[Kind]:
+def _kinds(tools: Sequence[str], kinds: Sequence[Kind] | None) -> list[Kind]:
     possible = [kind for kind, made in _KINDS.items() if made.tools <= set(tools)]
     wrong = [kind for kind in kinds or () if kind not in possible]
-    if wrong or not possible or kinds == []:
+    if wrong or not possible or (kinds is not None and not kinds):
         raise InvalidError(
-            f"tasks.options.kinds: {wrong or kinds}; with these tools allowed: "
+            f"tasks.options.kinds: {wrong[:9] or kinds}; with these tools allowed: "
             f"{', '.join(possible) or 'none'}"
         )
     return list(possible if kinds is None else kinds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.environments.tool_calls import ParserName, tool_parser
@@ -30,7 +30,7 @@ class Tools:
     def __init__(
         self,
         *,
-        tools: tuple[ToolName, ...] | list[ToolName] = TOOLS,
+        tools: Sequence[ToolName] = TOOLS,
         tool_parser: ParserName = "hermes",
         max_turns: int = 8,
         results: int = 3,

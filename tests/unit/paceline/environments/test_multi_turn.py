@@ -31,7 +31,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
@@ -275,7 +275,7 @@ def test_wrong_options_are_refused_at_submit(name: str, options: dict[str, Any],
         (lambda: ToolTasks(tools=["search", "search"]), "tools: .* each once"),
         (lambda: ToolTasks(kinds=[]), "kinds"),
         (lambda: GuessTasks(span=200), "span: 200; with most 99 allowed: 2 to 100"),
-        (lambda: GuessTasks(span=2, most=2), "at least 10 pairs"),
+        (lambda: GuessTasks(span=2, most=2), "span: 2; .*at least 10 pairs"),
         (lambda: GuessNumber(max_turns=65), "max_turns: 65; allowed: 1 to 64"),
     ],
 )
