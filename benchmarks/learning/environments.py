@@ -5,7 +5,7 @@ tasks, with the weights they begin with and the last ones. The interval is a per
 the mean gain that draws both seeds and tasks with replacement, and keeps before and after of a task
 together.
 
-    .venv/bin/python benchmarks/environments.py --json benchmarks/results/environments.json
+    .venv/bin/python benchmarks/learning/environments.py --json benchmarks/results/environments.json
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pipeline import ROOT, machine
-from recipes import serving
 
 from paceline.client import Client
 from paceline.enums import JobState, Purpose
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from pipeline import ROOT, machine
+from recipes import serving
 
 ENVIRONMENTS = ("guess_number", "tools")
 TASKS, DRAWS, WAIT_S = 200, 10_000, 1200.0
@@ -37,12 +39,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--models", type=Path, default=ROOT / "models")
     parser.add_argument("--only", choices=ENVIRONMENTS, nargs="+", default=ENVIRONMENTS)
     arguments = parser.parse_args()
     found: dict[str, Any] = {"machine": machine(), "environments": {}}
     with serving() as client:
         for name in arguments.only:
-            runs = [run(client, name, seed) for seed in arguments.seeds]
+            runs = [run(client, job_of(name, seed, arguments.models)) for seed in arguments.seeds]
             found["environments"][name] = summary(runs)
             print(name, json.dumps(found["environments"][name]), flush=True)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -50,16 +53,15 @@ def main() -> int:
     return 0
 
 
-def run(client: Client, name: str, seed: int) -> dict[str, Any]:
+def run(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """One job: rewards of the held-out tasks at its beginning and end."""
     started = time.perf_counter()
-    job = job_of(name, seed)
     status = client.wait(client.submit(job).status.job_id, timeout_s=WAIT_S).status
     if status.state is not JobState.SUCCEEDED:
-        raise RuntimeError(f"{name}, seed {seed}: {status.state}: {status.reason}")
+        raise RuntimeError(f"{job['name']}: {status.state}: {status.reason}")
     before, after = evals(client, status.job_id)
     return {
-        "seed": seed,
+        "seed": job["tasks"]["seed"],
         "seconds": round(time.perf_counter() - started, 1),
         "steps": status.step,
         "gains": {task: after[task] - before[task] for task in before},
@@ -68,11 +70,11 @@ def run(client: Client, name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def job_of(name: str, seed: int) -> dict[str, Any]:
+def job_of(name: str, seed: int, models: Path) -> dict[str, Any]:
     """The example job with a seed of training, measured at its beginning and end only."""
     job = yaml.safe_load((ROOT / "examples" / f"{name}.yaml").read_text())
     job["name"] = f"{job['name']}-{seed}"
-    job["model"]["path"] = str(ROOT / job["model"]["path"])
+    job["model"]["path"] = str((models / name).resolve())
     job["tasks"]["seed"] = seed
     job["eval"] |= {"every": job["stop"]["steps"], "tasks": TASKS}
     job["experience"]["keep_trajectories"] = 4 * TASKS

@@ -1,8 +1,7 @@
-"""Episodes that are played by rule, well and badly, in the worlds `tools` and `guess_number`.
+"""Episodes that are played by rule, with care or without, in `tools` and `guess_number`.
 
-The bad ones are the more frequent: they answer without the tools, or go on by one from guess to
-guess. A model that has learnt from them does the same, and reinforcement learning has to find out
-what pays.
+Without care, most of them answer without the tools, or go on by one from guess to guess. A model
+that has learnt from them does the same, and reinforcement learning has to find out what pays.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ TOOLS: dict[str, Any] = {
     "results": 1,
     "system_prompt": "",
 }
-GUESSES: dict[str, Any] = {"span": 16, "most": 99, "max_turns": 4}
+GUESSES: dict[str, Any] = {"span": 31, "most": 63, "max_turns": 5}
+# Shares of episodes without care.
 WITHOUT_TOOLS = {"tools/calculate": 0.75, "tools/look_up": 0.25, "tools/recall": 0.75}
 ONE_BY_ONE = 0.75
 
@@ -51,14 +51,17 @@ class Game:
 
     tasks: Callable[[str], TaskSource]  # by split
     world: Callable[[], Environment]
-    player: Callable[[random.Random], Player]
+    player: Callable[[random.Random, bool], Player]  # with care or without
+    # What begins a token of its own; all else may become one token if it is frequent.
+    pieces: str
+    frequent: int  # occurrences in all demonstrations
 
 
-def demonstrations(game: Game, *, count: int, seed: int) -> Iterator[list[Move]]:
+def demonstrations(game: Game, *, count: int, seed: int, careful: bool) -> Iterator[list[Move]]:
     """Episodes of training tasks."""
     chance, tasks = random.Random(seed), game.tasks("train")
     for position in chance.choices(range(len(tasks)), k=count):
-        yield asyncio.run(_played(game, tasks[position], game.player(chance)))
+        yield asyncio.run(_played(game, tasks[position], game.player(chance, careful)))
 
 
 async def _played(game: Game, task: Task, play: Player) -> list[Move]:
@@ -71,13 +74,13 @@ async def _played(game: Game, task: Task, play: Player) -> list[Move]:
     return turns
 
 
-def tool_player(chance: random.Random) -> Player:
+def tool_player(chance: random.Random, careful: bool) -> Player:
     """Uses the tools, or answers any number at once."""
-    guesses = chance.random()
+    luck = 1.0 if careful else chance.random()
 
     def play(task: Task, turns: list[Move], shown: Observation) -> str:
-        if guesses < WITHOUT_TOOLS[task.domain]:
-            return str(chance.randint(10, 999))
+        if luck < WITHOUT_TOOLS[task.domain]:
+            return f"It is {chance.randint(10, 999)}"
         question = json.loads(task.payload)["question"]
         known = [message.content for turn in turns[1:] for message in turn.shown.messages]
         known += [message.content for message in shown.messages] if turns else []
@@ -110,9 +113,9 @@ def _call(name: str, /, **arguments: str) -> str:
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
-def guess_player(chance: random.Random) -> Player:
+def guess_player(chance: random.Random, careful: bool) -> Player:
     """Halves what is left, or goes on by one from the middle."""
-    halves = chance.random() >= ONE_BY_ONE
+    halves = careful or chance.random() >= ONE_BY_ONE
 
     def play(task: Task, turns: list[Move], shown: Observation) -> str:
         payload = json.loads(task.payload)
@@ -137,10 +140,15 @@ GAMES = {
         lambda split: ToolTasks(0, split=split, **TOOLS),  # type: ignore[arg-type]
         lambda: Tools(**TOOLS),
         tool_player,
+        # Digits, to copy any number; names, of which no two syllables may be frequent.
+        r"\d|\n|[A-Z][a-z]+",
+        300,
     ),
     "guess_number": Game(
         lambda split: GuessTasks(0, split=split, **GUESSES),  # type: ignore[arg-type]
         lambda: GuessNumber(**GUESSES),
         guess_player,
+        r"\d+|\n|[A-Z][a-z]+",
+        20,
     ),
 }

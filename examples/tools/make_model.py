@@ -1,9 +1,10 @@
 """Creates the small chat models of the examples `tools` and `guess_number`.
 
 Each has about a million parameters, a chat template with tools like Qwen2.5's, and a tokenizer for
-the phrases of its world. The supervised phase shows it episodes that are played by rule, most of
-them badly (see demonstrations.py), so that its greedy answers use the tools too rarely, or guess
-without method. Held-out tasks are never trained on; they only tell how good the model is.
+the phrases of its world. The supervised phase shows it episodes that are played by rule: first with
+care, so that it can do what is needed, then mostly without (see demonstrations.py), so that its
+greedy answers use the tools too rarely, or guess without method. Held-out tasks are never trained
+on; they only tell how good the model is.
 
     python examples/tools/make_model.py tools [--out models/tools] [--seed 0]
     python examples/tools/make_model.py guess_number
@@ -38,16 +39,16 @@ from warm_start import made_with, optimizer_of, rate_at, save, update
 
 SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>")
 PAD, START, END = range(3)
-TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+TAGS = ("<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-# Digits, lines and names are split off; all else may become one token, however long.
-PIECES = Regex(r"\d|\n|[A-Z][a-z]+")
 TAG = re.compile(r"<[^<>\n]+>")
-VOCABULARY, MIN_FREQUENCY = 640, 30
+VOCABULARY = 640
 MAX_LENGTH = 256
-DEMONSTRATIONS, STEPS, BATCH, LEARNING_RATE = 3000, 600, 32, 2e-3
-MEASURED, MAX_NEW = 150, 40
+DEMONSTRATIONS, STEPS, CAREFUL_STEPS, BATCH, LEARNING_RATE = 3000, 360, 300, 32, 2e-3
+MEASURED, MAX_NEW = 100, 40
 LOWEST, HIGHEST = 0.15, 0.55
+
+Row = tuple[list[int], list[int]]  # tokens and labels
 
 
 def main() -> int:
@@ -64,13 +65,17 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     game = GAMES[given.world]
-    played = list(demonstrations(game, count=DEMONSTRATIONS, seed=given.seed))
-    tokenizer = tokenizer_of(played)
+    played = [
+        list(demonstrations(game, count=DEMONSTRATIONS, seed=given.seed, careful=careful))
+        for careful in (True, False)
+    ]
+    tokenizer = tokenizer_of(game, [*played[0], *played[1]])
     model = warm_start.build(
         given.seed, vocab_size=len(tokenizer), max_length=MAX_LENGTH, pad=PAD, bos=START, eos=END
     )
     chat = chat_of(tokenizer.backend_tokenizer)
-    teach(model, [row_of(chat, turns) for turns in played], seed=given.seed)
+    careful, careless = ([row_of(chat, turns) for turns in each] for each in played)
+    teach(model, careful, careless, seed=given.seed)
     reward = measure(model, chat, game)
     print(f"held-out reward {reward:.3f}")
     if not LOWEST <= reward <= HIGHEST:
@@ -81,16 +86,16 @@ def main() -> int:
     return 0
 
 
-def tokenizer_of(played: Iterable[list[Move]]) -> PreTrainedTokenizerFast:
+def tokenizer_of(game: Game, played: Iterable[list[Move]]) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer trained on what was said and shown."""
     inner = FastTokenizer(models.BPE())
-    split = pre_tokenizers.Split(PIECES, "isolated")
+    split = pre_tokenizers.Split(Regex(game.pieces), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        min_frequency=MIN_FREQUENCY,
+        min_frequency=game.frequent,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -122,7 +127,7 @@ def text_of(chat: Tokenizer, turns: list[Move]) -> str:
     return chat.render(messages, tools=turns[0].shown.tools)
 
 
-def row_of(chat: Tokenizer, turns: list[Move]) -> tuple[list[int], list[int]]:
+def row_of(chat: Tokenizer, turns: list[Move]) -> Row:
     """Tokens of an episode, and their labels; only what was said is learnt."""
     dialogue, tokens, labels = Dialogue(chat), list[int](), list[int]()
     for turn in turns:
@@ -134,20 +139,20 @@ def row_of(chat: Tokenizer, turns: list[Move]) -> tuple[list[int], list[int]]:
     return tokens, labels
 
 
-def teach(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]], *, seed: int) -> None:
-    """Train on episodes."""
+def teach(model: LlamaForCausalLM, careful: list[Row], careless: list[Row], *, seed: int) -> None:
+    """Train on episodes with care, and then on those without."""
     chance, optimizer = random.Random(seed), optimizer_of(model)
     started = time.monotonic()
     model.train()
     for step in range(STEPS):
-        batch = chance.sample(rows, BATCH)
+        batch = chance.sample(careful if step < CAREFUL_STEPS else careless, BATCH)
         longest = max(len(tokens) for tokens, _ in batch)
         tokens = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in batch])
         labels = torch.tensor([row + [-100] * (longest - len(row)) for _, row in batch])
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
         loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten())
         update(model, optimizer, loss, rate=rate_at(step, STEPS, LEARNING_RATE))
-        if step % 100 == 99:
+        if step % 50 == 49:
             seconds = time.monotonic() - started
             print(f"step={step + 1} loss={loss.item():.3f} seconds={seconds:.1f}", flush=True)
 

@@ -22,7 +22,7 @@ class GuessNumber:
 
     replayable = True
 
-    def __init__(self, *, max_turns: int = 4, scoring: Scoring = "found", **of_tasks: Any) -> None:
+    def __init__(self, *, max_turns: int = 5, scoring: Scoring = "found", **of_tasks: Any) -> None:
         del of_tasks
         check(max_turns=max_turns, scoring=scoring)
         self._most_turns = self._limit = max_turns
