@@ -54,6 +54,7 @@ class ControllerService(Service):
             child_grace_s=child_grace_s,
             weights_mbit_per_s=options.weights_mbit_per_s,
             pools=options.pools,
+            worlds=options.worlds,
         )
         self._reconciler = Reconciler(
             ledger=ledger,

@@ -24,6 +24,7 @@ from paceline.types import Assignment, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_environment.episodes.scoring import MAX_ITEMS
 from paceline_environment.episodes.turn import PrefixHolders
+from paceline_environment.worlds.factories import Settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
 
 if TYPE_CHECKING:
@@ -109,8 +110,11 @@ class Jobs:
         experience: ExperienceAsyncStub,
         worlds: JobWorlds,
         limits: LimitSettings | None = None,
+        settings: Settings | None = None,
     ) -> None:
+        """`settings` of an operator for environments, by name."""
         self._limits = limits or LimitSettings()
+        self._settings = settings or {}
         self._jobs = jobs
         self._worlds = worlds
         self._experience = experience
@@ -151,7 +155,13 @@ class Jobs:
         tokenizer = Tokenizer.from_files(files)
         if spec.code is not None and spec.has_own_environment:
             await self._worlds.prepare(spec.code.digest)
-        return build_context(job_id, spec, tokenizer, limits=self._limits, worlds=self._worlds)
+        return build_context(
+            job_id,
+            spec,
+            tokenizer,
+            limits=self._limits,
+            environment=worlds_of(job_id, spec, self._worlds, self._settings),
+        )
 
 
 def _topology(spec: JobSpec) -> Topology:
@@ -167,7 +177,7 @@ def build_context(
     tokenizer: Tokenizer,
     *,
     limits: LimitSettings,
-    worlds: JobWorlds,
+    environment: Callable[..., Environment],
 ) -> JobContext:
     """Load a job's plug-ins and compute its sampling parameters."""
     sampling = spec.sampling
@@ -188,7 +198,7 @@ def build_context(
         job_id=job_id,
         spec=spec,
         tokenizer=tokenizer,
-        environment=_worlds_of(job_id, spec, worlds),
+        environment=environment,
         topology=_topology(spec),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
         part_s=max(_part_s(part) for part in spec.reward),
@@ -196,14 +206,6 @@ def build_context(
         options=options,
         limits=limits,
     )
-
-
-def _worlds_of(job_id: str, spec: JobSpec, worlds: JobWorlds) -> Callable[..., Environment]:
-    """The factory of worlds; those of the job's own code are elsewhere."""
-    target = spec.tasks.environment
-    if spec.code is not None and spec.has_own_environment:
-        return worlds.of(job_id, code=spec.code.digest, target=target, tenant=spec.tenant)
-    return registry.environment(target).load_world()
 
 
 def _part_s(part: RewardSpec) -> float:

@@ -37,6 +37,7 @@ from paceline_environment.roster import WorkerWatch
 from paceline_environment.servicer import EnvironmentServicer
 from paceline_environment.submitter import Submitter
 from paceline_environment.worker import EpisodeWorker, WorkerCapacity
+from paceline_environment.worlds.factories import check_settings
 from paceline_environment.worlds.worlds import JobWorlds
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ class EnvironmentService(Service):
         self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
             jobs=Jobs(
-                jobs=jobs, experience=experience, worlds=self._worlds, limits=settings.limits
+                jobs=jobs,
+                experience=experience,
+                worlds=self._worlds,
+                limits=settings.limits,
+                settings=options.worlds,
             ),
             peers=self._peers(),
             submitter=self._submitter,
@@ -210,7 +215,9 @@ async def build(chassis: Chassis) -> EnvironmentService:
     """An environment worker from the settings of its process."""
     if not chassis.settings.experience:
         raise ConfigError("experience: host:port of the experience service is required")
-    return EnvironmentService(chassis, validate(EnvironmentOptions, chassis.settings.options))
+    options = validate(EnvironmentOptions, chassis.settings.options)
+    check_settings(options.worlds)
+    return EnvironmentService(chassis, options)
 
 
 def _capacity(options: EnvironmentOptions) -> WorkerCapacity:

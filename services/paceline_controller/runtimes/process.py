@@ -48,12 +48,14 @@ class ProcessRuntime:
         stale_s: float = STALE_S,
         weights_mbit_per_s: float | None = None,
         pools: Mapping[str, PoolOptions] | None = None,
+        worlds: Mapping[str, Mapping[str, Any]] | None = None,
         command: Command | None = None,
     ) -> None:
         self._settings = settings
         self._credentials = credentials
         self._weights_mbit_per_s = weights_mbit_per_s
         self._pools = pools or {}
+        self._worlds = worlds or {}
         self._run_dir = settings.run_dir.resolve()
         self._ports = ports
         self._beat = beat.resolve()
@@ -160,6 +162,8 @@ class ProcessRuntime:
             options["pool"] = wanted.pool
             if wanted.pool in self._pools:
                 options["engines"] = self._pools[wanted.pool].engines
+        if wanted.kind is WorkerKind.ENVIRONMENT and self._worlds:
+            options["worlds"] = self._worlds
         if wanted.kind in _HAVE_WEIGHTS:
             options["weights_port"] = self._ports.take(f"{name}:weights")
             options["weights_mbit_per_s"] = self._weights_mbit_per_s

@@ -1,1 +1,1 @@
-"""Worlds of environments that came with a job: in sealed processes, several episodes in each."""
+"""Worlds that live in processes of their job, several episodes in each."""

@@ -1,4 +1,4 @@
-"""The processes of the environments of jobs: started when needed, ended when idle or stuck."""
+"""The processes of one environment of a job: started when needed, ended when idle or stuck."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from paceline.code.folders import CodeFolder
 from paceline.code.process_cap import ProcessCap, Release
 from paceline.code.world_process import WorldError, WorldProcess
 from paceline.fair_queue import NO_OWNER, QueueOwner
-from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 
 EPISODES_PER_PROCESS = 32
@@ -21,6 +20,7 @@ IDLE_S = 30.0
 # A process with a call that was given up for so long is killed: its other episodes are moved, which
 # takes a moment, or are lost if they cannot be replayed.
 STUCK_S = {True: 0.5, False: 5.0}
+Start = Callable[[CodeFolder, int], Awaitable[WorldProcess]]
 log = Log("worlds")
 
 
@@ -48,19 +48,20 @@ class JobProcesses:
     def __init__(
         self,
         *,
-        sandbox: Sandbox,
+        start: Start,
         folder: Callable[[], Awaitable[CodeFolder]],
         target: str,
-        memory_bytes: int = 1 << 30,
+        episodes: int = EPISODES_PER_PROCESS,
         cap: ProcessCap | None = None,
         owner: QueueOwner = NO_OWNER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`start` makes a process with so many threads; `episodes` share one."""
         self.target = target
         self.clock = clock
-        self._sandbox = sandbox
+        self._start_process = start
         self._folder = folder
-        self._memory_bytes = memory_bytes
+        self._episodes = episodes
         self._cap = cap or ProcessCap(MAX_PROCESSES + MAX_ALONE)
         self._owner = owner
         self._hosts: list[HostProcess] = []
@@ -86,7 +87,7 @@ class JobProcesses:
             num_alone = sum(each.alone for each in self._hosts)
             if alone and num_alone >= MAX_ALONE:
                 raise WorldError("environment: too many of its processes have ended")
-            full = best is None or best.episodes >= EPISODES_PER_PROCESS
+            full = best is None or best.episodes >= self._episodes
             may_start = len(self._hosts) - num_alone < MAX_PROCESSES and not self._cap.full
             if best is None or alone or (full and may_start):
                 best = await self._start(alone=alone)
@@ -97,13 +98,7 @@ class JobProcesses:
         code = await self._folder()
         release = await self._cap.take(self._owner)
         try:
-            process = await WorldProcess.start(
-                self._sandbox,
-                code,
-                self.target,
-                threads=1 if alone else EPISODES_PER_PROCESS,
-                memory_bytes=self._memory_bytes,
-            )
+            process = await self._start_process(code, 1 if alone else self._episodes)
         except BaseException:
             release()
             raise

@@ -1,22 +1,25 @@
-"""All environments that came with jobs, on one worker."""
+"""All environments of this worker whose worlds live in other processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from paceline.code.folders import CodeFolders
+from paceline.code.folders import CodeFolder, CodeFolders
 from paceline.code.process_cap import ProcessCap
+from paceline.code.sealed import OWN
+from paceline.code.world_process import WorldProcess
 from paceline.fair_queue import QueueOwner
 from paceline.plugins import Environment
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
-from paceline_environment.worlds.processes import JobProcesses
+from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, JobProcesses, Start
 from paceline_environment.worlds.remote import RemoteWorld
 
 _SWEEP_S = 0.25
+_OPEN_EPISODES = 256  # share an open process, which mostly waits and is slow to start
 
 
 class JobWorlds:
@@ -42,15 +45,49 @@ class JobWorlds:
         self, job_id: str, *, code: str, target: str, tenant: str = ""
     ) -> Callable[..., Environment]:
         """The factory of worlds of a job, whose code has this digest."""
-        processes = self._jobs.get(job_id)
+        folder, owner = partial(self._folders.folder, code), QueueOwner(tenant, job_id)
+        return self._made(owner, target, folder, self._sealed(target))
+
+    def installed(
+        self, job_id: str, *, target: str, sealed: bool, tenant: str = ""
+    ) -> Callable[..., Environment]:
+        """The factory of worlds of an installed environment, for one job."""
+        owner = QueueOwner(tenant, job_id)
+        if sealed:
+            return self._made(owner, target, _no_code, self._sealed(target))
+
+        async def start(_: CodeFolder, threads: int) -> WorldProcess:
+            return await WorldProcess.start_open(target, threads=threads)
+
+        return self._made(owner, target, _no_code, start, episodes=_OPEN_EPISODES)
+
+    def _sealed(self, target: str) -> Start:
+        async def start(code: CodeFolder, threads: int) -> WorldProcess:
+            memory_bytes = self._memory_bytes
+            return await WorldProcess.start(
+                self._sandbox, code, target, threads=threads, memory_bytes=memory_bytes
+            )
+
+        return start
+
+    def _made(
+        self,
+        owner: QueueOwner,
+        target: str,
+        folder: Callable[[], Awaitable[CodeFolder]],
+        start: Start,
+        *,
+        episodes: int = EPISODES_PER_PROCESS,
+    ) -> Callable[..., Environment]:
+        processes = self._jobs.get(owner.job_id)
         if processes is None:
-            processes = self._jobs[job_id] = JobProcesses(
-                sandbox=self._sandbox,
-                folder=partial(self._folders.folder, code),
+            processes = self._jobs[owner.job_id] = JobProcesses(
+                start=start,
+                folder=folder,
                 target=target,
-                memory_bytes=self._memory_bytes,
+                episodes=episodes,
                 cap=self._cap,
-                owner=QueueOwner(tenant, job_id),
+                owner=owner,
             )
 
         def make(**options: Any) -> Environment:
@@ -91,3 +128,8 @@ class JobWorlds:
     async def close(self) -> None:
         """Kill all processes."""
         await asyncio.gather(*(each.close() for each in self._jobs.values()))
+
+
+async def _no_code() -> CodeFolder:
+    """What installed environments have: a folder that their processes may read anyway."""
+    return CodeFolder(OWN)

@@ -12,7 +12,12 @@ from typing import Any, cast
 from paceline.code.folders import CodeFolders
 from paceline.code.install import InstallError
 from paceline.code.requirements import REQUIREMENTS
-from paceline.code.world_process import ProcessEndedError, WorldError, WorldProcess
+from paceline.code.world_process import (
+    ProcessEndedError,
+    WorldError,
+    WorldProcess,
+    WorldRefusedError,
+)
 from paceline.config import JobSpec
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, UnavailableError
@@ -154,7 +159,7 @@ class OwnTasks:
             except TimeoutError:
                 text = f"{target} did not list its tasks within {self._timeout_s:g} s"
                 raise InvalidError(f"{field}: {text}") from None
-            except (WorldError, ProcessEndedError) as error:
+            except (WorldError, WorldRefusedError, ProcessEndedError) as error:
                 raise InvalidError(f"{field}.options: {target}: {error.message}") from None
             finally:
                 await process.kill()

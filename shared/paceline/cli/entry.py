@@ -285,6 +285,12 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         help="YAML: `pools` of rollout workers by name, with their engines (see docs/engines.md)",
     )
     command.add_argument(
+        "--worlds",
+        type=Path,
+        metavar="FILE",
+        help="YAML: `worlds`, settings of environments by name (see docs/environment-adapters.md)",
+    )
+    command.add_argument(
         "--limits",
         type=Path,
         metavar="FILE",

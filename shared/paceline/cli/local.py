@@ -25,7 +25,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.precision import with_dtype
-from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings
+from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings, WorldsFile
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
@@ -134,10 +134,12 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
 
 
 def _options(arguments: Namespace) -> dict[WorkerKind, dict[str, Any]]:
-    if arguments.pools is None:
-        return {}
-    pools = load(PoolsFile, arguments.pools).model_dump(mode="json")["pools"]
-    return {WorkerKind.CONTROLLER: {"pools": pools}}
+    files = ((PoolsFile, arguments.pools), (WorldsFile, arguments.worlds))
+    found: dict[str, Any] = {}
+    for model, path in files:
+        if path is not None:
+            found |= load(model, path).model_dump(mode="json")
+    return {WorkerKind.CONTROLLER: found} if found else {}
 
 
 def _limits(arguments: Namespace) -> LimitSettings | None:

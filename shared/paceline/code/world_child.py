@@ -1,4 +1,4 @@
-"""Runs the environment of a job's code in a sealed process: its tasks, and worlds of episodes.
+"""Runs an environment in a process of a job: its tasks, and worlds of episodes.
 
 Requests and answers are frames; an answer has the `id` of its request. Each call has a thread, so a
 world that blocks holds up no other of the process; coroutines run on one loop.
@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
 from paceline.digest import task_id
+from paceline.errors import InvalidError
 from paceline.plugins import EnvironmentPlugin, Observation, StepResult
 from paceline.plugins.loading import attribute
 from paceline.types import Task
@@ -29,8 +31,10 @@ TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 def main(target: str, threads: int) -> None:
     """Serve requests on standard input for the environment `module:attribute`."""
     threading.stack_size(1 << 20)
+    # Packages that ask for it when they are imported would fail where nothing can be written.
+    tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
     source, sink = take_pipes()
-    worlds = _Worlds(target, sink)
+    worlds = _Worlds(target, sink, threads)
     with ThreadPoolExecutor(threads) as pool:
         for request in requests(source):
             pool.submit(worlds.answer, request)
@@ -40,7 +44,7 @@ def main(target: str, threads: int) -> None:
 class _Worlds:
     """The worlds of this process; answers requests from several threads."""
 
-    def __init__(self, target: str, sink: BinaryIO) -> None:
+    def __init__(self, target: str, sink: BinaryIO, threads: int) -> None:
         self._target = target
         self._sink = sink
         self._writing = threading.Lock()
@@ -49,6 +53,8 @@ class _Worlds:
         self._make_world: Callable[..., Any] | None = None
         self._worlds: dict[int, Any] = {}
         self._loop = asyncio.new_event_loop()
+        # For `asyncio.to_thread`: no more than there are calls, no fewer than those that may block.
+        self._loop.set_default_executor(ThreadPoolExecutor(threads))
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def answer(self, request: dict[str, Any]) -> None:
@@ -56,6 +62,8 @@ class _Worlds:
         try:
             for reply in self._replies(request):
                 self._send({"id": request["id"], **reply})
+        except InvalidError as error:
+            self._send({"id": request["id"], "error": error.message, "invalid": True})
         except BaseException as error:  # the boundary of the job's code: each call has an answer
             self._send({"id": request["id"], "error": _told(error)})
 

@@ -1,4 +1,4 @@
-"""One sealed process that runs the environment of a job, and the calls in progress in it."""
+"""One process that runs an environment for a job, and the calls in progress in it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.code.folders import CodeFolder
 from paceline.code.frames import FrameError, frame, read_frame
+from paceline.code.open_process import OpenProcess
 from paceline.code.sealed import start_sealed
-from paceline.errors import PacelineError
+from paceline.errors import InvalidError, PacelineError
 from paceline.sandbox.sandbox import Sandbox
-from paceline.sandbox.sealed_process import SealedProcess
 
 MODULE = "paceline.code.world_child"
 _END_S = 5.0
@@ -25,15 +25,37 @@ class WorldError(PacelineError):
     """The job's code has raised, or returned what it must not."""
 
 
+class WorldRefusedError(InvalidError):
+    """The environment refuses its options or its task; no other attempt would go better."""
+
+
 class ProcessEndedError(PacelineError):
     """The process has ended, maybe because of another call in it."""
+
+
+class FramedProcess(Protocol):
+    """A process that reads frames and answers with frames: a `SealedProcess`, an `OpenProcess`."""
+
+    stdout: asyncio.StreamReader
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to it."""
+        ...
+
+    async def exit_text(self) -> str:
+        """Wait for its end; how it has ended."""
+        ...
+
+    async def kill(self) -> None:
+        """End it."""
+        ...
 
 
 class WorldProcess:
     """Sends calls and hands out their answers; any number may be in progress."""
 
     def __init__(
-        self, process: SealedProcess, *, clock: Callable[[], float] = time.monotonic
+        self, process: FramedProcess, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.ended = False
         self.why = ""  # it has ended
@@ -58,6 +80,11 @@ class WorldProcess:
             await start_sealed(sandbox, code, MODULE, target, threads, memory_bytes=memory_bytes)
         )
 
+    @classmethod
+    async def start_open(cls, target: str, *, threads: int) -> WorldProcess:
+        """Start a process for an installed environment, with the network and files of this one."""
+        return cls(await OpenProcess.start(MODULE, target, threads))
+
     @property
     def num_calls(self) -> int:
         """Calls in progress."""
@@ -67,7 +94,8 @@ class WorldProcess:
         """The answer to a call.
 
         Raises:
-            WorldError: the code has raised.
+            WorldRefusedError: the code has raised an `InvalidError`.
+            WorldError: the code has raised anything else.
             ProcessEndedError: the process ends before it answers.
         """
         async with self._asked(request, several=False) as answers:
@@ -100,6 +128,8 @@ class WorldProcess:
         answer = await answers.get()
         if "ended" in answer:
             raise ProcessEndedError(self.why)
+        if answer.get("invalid") is True:
+            raise WorldRefusedError(f"environment: {answer.get('error')}")
         if "error" in answer:
             raise WorldError(f"environment: {answer['error']}")
         return answer

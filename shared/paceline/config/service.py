@@ -174,6 +174,12 @@ class PoolsFile(StrictModel):
     pools: dict[str, PoolOptions] = Field(min_length=1)
 
 
+class WorldsFile(StrictModel):
+    """The file of `paceline up --worlds`."""
+
+    worlds: dict[str, dict[str, Any]] = Field(min_length=1)
+
+
 class LimitsFile(StrictModel):
     """The file of `paceline up --limits`."""
 
@@ -291,6 +297,8 @@ class ControllerOptions(StrictModel):
     """Cost of a trainer rank per hour, in the unit of the pools' `cost`; for the metrics."""
     weights_mbit_per_s: float | None = Field(default=None, gt=0)
     """Process runtime: `weights_mbit_per_s` of the rollout workers and trainers it starts."""
+    worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Process runtime: `worlds` of the environment workers it starts."""
     scaling: ScalingOptions = ScalingOptions()
     backfill_after_s: float = Field(default=600.0, ge=0)
     """How long smaller jobs may overtake a queued one; then freed capacity is kept for it."""
@@ -355,9 +363,12 @@ class EnvironmentOptions(StrictModel):
     """Code that came with a job runs only where the sandbox has at least this level (`paceline
     doctor` says which it has): 2, or 3 with namespaces."""
     code_memory_bytes: int = Field(default=1 << 30, ge=1 << 28)
-    """Address space of a process with worlds that came with a job."""
+    """Address space of a sealed process with worlds."""
     max_code_processes: int = Field(default=128, ge=1)
     """Of these processes, over all jobs; they share them evenly."""
+    worlds: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """The installation's settings of environments, by name: which servers and packages jobs may
+    use. See docs/environment-adapters.md; the job's options are in its `tasks.options`."""
     prefix_worth: float = Field(default=16.0, ge=0)
     """Tokens in flight that one cached prefix token outweighs when a rollout worker is chosen."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paceline.plugins.loading import attribute
 from paceline.types import Task
@@ -94,6 +94,13 @@ class EnvironmentPlugin:
     """Describes the options of both (see `paceline.config.options`). It must be light to import,
     since the gateway imports it. If empty, the experience service checks options against the
     parameters of `tasks`."""
+    worlds_in: Literal["worker", "process", "sealed"] = "worker"
+    """Where worlds live: in the environment worker itself, whose loop they must not block; in
+    processes of their job beside it, with the network and files of the worker; or in sealed
+    processes of their job, like those of its own code."""
+    settings: str = ""
+    """A model of what an operator sets for it: `worlds.NAME` in the options of environment workers.
+    If given, `world` gets them as the keyword `settings`, a mapping that the model accepts."""
 
     def load_tasks(self) -> Callable[..., TaskSource]:
         """Import the factory of the task source.

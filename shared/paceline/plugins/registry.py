@@ -74,6 +74,12 @@ def environment(name: str) -> EnvironmentPlugin:
     return found
 
 
+def target(kind: str, name: str) -> str:
+    """The `module:attribute` of an installed plug-in; raises as `check`."""
+    check(kind, name)
+    return installed(kind)[name].value
+
+
 def options_of(kind: str, name: str) -> Any:
     """What describes a plug-in's options (see `paceline.config.options`); None: nothing."""
     if kind == "environments":

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from paceline.plugins import Environment, EnvironmentPlugin, Observation, StepResult, TaskSource
@@ -26,11 +27,12 @@ def fulfils_the_contract(
     *,
     answer: Answer = lambda _: "",
     reward: float | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Check that tasks are reproducible and that the world plays them to the end.
 
     `answer` returns the policy's turn for a task; `reward` is the resulting total reward of the
-    episode, None if it does not matter.
+    episode, None if it does not matter; `settings` are an operator's, if the world has any.
     """
     found = resolved("environments", plugin)
     expect(isinstance(found, EnvironmentPlugin), f"{found!r} is not an EnvironmentPlugin")
@@ -39,7 +41,10 @@ def fulfils_the_contract(
     tasks_keep_their_order(descriptor.load_tasks(), given)
     needs_no_world(descriptor)
     source = descriptor.load_tasks()(seed=0, **given)
-    asyncio.run(plays(descriptor.load_world(), source[0], given, answer=answer, reward=reward))
+    make = descriptor.load_world()
+    if descriptor.settings:
+        make = partial(make, settings=settings or {})
+    asyncio.run(plays(make, source[0], given, answer=answer, reward=reward))
 
 
 def tasks_keep_their_order(

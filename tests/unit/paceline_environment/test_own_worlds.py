@@ -16,7 +16,7 @@ from paceline.code.archive import pack
 from paceline.code.folders import CodeFolder, CodeFolders
 from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
-from paceline.code.world_process import MODULE, WorldError
+from paceline.code.world_process import MODULE, WorldError, WorldProcess
 from paceline.config.packages import PackageSettings
 from paceline.digest import digest_of
 from paceline.errors import PacelineError
@@ -107,7 +107,12 @@ async def processes(tmp_path: Path) -> AsyncIterator[JobProcesses]:
     async def where() -> CodeFolder:
         return CodeFolder(folder)
 
-    made = JobProcesses(sandbox=sandbox, folder=where, target="world:ENVIRONMENT")
+    async def start(code: CodeFolder, threads: int) -> WorldProcess:
+        return await WorldProcess.start(
+            sandbox, code, made.target, threads=threads, memory_bytes=1 << 30
+        )
+
+    made = JobProcesses(start=start, folder=where, target="world:ENVIRONMENT")
     sweeping = asyncio.create_task(sweep(made))
     yield made
     sweeping.cancel()
@@ -291,7 +296,7 @@ async def test_a_target_that_is_no_environment(processes: JobProcesses) -> None:
     ):
         processes.target = target
         world = RemoteWorld(processes, {})
-        with pytest.raises(WorldError, match=told):
+        with pytest.raises(PacelineError, match=told):
             await world.reset(TASK, 0)
         await world.close()
         assert await processes.give()

@@ -1,0 +1,61 @@
+"""What makes the worlds of a job, and what an operator sets for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.config import JobSpec
+from paceline.config.load import validate
+from paceline.errors import ConfigError, InvalidError
+from paceline.plugins import Environment, registry
+from paceline.plugins.loading import attribute
+from paceline_environment.worlds.worlds import JobWorlds
+
+Settings = Mapping[str, Mapping[str, Any]]  # of an operator, by the name of an environment
+
+
+def worlds_of(
+    job_id: str, spec: JobSpec, worlds: JobWorlds, settings: Settings
+) -> Callable[..., Environment]:
+    """The factory of a job's worlds, wherever they live.
+
+    Raises:
+        InvalidError: the environment is not installed here.
+    """
+    name = spec.tasks.environment
+    if spec.code is not None and spec.has_own_environment:
+        return worlds.of(job_id, code=spec.code.digest, target=name, tenant=spec.tenant)
+    plugin = registry.environment(name)
+    if plugin.worlds_in == "worker":
+        make = plugin.load_world()
+    else:
+        target = registry.target("environments", name)
+        sealed = plugin.worlds_in == "sealed"
+        make = worlds.installed(job_id, target=target, sealed=sealed, tenant=spec.tenant)
+    if not plugin.settings:
+        return make
+
+    def with_settings(**options: Any) -> Environment:
+        return make(**options, settings=settings.get(name, {}))
+
+    return with_settings
+
+
+def check_settings(settings: Settings) -> None:
+    """Check what an operator has set for environments.
+
+    Raises:
+        ConfigError: an environment is not installed, or has no such setting.
+    """
+    for name, given in settings.items():
+        try:
+            model = registry.environment(name).settings
+        except InvalidError as error:
+            raise ConfigError(f"options.worlds.{name}: {error.message}") from None
+        if not model:
+            raise ConfigError(f"options.worlds.{name}: this environment has no settings")
+        try:
+            validate(attribute(model), given)
+        except ConfigError as error:
+            raise ConfigError(f"options.worlds.{name}: {error.message}") from None
