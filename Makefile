@@ -11,12 +11,15 @@ INSTALL := $(PYTHON) dev/install.py
 SGLANG_VENV  ?= .venv-sglang
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 SGLANG_LIST  := docker/sglang-cpu.txt
+# So have environments of other frameworks, with servers and clients of their own.
+ADAPTERS_VENV  ?= .venv-adapters
+ADAPTERS_STAMP := $(ADAPTERS_VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate bench bench-engine bench-trl bench-faults clean
+.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -89,6 +92,17 @@ test-sglang-systems:
 	$(BIN)/python -m pytest -q -m sglang tests/e2e tests/faults
 test-sglang-parts:
 	$(BIN)/python -m pytest -q -m sglang tests --ignore=tests/e2e --ignore=tests/faults
+
+$(ADAPTERS_STAMP): pyproject.toml constraints.txt dev/install.py
+	@$(INSTALL) $(ADAPTERS_VENV) --compile -c constraints.txt -e '.[environment,gateway,gymnasium,openenv,verifiers]' -e tests/support \
+		'fastmcp>=3,<4' $$(sed -n 's/^    "\(hypothesis\|pytest[a-z-]*\)\(.*\)",/\1\2/p' pyproject.toml)
+	@# Only its server: the whole distribution brings Gradio.
+	@$(INSTALL) $(ADAPTERS_VENV) --compile --no-deps 'openenv>=0.10,<0.11'
+	@touch $@
+
+adapters-env: $(ADAPTERS_STAMP) ## Create .venv-adapters with OpenEnv's server and verifiers (about 1 GB)
+test-adapters: $(ADAPTERS_STAMP) ## Tests against real OpenEnv servers and environments of verifiers
+	$(ADAPTERS_VENV)/bin/python -m pytest -q -m adapters $(or $(ARGS),tests/integration/test_environment_adapters.py)
 
 BENCHES := pipeline ledger environment scaling trainer_step broadcast delta activation own_environment
 bench: $(DEV) ## Run benchmarks; JSON under benchmarks/results

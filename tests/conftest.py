@@ -60,10 +60,10 @@ LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests of real SGLang unless selected by mark, since it must be installed first."""
-    if "sglang" in str(config.getoption("markexpr")):
-        return
-    wanted = [item for item in items if item.get_closest_marker("sglang") is None]
+    """Deselect tests of what must be installed first, unless selected by mark."""
+    chosen = str(config.getoption("markexpr"))
+    left_out = [mark for mark in ("sglang", "adapters") if mark not in chosen]
+    wanted = [item for item in items if not any(map(item.get_closest_marker, left_out))]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = wanted
 

@@ -1,0 +1,178 @@
+"""A rollout of an environment of verifiers as a world."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from paceline.environments.tool_calls import BadCall, tool_parser
+from paceline.environments.verifiers.options import VerifiersOptions, VerifiersSettings
+from paceline.errors import InvalidError
+from paceline.plugins import Message, Observation, StepResult
+from paceline.types import Task
+
+try:
+    from verifiers.types import (  # pyright: ignore[reportMissingImports]
+        ResponseMessage,
+        ToolCall,
+    )
+
+    from paceline.environments.verifiers.loaded import (
+        LoadedEnvironments,
+        VerifiersError,
+        row_of,
+        score,
+    )
+    from paceline.environments.verifiers.policy import Asked, PolicyClient
+except ImportError as error:
+    raise InvalidError(
+        "the classic environments of verifiers are needed; "
+        f"pip install 'paceline[verifiers]' ({error})"
+    ) from None
+
+
+class VerifiersWorld:
+    """Plays one rollout: the environment asks for replies, and its rubric scores the whole.
+
+    The reward comes with the last step. A reward function or tool that raises what the environment
+    does not handle fails the attempt.
+    """
+
+    def __init__(self, *, settings: Mapping[str, Any], **options: Any) -> None:
+        """`settings` are those of `VerifiersSettings`, options those of `VerifiersOptions`.
+
+        Raises:
+            InvalidError: the operator does not allow the environment.
+        """
+        self._options = VerifiersOptions.model_validate(options)
+        self.replayable = self._options.replayable
+        if self._options.id not in VerifiersSettings.model_validate(settings).allow:
+            raise InvalidError(
+                f"tasks.options.id: {self._options.id!r} is not allowed here; an operator can "
+                "allow it in options.worlds.verifiers.allow of the environment workers"
+            )
+        self._environment: Any = None
+        self._client = PolicyClient()
+        self._rollout: asyncio.Task[Any] | None = None
+        self._asked: Asked | None = None
+        self._seen: list[Any] = []  # the conversation, up to and including the last reply
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the rollout of the task's row."""
+        del seed
+        options, wanted = self._options, json.loads(task.payload)
+        key = json.dumps(options.args, sort_keys=True)
+        found = await asyncio.to_thread(_loaded().get, options.id, key, options.args)
+        row = await asyncio.to_thread(row_of, found, wanted["split"], wanted["row"])
+        self._environment = found
+        self._rollout = asyncio.create_task(found.rollout(row, self._client, "policy", {}))
+        if not await self._awaits_reply():
+            raise VerifiersError(f"{options.id}: the rollout is over before its first reply")
+        return self._shown()
+
+    async def step(self, action: str) -> StepResult:
+        """Give the reply, and score the rollout if it was the last."""
+        assert self._asked is not None
+        assert self._rollout is not None
+        message = self._reply(action)
+        self._seen = [*self._asked.prompt, message]
+        if not self._asked.reply.done():  # the rollout may have run out of its own time
+            self._asked.reply.set_result(message)
+        if await self._awaits_reply():
+            return StepResult(self._shown(), reward=0.0, done=False)
+        state = self._rollout.result()
+        if (error := state.get("error")) is not None:
+            raise VerifiersError(f"{self._options.id}: {type(error).__name__}: {error}")
+        reward = await score(self._environment, state)
+        return StepResult(Observation(), reward, done=True)
+
+    async def close(self) -> None:
+        """End the rollout, which cleans up after itself."""
+        rollout, self._rollout = self._rollout, None
+        if rollout is not None and not rollout.done():
+            rollout.cancel()
+            with suppress(asyncio.CancelledError):
+                await rollout
+
+    def _reply(self, text: str) -> ResponseMessage:
+        """A reply with its calls of tools; of one that cannot be read, the environment tells so."""
+        assert self._asked is not None
+        calls: list[ToolCall] = []
+        for call in tool_parser(self._options.tool_parser)(text) if self._asked.tools else ():
+            bad = isinstance(call, BadCall)
+            calls.append(
+                ToolCall(
+                    id=f"call_{len(self._seen)}_{len(calls)}",
+                    name="unreadable" if bad else call.name,
+                    arguments=call.problem if bad else json.dumps(call.arguments),
+                )
+            )
+        reason = "tool_calls" if calls else "stop"
+        return ResponseMessage(
+            content=text, tool_calls=calls or None, finish_reason=reason, is_truncated=False
+        )
+
+    async def _awaits_reply(self) -> bool:
+        """Wait until the rollout asks for a reply; False if it ends."""
+        assert self._rollout is not None
+        asking = asyncio.create_task(self._client.asked.get())
+        try:
+            await asyncio.wait({asking, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.cancel()
+        if not asking.done() or asking.cancelled():
+            return False
+        self._asked = asking.result()
+        return True
+
+    def _shown(self) -> Observation:
+        """What the prompt adds to the conversation."""
+        assert self._asked is not None
+        prompt, seen = self._asked.prompt, self._seen
+        if [*map(_content, prompt[: len(seen)])] != [*map(_content, seen)]:
+            text = "changes earlier messages, so the policy's tokens cannot be kept"
+            raise VerifiersError(f"{self._options.id} {text}")
+        messages = tuple(_message(each) for each in prompt[len(seen) :])
+        return Observation(
+            messages=messages,
+            text="\n\n".join(each.content for each in messages),
+            tools=() if seen else tuple(map(_tool, self._asked.tools)),
+        )
+
+
+def of_own_code(**options: Any) -> VerifiersWorld:
+    """The world of an environment in the folder of a job, whose module is `options["id"]`."""
+    return VerifiersWorld(settings={"allow": [options.get("id", "")]}, **options)
+
+
+@cache
+def _loaded() -> LoadedEnvironments:
+    """What the episodes in this process share."""
+    return LoadedEnvironments()
+
+
+def _message(message: Any) -> Message:
+    call = getattr(message, "tool_call_id", None) or ""
+    return Message(str(message.role), _content(message), tool_call_id=call)
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    """A tool in the form of OpenAI's API."""
+    fields = ("name", "description", "parameters")
+    return {"type": "function", "function": {name: getattr(tool, name) for name in fields}}
+
+
+def _content(message: Any) -> str:
+    """The text of a message; raises `InvalidError` if it has any other content."""
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content or ""
+    found: Sequence[Any] = content
+    texts = [each.get("text") for each in found]
+    if not all(isinstance(each, str) for each in texts):
+        raise InvalidError("tasks.options.id: messages with images or sound cannot be shown")
+    return "".join(texts)
