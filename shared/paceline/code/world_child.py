@@ -7,6 +7,7 @@ world that blocks holds up no other of the process; coroutines run on one loop.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
@@ -25,12 +27,14 @@ from paceline.plugins.loading import attribute
 from paceline.types import Task
 
 MAX_ERROR_CHARS = 1000
+_M_ARENA_MAX = -8  # malloc.h
 TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 
 
 def main(target: str, threads: int) -> None:
     """Serve requests on standard input for the environment `module:attribute`."""
     threading.stack_size(1 << 20)
+    _few_arenas()
     # Packages that ask for it when they are imported would fail where nothing can be written.
     tempfile.tempdir = os.environ.get("TMPDIR", "/tmp")
     source, sink = take_pipes()
@@ -39,6 +43,12 @@ def main(target: str, threads: int) -> None:
         for request in requests(source):
             pool.submit(worlds.answer, request)
     os._exit(0)
+
+
+def _few_arenas() -> None:
+    """Keep threads from reserving 64 MiB of the limited address space each, as glibc lets them."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 class _Worlds:

@@ -20,7 +20,6 @@ from paceline.config import parse_job
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.gymnasium.tasks import GymnasiumTasks
 from paceline.errors import ConfigError, InvalidError
-from paceline.plugins import Environment
 from paceline.sandbox import landlock
 from paceline_environment.worlds.factories import check_settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
@@ -168,28 +167,20 @@ async def test_an_environment_that_blocks_holds_up_no_other(worlds: JobWorlds) -
     await asyncio.gather(bad.close(), good.close())
 
 
-async def played(world: Environment) -> float:
-    task = ArithmeticTasks(0)[0]
-    await world.reset(task, 0)
-    result = await world.step(str(json.loads(task.payload)["answer"]))
-    await world.close()
-    return result.reward
-
-
 async def test_an_open_process_plays_and_is_replaced(worlds: JobWorlds) -> None:
     target = "paceline.environments.arithmetic:ENVIRONMENT"
-    make = worlds.installed("job", target=target, sealed=False)
     before = children()
-    world = make()
-    assert await played(world) == 1.0
+    task = ArithmeticTasks(0)[0]
+    world = worlds.installed("job", target=target, sealed=False)()
+    await world.reset(task, 0)
     (process,) = children() - before
     os.kill(process, signal.SIGKILL)
-    assert await played(make()) == 1.0
+    result = await world.step(str(json.loads(task.payload)["answer"]))
+    assert (result.reward, result.done) == (1.0, True)
     (other,) = children() - before - {process}
+    await world.close()
     await worlds.close()
-    async with asyncio.timeout(5):
-        while other in children() and psutil.Process(other).status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.02)
+    assert other not in children()
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,11 @@ class Actions:
         whole = re.fullmatch(rf"{_NUMBER}(?:[\s,]+{_NUMBER})*", reply)
         if len(found) < count or (self._exact and (len(found) > count or not whole)):
             return None
-        dtype = np.dtype(self._space.dtype)
+        dtype: np.dtype[Any] = np.dtype(self._space.dtype)
         numbers = np.array([float(each) for each in found[-count:]])
-        if not np.issubdtype(dtype, np.floating) and (numbers != np.floor(numbers)).any():
-            return None
-        limits = None if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
-        if limits is not None and ((numbers < limits.min) | (numbers > limits.max)).any():
-            return None
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(cast("np.dtype[np.integer[Any]]", dtype))
+            fit = (limits.min <= numbers) & (numbers <= limits.max)
+            if not (fit & (numbers == np.floor(numbers))).all():
+                return None
         return numbers.astype(dtype).reshape(self._space.shape)

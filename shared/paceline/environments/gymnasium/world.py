@@ -18,8 +18,10 @@ from paceline.types import Task
 
 try:
     import gymnasium
-except ImportError:
-    raise InvalidError("gymnasium is not installed; pip install 'paceline[gymnasium]'") from None
+except ImportError as error:
+    raise InvalidError(
+        f"gymnasium is needed; pip install 'paceline[gymnasium]' ({error})"
+    ) from None
 
 from paceline.environments.gymnasium.spaces import Actions, parts, shown
 
@@ -41,6 +43,7 @@ class GymnasiumWorld:
         self._idle = _idle(self._options.id, json.dumps(_kwargs(self._options), sort_keys=True))
         self._env: Env | None = None
         self._actions: Actions | None = None
+        self._observation: Any = None
         self._turns = 0
         self._in_call = False  # also after one that has raised
 
@@ -68,8 +71,8 @@ class GymnasiumWorld:
         env = self._env = self._idle.take()
         options = self._options
         self._actions = Actions(env.action_space, options.actions, exact=options.match == "exact")
-        observation, _ = env.reset(seed=seed)
-        text = self._filled("prompt", observation)
+        self._observation, _ = env.reset(seed=seed)
+        text = self._filled("prompt")
         self._in_call = False
         return said(text, system_prompt=options.system_prompt)
 
@@ -81,27 +84,26 @@ class GymnasiumWorld:
         is_last = self._turns >= options.max_turns
         action = actions.parsed(reply)
         if action is None:
-            text = self._filled("invalid", None)
+            text = self._filled("invalid")
             ends = options.invalid_ends
             return _result(text, options.invalid_reward, done=ends, truncated=is_last)
         self._in_call = True
-        observation, reward, terminated, truncated, _ = env.step(action)
-        text = self._filled("template", observation)
+        self._observation, reward, terminated, truncated, _ = env.step(action)
+        text = self._filled("template")
         self._in_call = False
         return _result(text, float(reward), done=terminated, truncated=truncated or is_last)
 
-    def _filled(self, option: str, observation: Any) -> str:
-        """A text of the options with the parts of an observation, if there is one."""
+    def _filled(self, option: str) -> str:
+        """A text of the options, with the parts of the newest observation."""
         env, actions, options = self._env, self._actions, self._options
         assert env is not None
         assert actions is not None
         template = str(getattr(options, option))
         wanted = fields_of(template)
-        fields = {"actions": actions.described()}
-        if observation is not None:
-            fields |= parts(env.observation_space, observation)
-        if observation is not None and "observation" in wanted:
-            fields["observation"] = shown(env.observation_space, observation, options.observations)
+        space, observation = env.observation_space, self._observation
+        fields = {"actions": actions.described(), **parts(space, observation)}
+        if "observation" in wanted:
+            fields["observation"] = shown(space, observation, options.observations)
         if "render" in wanted:
             fields["render"] = _plain(str(env.render()))
         return filled(template, fields, option=option)

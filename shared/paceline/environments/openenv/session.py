@@ -16,8 +16,8 @@ from paceline.errors import InvalidError, PacelineError, UnavailableError
 try:
     from websockets.asyncio.client import ClientConnection, connect
     from websockets.exceptions import ConnectionClosed, WebSocketException
-except ImportError:
-    raise InvalidError("websockets is not installed; pip install 'paceline[openenv]'") from None
+except ImportError as error:
+    raise InvalidError(f"websockets is needed; pip install 'paceline[openenv]' ({error})") from None
 
 MAX_BYTES = 1 << 20
 _OPEN_S, _CLOSE_S = 10.0, 2.0

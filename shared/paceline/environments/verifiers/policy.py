@@ -26,7 +26,7 @@ class Asked:
     reply: asyncio.Future[ResponseMessage]
 
 
-class PolicyClient(Client[Any, Any, Any, Any]):
+class PolicyClient(Client[Any, Any, Any, Any]):  # pyright: ignore[reportUntypedBaseClass]
     """Puts every prompt into `asked`."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class PolicyClient(Client[Any, Any, Any, Any]):
 
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **more: Any
-    ) -> Response:
-        """Hand a prompt out and await the reply."""
+    ) -> Any:
+        """Hand a prompt out and await the reply, a `Response`."""
         del sampling_args, more
         reply: asyncio.Future[ResponseMessage] = asyncio.get_running_loop().create_future()
         self.asked.put_nowait(Asked(list(prompt), list(tools or ()), reply))

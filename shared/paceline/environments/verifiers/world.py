@@ -98,7 +98,7 @@ class VerifiersWorld:
             with suppress(asyncio.CancelledError):
                 await rollout
 
-    def _reply(self, text: str) -> ResponseMessage:
+    def _reply(self, text: str) -> Any:
         """A reply with its calls of tools; of one that cannot be read, the environment tells so."""
         assert self._asked is not None
         calls: list[ToolCall] = []

@@ -90,7 +90,7 @@ def test_values_of_spaces_as_text() -> None:
     hand = spaces.Tuple((spaces.Discrete(32), spaces.Discrete(2)))
     place = spaces.Dict(at=spaces.Box(-9, 9, (2,)), door=spaces.Discrete(2), says=spaces.Text(9))
     value = {"at": np.array([0.12345, -2]), "door": 1, "says": "hello"}
-    board = spaces.MultiDiscrete([[3, 3], [3, 3]])
+    board = spaces.MultiDiscrete(np.array([[3, 3], [3, 3]]))
     assert shown(spaces.Discrete(2), 1, ("shut", "open")) == "open"
     assert (shown(hand, (15, 1)), parts(hand, (15, 1))) == ("15, 1", {"0": "15", "1": "1"})
     assert shown(place, value) == "at: 0.123 -2\ndoor: 1\nsays: hello"
@@ -177,14 +177,15 @@ async def test_options_that_do_not_fit_the_environment(options: dict[str, Any], 
         await GymnasiumWorld(**options).reset(a_task(**options), 0)
 
 
-class Counted(gymnasium.Env[int, int]):
+class Counted(gymnasium.Env[Any, Any]):
     """Counts how many there are; fails after action 1."""
 
     made = 0
-    observation_space = spaces.Discrete(1 << 20)
-    action_space = spaces.Discrete(2)
+    observation_space: spaces.Space[Any] = spaces.Discrete(1 << 20)
+    action_space: spaces.Space[Any] = spaces.Discrete(2)
 
-    def __init__(self) -> None:
+    def __init__(self, **more: Any) -> None:
+        del more
         type(self).made += 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:

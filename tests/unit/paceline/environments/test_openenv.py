@@ -203,12 +203,12 @@ async def test_only_what_the_operator_allows_is_reached() -> None:
     ],
 )
 def test_hosts_and_ports(entry: str, url: str, allowed: bool) -> None:
-    given = {"settings": OpenEnvSettings(allow=(entry,)).model_dump(), "base_url": url}
+    settings = OpenEnvSettings(allow=(entry,)).model_dump()
     if allowed:
-        OpenEnvWorld(**given)
+        OpenEnvWorld(settings=settings, base_url=url)
         return
     with pytest.raises(InvalidError, match="is not allowed here"):
-        OpenEnvWorld(**given)
+        OpenEnvWorld(settings=settings, base_url=url)
 
 
 @pytest.mark.parametrize(
