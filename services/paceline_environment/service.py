@@ -56,7 +56,6 @@ class EnvironmentService(Service):
         self._chassis, self._options = chassis, options
         self._channel = connect_as(settings, settings.experience)
         experience: ExperienceAsyncStub = ExperienceStub(self._channel)
-        jobs: JobsAsyncStub = JobsStub(self._channel)
         roster: RosterAsyncStub = RosterStub(self._channel)
         self._rollouts = WorkerWatch(roster=roster, kind=WorkerKind.ROLLOUT, site=settings.site)
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
@@ -93,13 +92,7 @@ class EnvironmentService(Service):
         )
         self._submitter = Submitter(experience=experience, linger=self._linger)
         self.worker = EpisodeWorker(
-            jobs=Jobs(
-                jobs=jobs,
-                experience=experience,
-                worlds=self._worlds,
-                limits=settings.limits,
-                settings=options.worlds,
-            ),
+            jobs=self._jobs(experience),
             peers=self._peers(),
             submitter=self._submitter,
             limits=_capacity(options),
@@ -146,6 +139,16 @@ class EnvironmentService(Service):
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
+
+    def _jobs(self, experience: ExperienceAsyncStub) -> Jobs:
+        jobs: JobsAsyncStub = JobsStub(self._channel)
+        return Jobs(
+            jobs=jobs,
+            experience=experience,
+            worlds=self._worlds,
+            limits=self._chassis.settings.limits,
+            settings=self._options.worlds,
+        )
 
     def _peers(self) -> EpisodePeers:
         chassis = self._chassis

@@ -26,7 +26,7 @@ class Asked:
     reply: asyncio.Future[ResponseMessage]
 
 
-class PolicyClient(Client[Any, Any, Any, Any]):  # pyright: ignore[reportUntypedBaseClass]
+class AwaitingClient(Client[Any, Any, Any, Any]):  # pyright: ignore[reportUntypedBaseClass]
     """Puts every prompt into `asked`."""
 
     def __init__(self) -> None:

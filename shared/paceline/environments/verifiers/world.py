@@ -27,7 +27,7 @@ try:
         row_of,
         score,
     )
-    from paceline.environments.verifiers.policy import Asked, PolicyClient
+    from paceline.environments.verifiers.policy import Asked, AwaitingClient
 except ImportError as error:
     raise InvalidError(
         "the classic environments of verifiers are needed; "
@@ -56,7 +56,7 @@ class VerifiersWorld:
                 "allow it in options.worlds.verifiers.allow of the environment workers"
             )
         self._environment: Any = None
-        self._client = PolicyClient()
+        self._client = AwaitingClient()
         self._rollout: asyncio.Task[Any] | None = None
         self._asked: Asked | None = None
         self._seen: list[Any] = []  # the conversation, up to and including the last reply
