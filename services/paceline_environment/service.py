@@ -117,13 +117,7 @@ class EnvironmentService(Service):
             "steps", self.stages.progress, min_limit_s=lambda: self.worker.longest_step_s
         )
         progress.add_status(self.stages.status)
-        servicer = EnvironmentServicer(
-            worker_id=settings.worker_id,
-            slots=options.slots,
-            stages=self.stages,
-            num_open=lambda: self.worker.num_open,
-        )
-        add_EnvironmentServicer_to_server(servicer, chassis.server)
+        add_EnvironmentServicer_to_server(self._servicer(), chassis.server)
 
     async def run(self) -> None:
         """Run in separate tasks, so that draining can still use the streams."""
@@ -148,6 +142,14 @@ class EnvironmentService(Service):
             worlds=self._worlds,
             limits=self._chassis.settings.limits,
             settings=self._options.worlds,
+        )
+
+    def _servicer(self) -> EnvironmentServicer:
+        return EnvironmentServicer(
+            worker_id=self._chassis.settings.worker_id,
+            slots=self._options.slots,
+            stages=self.stages,
+            num_open=lambda: self.worker.num_open,
         )
 
     def _peers(self) -> EpisodePeers:

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
-from paceline.code.folders import CodeFolders
+from paceline.code.folders import CodeFolder, CodeFolders
+from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE, WorldError
+from paceline.config.packages import PackageSettings
 from paceline.errors import InvalidError
 from paceline.plugins import Environment, Observation, StepResult
 from paceline.testing import environments
@@ -162,18 +164,18 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def worlds() -> AsyncIterator[JobWorlds]:
     class Example(CodeFolders):
-        async def folder(self, digest: str) -> Path:
-            return EXAMPLES / "verifiers" / digest
+        async def folder(self, digest: str) -> CodeFolder:
+            return CodeFolder(EXAMPLES / "verifiers" / digest)
 
     async def fetch(digest: str) -> bytes:
         raise AssertionError(digest)
 
-    sandbox, folders = sandbox_for(MODULE), Example(fetch)
-    made = JobWorlds(sandbox=sandbox, folders=folders, memory_bytes=4 << 30)
+    sandbox, folders = sandbox_for(MODULE), Example(fetch, packages=Packages(PackageSettings()))
+    made = JobWorlds(sandbox=sandbox, folders=folders, memory_bytes=4 << 30, max_processes=64)
     yield made
     await made.close()
     await sandbox.close()
-    folders.close()
+    await folders.close()
 
 
 def row(number: int, split: str = "train") -> Task:
