@@ -62,7 +62,7 @@ async def run(address: str) -> None:
     roster = Roster(lease_s=LEASE_S)
     tracker = RoutePlanner(roster)
     training = Publications(tracker)
-    servicer = RosterServicer(roster=roster, tracker=tracker, training=training, live_jobs=list)
+    servicer = RosterServicer(roster=roster, tracker=tracker, training=training, ended_jobs=list)
     interceptors = [rpc.ErrorInterceptor(metrics=Metrics())]
     server = aio.server(interceptors=interceptors, options=rpc.SERVER_OPTIONS)
     add_RosterServicer_to_server(servicer, server)

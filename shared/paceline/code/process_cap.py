@@ -66,5 +66,4 @@ class ProcessCap:
     def _count(self, *, taken: int = 0, waiting: int = 0) -> None:
         self._taken += taken
         self._waiting += waiting
-        self._metrics.set("code_processes", self._taken)
         self._metrics.set("code_processes_waiting", self._waiting)

@@ -351,9 +351,6 @@ NAMES: dict[str, Spec] = {
         "scores_in_progress", "", "reward", "Scores in progress or queued."
     ),
     # environment and reward
-    "code_processes": _gauge(
-        "code_processes", "", "environment reward", "Sealed processes with code of jobs."
-    ),
     "code_processes_waiting": _gauge(
         "code_processes_waiting",
         "",

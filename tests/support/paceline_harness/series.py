@@ -27,7 +27,7 @@ EVERY: dict[str, Choices] = {
     "spans": SENT,
     "refused_calls": {"caller": ("somebody",)},
 }
-
+CODE: dict[str, Choices] = {"code_processes_waiting": {}}
 SAYS: dict[str, dict[str, Choices]] = {
     "environment": {
         **EVERY,
@@ -41,6 +41,7 @@ SAYS: dict[str, dict[str, Choices]] = {
         "received_tokens": {},
         "resumed_tokens": {"failed_service": ("rollout", "environment")},
         "lost_tokens": {},
+        **CODE,
     },
     "reward": {
         **EVERY,
@@ -51,6 +52,7 @@ SAYS: dict[str, dict[str, Choices]] = {
         "part_seconds": {"part": PARTS},
         "part_scores": {"part": PARTS},
         "scores_in_progress": {},
+        **CODE,
     },
     "rollout": {
         **EVERY,

@@ -32,7 +32,7 @@ async def test_the_job_with_the_fewest_is_next() -> None:
         each.cancel()
     await asyncio.wait(asked)
     assert not cap.wanted
-    assert metrics.registry.get_sample_value("paceline_code_processes") == 3
+    assert metrics.registry.get_sample_value("paceline_code_processes_waiting") == 0
 
 
 async def test_room_is_made_only_when_it_is_needed() -> None:
