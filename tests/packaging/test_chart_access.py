@@ -20,7 +20,7 @@ FEATURES = sorted(
 CONTROLLER = {
     "apps/deployments": "get list watch create patch delete",
     "batch/jobs": "list watch create patch delete",
-    "/secrets": "create patch",
+    "/secrets": "create patch delete",
     "/services": "create patch delete",
     "networking.k8s.io/networkpolicies": "create patch delete",
     "/pods": "list watch",

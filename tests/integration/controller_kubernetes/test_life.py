@@ -60,10 +60,11 @@ def test_a_job_over_rest_has_no_object_and_goes_with_the_installation(
 ) -> None:
     world.start()
     job_id = world.services.submit(tiny_job(name="plain"))
-    until_true(lambda: len(world.made()) == 5, "objects are not made")
+    # Of the trainer and of the rollout workers: what makes pods, the pods, and a Secret each.
+    until_true(lambda: len(world.made()) == 8, "objects are not made")
     assert world.cluster.list("TrainingJob") == []
     owner = world.cluster.get("Deployment", "rel-paceline-controller")["metadata"]["uid"]
-    for kind in ("Job", "Service", "Deployment"):
+    for kind in ("Job", "NetworkPolicy", "Secret", "Service", "Deployment"):
         for body in world.cluster.list(kind, f"paceline.dev/job={job_id}"):
             assert [each["uid"] for each in body["metadata"]["ownerReferences"]] == [owner]
     world.kill()

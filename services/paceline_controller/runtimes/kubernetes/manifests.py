@@ -51,9 +51,9 @@ class ManifestContext:
 def build(
     wanted: Wanted, template: Object, *, incarnation: int, context: ManifestContext
 ) -> list[Object]:
-    """The objects of a workload, in the order in which to apply them; that of its pods is last.
+    """The objects of a workload, in the order in which to apply them.
 
-    The pods mount the Secret of `credential_of`.
+    Its pods mount the Secret of `credential_of`.
 
     Raises:
         ConfigError: the template has no container named `paceline`.
@@ -68,16 +68,19 @@ def build(
     return [*before, _headless(wanted, context), _job(wanted, template, incarnation, context)]
 
 
-def credential_of(
-    wanted: Wanted, credential: str, *, incarnation: int, context: ManifestContext
-) -> Object:
+def credential_of(wanted: Wanted, credential: str, *, context: ManifestContext) -> Object:
     """The Secret with the credential of a workload's pods."""
     return {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
-        "metadata": _metadata(_credential_name(wanted, incarnation), wanted, context, {}),
+        "metadata": _metadata(credential_name(wanted.name), wanted, context, {}),
         "data": {CREDENTIAL: base64.b64encode(credential.encode()).decode()},
     }
+
+
+def credential_name(workload: str) -> str:
+    """The name of the Secret with the credential of a workload's pods."""
+    return f"{names.object_name(workload)}-{CREDENTIAL}"
 
 
 def owner_reference(body: Object, kind: Kind) -> Object:
@@ -104,18 +107,8 @@ def nodes_of(world_size: int, ranks_per_pod: int) -> tuple[int, int]:
     return nodes, world_size // nodes
 
 
-def _name(wanted: Wanted, incarnation: int) -> str:
-    """Name of the object of a workload's pods; each incarnation of a trainer has its own."""
-    name = names.object_name(wanted.name)
-    return f"{name}-{incarnation}" if wanted.kind is WorkerKind.TRAINER else name
-
-
-def _credential_name(wanted: Wanted, incarnation: int) -> str:
-    return f"{_name(wanted, incarnation)}-{CREDENTIAL}"
-
-
 def _deployment(wanted: Wanted, template: Object, context: ManifestContext) -> Object:
-    name = _name(wanted, 0)
+    name = names.object_name(wanted.name)
     added = {"JOB_ID": wanted.job_id, "POOL": wanted.pool}
     pods = _pods(wanted, template, context, _plain(added))
     selected = {key: names.labels(wanted, release=context.release)[key] for key in _SELECTED}
@@ -177,7 +170,7 @@ def _policy(wanted: Wanted, context: ManifestContext) -> Object:
 
 def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     service = names.object_name(wanted.name)
-    name = _name(wanted, incarnation)
+    name = f"{service}-{incarnation}"
     master = f"{name}-0.{service}"
     spec = _job_spec(wanted, template, incarnation, context, master)
     spec["template"]["spec"]["subdomain"] = service
@@ -192,7 +185,7 @@ def _job(wanted: Wanted, template: Object, incarnation: int, context: ManifestCo
 
 def _jobset(wanted: Wanted, template: Object, incarnation: int, context: ManifestContext) -> Object:
     """A JobSet; it creates the headless Service itself, under its own name."""
-    name = _name(wanted, incarnation)
+    name = f"{names.object_name(wanted.name)}-{incarnation}"
     master = f"{name}-{GROUP}-0-0.{name}"
     spec = _job_spec(wanted, template, incarnation, context, master)
     extra = {names.TEMPLATE: digest(template), names.INCARNATION: str(incarnation)}
@@ -220,8 +213,7 @@ def _job_spec(
         "MASTER_ADDR": master,
     }
     rank = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": _RANK}}}
-    added = [*_plain(plain), rank]
-    pods = _pods(wanted, template, context, added, incarnation=incarnation)
+    pods = _pods(wanted, template, context, [*_plain(plain), rank])
     pods["metadata"]["annotations"][names.INCARNATION] = str(incarnation)
     pods["spec"]["restartPolicy"] = "Never"
     _confine(pods, wanted.job_id)
@@ -236,12 +228,7 @@ def _job_spec(
 
 
 def _pods(
-    wanted: Wanted,
-    template: Object,
-    context: ManifestContext,
-    added: list[dict[str, Any]],
-    *,
-    incarnation: int = 0,
+    wanted: Wanted, template: Object, context: ManifestContext, added: list[dict[str, Any]]
 ) -> Object:
     """The chart's template with our labels, environment and credential."""
     pods = copy.deepcopy(template)
@@ -258,7 +245,7 @@ def _pods(
     # Ours come first: a variable can refer only to earlier ones.
     container["env"] = [*added, *kept]
     mount = {"name": CREDENTIAL, "mountPath": CREDENTIAL_FOLDER, "readOnly": True}
-    secret = {"secretName": _credential_name(wanted, incarnation)}
+    secret = {"secretName": credential_name(wanted.name)}
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), mount]
     volume = {"name": CREDENTIAL, "secret": secret}
     pods["spec"]["volumes"] = [*(pods["spec"].get("volumes") or []), volume]

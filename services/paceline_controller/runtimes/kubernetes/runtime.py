@@ -29,6 +29,7 @@ from paceline_controller.runtimes.kubernetes.manifests import (
     CONTAINER,
     ManifestContext,
     build,
+    credential_name,
     credential_of,
     digest,
     owner_reference,
@@ -39,12 +40,12 @@ from paceline_controller.runtimes.kubernetes.resources import (
     DEPLOYMENTS,
     NETWORK_POLICIES,
     PODS,
+    SECRETS,
     SERVICES,
     Kind,
     Object,
     annotations_of,
     deleting,
-    kind_of,
     name_of,
     uid_of,
 )
@@ -149,9 +150,9 @@ class KubernetesRuntime:
         except (InvalidError, PermissionDeniedError) as error:
             self._words[wanted.name] = error.message
             self._refused[wanted.name] = (wanted.job_id, error.message)
-            if wanted.kind is WorkerKind.TRAINER:
+            if self._inventory.rollout(wanted.name) is None:
                 # What was applied before the refusal is seen by nobody later.
-                await self._delete_beside(wanted.name)
+                await self._delete_beside(wanted.name, wanted.kind)
             raise
         self._refused.pop(wanted.name, None)
         words = self._words.get(wanted.name, "")
@@ -169,11 +170,12 @@ class KubernetesRuntime:
             await self.scale(name, 0)
             return
         if (body := self._inventory.rollout(name)) is not None:
+            await self._delete_beside(name, WorkerKind.ROLLOUT)
             await self._connection.delete(DEPLOYMENTS, name_of(body), uid=uid_of(body))
             await self._gone(DEPLOYMENTS, name, body)
         else:
             # Before the Job, so that nobody forgets them when this is cut off in between.
-            await self._delete_beside(name)
+            await self._delete_beside(name, WorkerKind.TRAINER)
             await self._clear_trainer(name)
         self._words.pop(name, None)
         self._refused.pop(name, None)
@@ -255,26 +257,18 @@ class KubernetesRuntime:
 
     async def _apply(self, wanted: Wanted, incarnation: int) -> None:
         template = load_template(self._options.templates, wanted)
-        credential = await self._apply_credential(wanted, incarnation)
-        context, made = self._manifest_context(), None
+        await self._apply_credential(wanted, incarnation)
+        context = self._manifest_context()
         for body in build(wanted, template, incarnation=incarnation, context=context):
-            made = await self._connection.apply(body)
-            self._learn(made)
-        if made is not None:
-            # From now on it goes with the pods.
-            credential["metadata"]["ownerReferences"] = [owner_reference(made, kind_of(made))]
-            await self._connection.apply(credential)
+            self._learn(await self._connection.apply(body))
 
-    async def _apply_credential(self, wanted: Wanted, incarnation: int) -> Object:
-        """Before the pods, which do not start without it; returns the Secret."""
+    async def _apply_credential(self, wanted: Wanted, incarnation: int) -> None:
+        """Before the pods, which do not start without it."""
         credential = await self._credentials.credential(
             wanted, worker=names.object_name(wanted.name), incarnation=incarnation
         )
-        secret = credential_of(
-            wanted, credential, incarnation=incarnation, context=self._manifest_context()
-        )
-        await self._connection.apply(secret)
-        return secret
+        context = self._manifest_context()
+        await self._connection.apply(credential_of(wanted, credential, context=context))
 
     async def _release(self, pool: Object) -> None:
         """Give up the number of replicas of a Deployment of the chart, once it is written.
@@ -299,14 +293,12 @@ class KubernetesRuntime:
 
     async def _roll_out(self, body: Object, wanted: Wanted, template: Object) -> None:
         # That of an earlier release has none.
-        credential = await self._apply_credential(wanted, 0)
+        await self._apply_credential(wanted, 0)
         (changed,) = build(wanted, template, incarnation=0, context=self._manifest_context())
         # Never makes it anew, should it have gone meanwhile.
         changed["metadata"]["uid"] = uid_of(body)
-        credential["metadata"]["ownerReferences"] = [owner_reference(body, DEPLOYMENTS)]
         try:
             self._learn(await self._connection.apply(changed))
-            await self._connection.apply(credential)
         except ConflictError:
             return
         self._events.record(wanted.job_id, "TemplateChanged", f"{wanted.name}: pods are replaced")
@@ -345,12 +337,15 @@ class KubernetesRuntime:
             seen.name, seen.job_id, alive=False, replicas=seen.replicas, ready=seen.ready
         )
 
-    async def _delete_beside(self, trainer: str) -> None:
-        """Delete what lies beside the Jobs of a trainer, for all its incarnations."""
+    async def _delete_beside(self, name: str, kind: WorkerKind) -> None:
+        """Delete what lies beside the Deployment or the Jobs of a workload."""
+        await self._connection.delete(SECRETS, credential_name(name))
+        if kind is not WorkerKind.TRAINER:
+            return
         if not self._options.jobset:
-            await self._connection.delete(SERVICES, names.object_name(trainer))
+            await self._connection.delete(SERVICES, names.object_name(name))
         if self._options.network_policies:
-            await self._connection.delete(NETWORK_POLICIES, names.object_name(trainer))
+            await self._connection.delete(NETWORK_POLICIES, names.object_name(name))
 
     async def _clear_trainer(self, name: str) -> None:
         """Delete the Jobs of all incarnations; returns when their pods are gone too."""
