@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from paceline.api.documents import JobEvent, JobView
 from paceline.client.client import Client
@@ -95,7 +96,7 @@ class JobProgress:
         made = Table.grid(padding=(0, 2))
         made.add_row("[bold]job[/]", title)
         for name, value in self._ordered():
-            made.add_row(f"[bold]{name}[/]", value)
+            made.add_row(f"[bold]{name}[/]", Text(value))  # reasons quote anything
         return made
 
     def _ordered(self) -> list[tuple[str, str]]:
@@ -166,5 +167,5 @@ def follow(
                 live.update(progress.table(job_id))
             elif event.status.state.terminal or clock() - shown_s >= LINE_EVERY_S:
                 shown_s = clock()
-                console.print(progress.line(), soft_wrap=True, highlight=False)
+                console.print(progress.line(), soft_wrap=True, highlight=False, markup=False)
     return client.get(job_id)

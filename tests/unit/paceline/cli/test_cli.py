@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from paceline.api.documents import JobEvent, MetricRow
 from paceline.cli.check import read_job
@@ -336,6 +338,16 @@ def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
     row = MetricRow(index=3, step=4, kind=Purpose.EVAL, values={**values, "complete": True})
     progress.update(JobEvent(status=status, metrics=[row]), 0.0)
     assert progress.status["held-out reward"] == "0.250 (step 4)"
+
+
+def test_reasons_are_shown_as_they_are() -> None:
+    progress = JobProgress()
+    reason = "pip install 'paceline[gymnasium]' [/wrong]"
+    status = JobStatus("a-1", "a", "default", JobState.FAILED, step=0, reason=reason)
+    progress.update(JobEvent(status=status, metrics=[]), 0.0)
+    with io.StringIO() as shown:
+        Console(file=shown, width=200).print(progress.table("a-1"))
+        assert f"failed: {reason}" in shown.getvalue()
 
 
 def test_nobody_waits() -> None:
