@@ -22,7 +22,7 @@ class Observed:
     pending: bool = False  # the platform is still working on starting it
 
 
-class Credentials(Protocol):
+class CredentialIssuer(Protocol):
     """Issues the credentials of jobs' trainers and rollout workers."""
 
     async def credential(self, wanted: Wanted, *, worker: str, incarnation: int) -> str:

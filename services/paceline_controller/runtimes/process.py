@@ -25,7 +25,7 @@ from paceline.local.processes import Processes, Record
 from paceline.telemetry.monitoring import targets_of
 from paceline.transport.rpc import call, connect_as
 from paceline_controller.jobs.plan import Wanted, replicas_of
-from paceline_controller.runtimes.base import Credentials, Observed
+from paceline_controller.runtimes.base import CredentialIssuer, Observed
 
 HEALTH_TIMEOUT_S = 1.0
 STALE_S = 60.0
@@ -41,7 +41,7 @@ class ProcessRuntime:
         self,
         settings: ServiceSettings,
         *,
-        credentials: Credentials,
+        credentials: CredentialIssuer,
         ports: PortSlots,
         beat: Path,
         child_grace_s: float,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Generator, Iterator, Mapping
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from paceline.digest import digest_of
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline_trainer.checkpoints.digests import FileDigest
@@ -363,7 +363,7 @@ class Checkpoints:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             cause = f"{type(error).__name__}: {error}"
             raise IntegrityError(f"{name} is damaged: {cause}") from error
-        if digest is not None and _sha256(content) != digest:
+        if digest is not None and digest_of(content) != digest:
             raise IntegrityError(f"{name} is not the one that the ledger knows")
         return found
 
@@ -393,7 +393,7 @@ class Checkpoints:
         data = json.dumps(content).encode()
         self._storage.commit(folder.name, META, data)
         self._clean_up(newest=folder.step)
-        return _sha256(data)
+        return digest_of(data)
 
     def _replaced(self, other: _Folder, own: _Folder) -> bool:
         return other.step == own.step and other.incarnation > own.incarnation
@@ -434,10 +434,6 @@ def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:
 def _digest_from_json(value: Any) -> FileDigest:
     """A file's entry in `paceline.json`."""
     return FileDigest(int(value["num_bytes"]), str(value["blake3"]))
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

@@ -425,16 +425,10 @@ NAMES: dict[str, Spec] = {
         "Tokens per second needed for the trainer not to wait.",
     ),
     "worker_tokens": _gauge(
-        "worker_tokens_per_second",
-        "job pool",
-        "controller",
-        "Tokens per second of a busy rollout worker.",
+        "worker_tokens_per_second", "job pool", "controller", "Tokens per second of a busy worker."
     ),
     "wanted_episodes": _gauge(
-        "wanted_episodes",
-        "job",
-        "controller",
-        "Episodes running, waiting, or that could be admitted.",
+        "wanted_episodes", "job", "controller", "Episodes running, waiting or admissible."
     ),
     "pending_scores": _gauge(
         "pending_scores", "workload", "controller", "Responses waiting to be scored."

@@ -20,7 +20,7 @@ from paceline.server.failures import marked
 from paceline.telemetry.logs import Log
 from paceline.transport.rpc import backoff_s
 from paceline_controller.jobs.plan import Wanted
-from paceline_controller.runtimes.base import Credentials, Observed
+from paceline_controller.runtimes.base import CredentialIssuer, Observed
 from paceline_controller.runtimes.kubernetes import names, states
 from paceline_controller.runtimes.kubernetes.connection import KubernetesClient
 from paceline_controller.runtimes.kubernetes.events import Events
@@ -76,7 +76,7 @@ class KubernetesRuntime:
         *,
         inventory: Inventory,
         events: Events,
-        credentials: Credentials,
+        credentials: CredentialIssuer,
         clock: Callable[[], float] = time.monotonic,
         gone_s: float = GONE_S,
         log_s: float = LOG_S,
