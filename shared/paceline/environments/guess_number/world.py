@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from paceline.environments.guess_number.tasks import Scoring, check
@@ -48,7 +49,10 @@ class GuessNumber:
         guess = int(numbers[-1]) if numbers else None
         if guess == self._number:
             return StepResult(Observation(), self._worth(), done=True)
-        return StepResult(_said(self._hint(guess)), 0.0, done=self._turns >= self._limit)
+        shown = _said(self._hint(guess))
+        # Without a chat template nothing else ends the policy's line.
+        shown = replace(shown, text=f"\n{shown.text}")
+        return StepResult(shown, 0.0, done=self._turns >= self._limit)
 
     async def close(self) -> None:
         """Release nothing."""
@@ -63,5 +67,4 @@ class GuessNumber:
 
 
 def _said(text: str) -> Observation:
-    # Without a chat template nothing else ends the turn before it.
-    return Observation(messages=(Message("user", text),), text=f"\n{text}\n")
+    return Observation(messages=(Message("user", text),), text=f"{text}\n")
