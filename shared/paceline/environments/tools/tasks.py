@@ -123,14 +123,14 @@ def check(*, tools: Sequence[str], parser: str, max_turns: int, results: int) ->
 
 
 def _kinds(tools: Sequence[str], kinds: Sequence[Kind] | None) -> list[Kind]:
-    possible: list[Kind] = [k for k, made in _KINDS.items() if made.tools <= set(tools)]
+    possible: list[Kind] = [kind for kind, made in _KINDS.items() if made.tools <= set(tools)]
     wrong = [kind for kind in kinds or () if kind not in possible]
     if wrong or not possible or (kinds is not None and not kinds):
         raise InvalidError(
             f"tasks.options.kinds: {wrong[:9] or kinds}; with these tools allowed: "
             f"{', '.join(possible) or 'none'}"
         )
-    return possible if kinds is None else [*kinds]
+    return possible if kinds is None else list(kinds)
 
 
 def _calculate(index: int) -> Question:

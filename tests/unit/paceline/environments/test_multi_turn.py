@@ -114,7 +114,9 @@ async def test_answers_of_all_kinds_are_right() -> None:
         assert (await world.step(answer)).reward == 1.0
 
 
-@pytest.mark.parametrize("make", [partial(ToolTasks, size=4000), GuessTasks])
+@pytest.mark.parametrize(
+    "make", [partial(ToolTasks, size=4000), GuessTasks], ids=["tools", "guess_number"]
+)
 def test_held_out_tasks_are_never_trained_on(make: Any) -> None:
     train, again, heldout = make(seed=0), make(seed=5), make(seed=1, split="heldout")
     payloads = [{tasks[i].payload for i in range(len(tasks))} for tasks in (train, again, heldout)]
