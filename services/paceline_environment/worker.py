@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from paceline import wire
+from paceline.code.install import InstallError
 from paceline.enums import GiveBackReason, Purpose
 from paceline.errors import InvalidError, LimitError, PacelineError, VersionGoneError
 from paceline.telemetry.logs import Log
@@ -21,6 +22,7 @@ from paceline_environment.submitter import Submitter
 
 log = Log("worker")
 _MAX_DETAIL_BYTES = 4096
+_INSTALL_WAIT_S = 30.0
 _RENEW_SHARE = 3  # a lease is renewed after a third of its duration
 
 
@@ -198,6 +200,8 @@ class EpisodeWorker:
             with self._peers.stages.waits_on("experience"):
                 job = await self._jobs.get(assignment.job_id)
         except PacelineError as error:
+            if isinstance(error, InstallError):  # else this worker would soon fail all its tasks
+                await asyncio.sleep(_INSTALL_WAIT_S)
             is_invalid = isinstance(error, InvalidError)
             reason = GiveBackReason.INVALID if is_invalid else GiveBackReason.INFRA_ERROR
             for leased in opened:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -282,6 +283,7 @@ class Trainer:
             # A newer incarnation has resumed from an older step.
             await self.writer.run(checkpoints.discard, staged.step)
             raise
+        await self.writer.run(partial(checkpoints.clean_up, newest=staged.step))
 
     async def checkpointed(self) -> None:
         """Wait until the last checkpoint is written and committed; raises what went wrong."""

@@ -129,7 +129,8 @@ class JobProcesses:
         """An episode is over, or its process is."""
         host.episodes -= 1
         host.idle_since = self.clock()
-        if host.process.ended or (host.alone and not host.episodes):
+        unused = not host.episodes and (host.alone or self._cap.wanted)
+        if host.process.ended or unused:
             await self._drop(host, "its episode is over")
 
     async def sweep(self) -> None:

@@ -161,8 +161,11 @@ class Checkpoints:
         optimizer: Optimizer,
         slots: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """`stage` and `write`; returns the path."""
-        return self.write(self.stage(step, policy, optimizer, slots)).path
+        """`stage`, `write` and `clean_up`; returns the path."""
+        path = self.write(self.stage(step, policy, optimizer, slots)).path
+        if self._group.rank_info.first:
+            self.clean_up(newest=step)
+        return path
 
     def stage(
         self,
@@ -181,7 +184,7 @@ class Checkpoints:
         return StagedCheckpoint(step, self._stager.stage(state))
 
     def write(self, staged: StagedCheckpoint) -> WrittenCheckpoint:
-        """Collective: write a checkpoint, and remove old ones.
+        """Collective: write a checkpoint; the one before is there until `clean_up`.
 
         Raises:
             FencedError: a newer incarnation has written this step.
@@ -392,14 +395,13 @@ class Checkpoints:
         }
         data = json.dumps(content).encode()
         self._storage.commit(folder.name, META, data)
-        self._clean_up(newest=folder.step)
         return digest_of(data)
 
     def _replaced(self, other: _Folder, own: _Folder) -> bool:
         return other.step == own.step and other.incarnation > own.incarnation
 
-    def _clean_up(self, *, newest: int) -> None:
-        """Keep the newest few; remove old, unfinished and abandoned ones."""
+    def clean_up(self, *, newest: int) -> None:
+        """Rank 0, once the ledger knows the newest: remove old, unfinished and abandoned ones."""
         listed = self._storage.folders()
         found = (folder for folder in sorted(self._complete(listed)) if folder.step <= newest)
         complete = {folder.step: folder for folder in found}

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,11 @@ class CodeFolders:
             return
         del self._used[unused]
         if self._found.pop(unused, None) is not None:
-            await asyncio.to_thread(shutil.rmtree, Path(self._root.name) / unused, True)
+            root = Path(self._root.name)
+            with suppress(FileNotFoundError):
+                # Renamed, so that nobody finds it half deleted.
+                gone = (root / unused).rename(root / f"old-{unused}")
+                await asyncio.to_thread(shutil.rmtree, gone, True)
 
     async def _make(self, digest: str) -> _Unpacked:
         archive = await self._fetch(digest)

@@ -77,7 +77,7 @@ async def install(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=_environment(os.environ) | {"TMPDIR": str(into / "tmp")},
+            env=_environment(os.environ, settings) | {"TMPDIR": str(into / "tmp")},
             cwd=into,
             start_new_session=True,
         )
@@ -122,18 +122,19 @@ async def _finished(process: asyncio.subprocess.Process, folder: Path, most_byte
 def _sources(wheels: Path | None, settings: PackageSettings) -> Iterator[str | Path]:
     if settings.no_index:
         yield "--no-index"
-    elif settings.index_url:
-        yield from ("--index-url", settings.index_url)
     if wheels is not None:
         yield from ("--find-links", wheels)
 
 
-def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    return {
+def _environment(own: Mapping[str, str], settings: PackageSettings) -> dict[str, str]:
+    passed = {
         name: value
         for name, value in own.items()
         if name in _PASSED or name.upper().startswith(_PASSED_PREFIX)
     }
+    if settings.index_url:  # which may have a password: all users can read arguments
+        passed["PIP_INDEX_URL"] = settings.index_url
+    return passed
 
 
 def _told(log: str, code: int) -> str:

@@ -24,6 +24,7 @@ class OpenProcess:
         assert process.stdout is not None
         self.stdout = process.stdout
         self._process = process
+        self._killed = False
 
     @classmethod
     async def start(cls, module: str, *arguments: str | int) -> OpenProcess:
@@ -51,8 +52,10 @@ class OpenProcess:
 
     async def kill(self) -> None:
         """Kill it and what it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._killed:  # later, its number may be another's
+            self._killed = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.stdin is not None:
             self._process.stdin.close()
         await self._process.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -118,7 +119,7 @@ class Packages:
             target = root / wanted.name
             if await asyncio.to_thread(_found, target):
                 return target
-            async with self._slots, _locked(root, wanted.name):
+            async with _locked(root, wanted.name), self._slots:
                 if not await asyncio.to_thread(_found, target):
                     await self._install(wanted, root)
         except (InstallError, OSError) as error:
@@ -199,7 +200,7 @@ def _make_room(root: Path, num_bytes: int, most_bytes: int) -> None:
     Raises:
         InstallError: the others are in use.
     """
-    for left in (*root.glob(f"{_GONE}*"), *_abandoned(root)):
+    for left in itertools.chain(root.glob(f"{_GONE}*"), _abandoned(root)):  # locked meanwhile
         shutil.rmtree(left, ignore_errors=True)
     found = sorted(_sets(root), key=lambda each: each.stat().st_mtime)
     sizes = {each: size_of(each) for each in found}

@@ -42,7 +42,7 @@ def main(target: str, threads: int) -> None:
     with ThreadPoolExecutor(threads) as pool:
         for request in requests(source):
             pool.submit(worlds.answer, request)
-    os._exit(0)
+        os._exit(0)  # without waiting for calls that may never return
 
 
 def _few_arenas() -> None:

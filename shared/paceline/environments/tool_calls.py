@@ -39,6 +39,7 @@ class BadCall:
     problem: str
 
 
+MAX_CALLS = 16  # of one turn that get answers
 Calls = tuple[ToolCall | BadCall, ...]
 Parser = Callable[[str], Calls]
 ParserName = Literal["hermes", "llama3_json", "pythonic"]
@@ -58,11 +59,11 @@ def tool_parser(name: str) -> Parser:
 def hermes(text: str) -> Calls:
     """Calls as Hermes, Qwen2.5 and Qwen3 write them: JSON objects in `<tool_call>` tags.
 
-    The closing tag may be missing at the end of the text.
+    The closing tag may be missing at the end of the text. Those beyond `MAX_CALLS` are not read.
     """
     found: list[ToolCall | BadCall] = []
     start = text.find(_OPEN)
-    while start >= 0:
+    while start >= 0 and len(found) < MAX_CALLS:
         call, end = _json_call(text, start + len(_OPEN), _AFTER_HERMES, f"{_CLOSE} is missing")
         found.append(call)
         start = text.find(_OPEN, end)
@@ -74,7 +75,7 @@ def llama3_json(text: str) -> Calls:
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     found: list[ToolCall | BadCall] = []
     at = 0
-    while at < len(text) and (found or text.startswith("{")):
+    while at < len(text) and len(found) < MAX_CALLS and (found or text.startswith("{")):
         call, at = _json_call(text, at, _AFTER_LLAMA, "there is text after the JSON")
         found.append(call)
         if isinstance(call, BadCall):

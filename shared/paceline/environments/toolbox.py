@@ -11,10 +11,9 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from paceline.environments.tool_calls import BadCall, Parser, ToolCall, hermes
+from paceline.environments.tool_calls import MAX_CALLS, BadCall, Parser, ToolCall, hermes
 from paceline.plugins import Message
 
-MAX_CALLS = 16  # that one turn gets answers to
 MAX_ANSWER_CHARS = 8192
 Function = Callable[..., str]
 

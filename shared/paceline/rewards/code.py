@@ -22,6 +22,7 @@ from paceline.types import Score, Task
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MOST_S = 600.0
+_MOST_MIB = 8192
 Seconds = Annotated[float, Field(gt=0, le=_MOST_S)]
 Megabytes = Annotated[int, Field(ge=128, le=4096)]
 Scratch = Annotated[int, Field(ge=0, le=256)]
@@ -60,6 +61,11 @@ async def code(
         processes: how many further processes a program may have at a time.
         max_tests: the first tests only.
     """
+    if memory_mib * (processes + 1) > _MOST_MIB:
+        raise InvalidError(
+            f"memory_mib: {memory_mib} for each of {processes + 1} processes; "
+            f"allowed: {_MOST_MIB} together"
+        )
     source = program_in(item.response)
     tests = _tests(item.task, tests_field)[:max_tests]
     most_s = test_time_s or _MOST_S

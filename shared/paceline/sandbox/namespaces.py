@@ -96,7 +96,9 @@ def run_as_init() -> None:
 def _end_as_told(held: socket.socket) -> None:
     """Exit with the code, or by the signal, that the init reports."""
     os.closerange(0, held.fileno())
-    code = os.waitstatus_to_exitcode(int.from_bytes(held.recv(4), "big"))
+    told = held.recv(4)  # nothing, if the init was killed
+    status = int.from_bytes(told, "big") if told else signal.SIGKILL
+    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code != signal.SIGKILL:
@@ -124,7 +126,8 @@ def _enter_user_namespace(proc: int) -> None:
 
 def _enter_root(readable: list[Path], scratch_bytes: int) -> None:
     os.umask(0o022)  # its folders are for nobody
-    base = next(each for each in _bases() if not any(p.is_relative_to(each) for p in readable))
+    places = [*readable, *(path.resolve() for path in readable)]
+    base = next(each for each in _bases() if not any(p.is_relative_to(each) for p in places))
     _checked(_libc.mount(None, b"/", None, ctypes.c_ulong(_REC | _SLAVE), None), "mount /")
     _mount("tmpfs", base, "tmpfs", _NOSUID | _NODEV, "size=256k,nr_inodes=4k,mode=755")
     os.chdir(base)

@@ -44,6 +44,7 @@ LANDLOCK, NAMESPACES = 2, 3  # levels
 MAX_THREADS = 256  # of a child; one with more is killed when it is next looked at
 LOOK_S = 0.25
 _WRITABLE = (Path("/dev/null"),)
+_HELD = "held"
 PRELOADED = (
     *("array", "ast", "base64", "bisect", "calendar", "collections", "copy", "csv", "datetime"),
     *("decimal", "enum", "fractions", "functools", "hashlib", "heapq", "inspect", "itertools"),
@@ -244,14 +245,15 @@ def _refusal(*, as_root: bool) -> str:
         os.close(write)
         with os.fdopen(read) as said:
             found = said.read()
-        os.waitpid(pid, 0)
-        return found
+        _, status = os.waitpid(pid, 0)
+        return "" if found == _HELD else found or f"exit status {status}"
     try:
         readable = [*_readable(), *_WRITABLE]
         namespaces.isolate(readable, scratch_bytes=1 << 16, processes=True, as_root=as_root)
         os.close(os.open(namespaces.SCRATCH / "file", os.O_CREAT | os.O_WRONLY))
         if os.fork():
             os.wait()
+            os.write(write, _HELD.encode())
     except (OSError, StopIteration, KeyError) as error:
         os.write(write, (str(error) or repr(error)).encode())
     finally:

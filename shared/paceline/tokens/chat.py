@@ -102,9 +102,15 @@ class Tokenizer:
         return self._fast.id_to_token(index) or ""
 
     def render(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        now: datetime | None = None,
     ) -> str:
         """Render a dialogue up to the start of the policy's turn.
+
+        `now`: the time that the template sees.
 
         Raises:
             InvalidError: the template rejects the messages.
@@ -120,6 +126,7 @@ class Tokenizer:
                 xml_tools=offered,  # what the template of SmolLM3 calls them
                 documents=None,
                 add_generation_prompt=True,
+                strftime_now=(now or datetime.now()).strftime,
                 **self._special,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
@@ -158,6 +165,7 @@ class Dialogue:
         self._before = ""
         self._turns = 0
         self._end = ""
+        self._now = datetime.now()  # a template with the date must not change at midnight
 
     def show(self, observation: Observation) -> Rendered:
         """Tokens of an observation, given everything before it.
@@ -172,8 +180,8 @@ class Dialogue:
         if not self._tokenizer.chat or not observation.messages:
             return self._plain(observation)
         self._messages.extend(observation.messages)
-        text = self._tokenizer.render(self._messages, tools=self._tools)
-        if observation.tools and text == self._tokenizer.render(self._messages):
+        text = self._tokenizer.render(self._messages, tools=self._tools, now=self._now)
+        if observation.tools and text == self._tokenizer.render(self._messages, now=self._now):
             raise InvalidError(
                 "model.path: the chat template ignores `tools`, which this environment offers; "
                 "use a model whose template renders them"
@@ -287,7 +295,7 @@ def _compile(template: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
-    functions: dict[str, Any] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    functions: dict[str, Any] = {"raise_exception": _raise_exception}
     environment.globals.update(functions)
     try:
         return environment.from_string(template)
@@ -319,10 +327,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -118,6 +118,21 @@ def test_only_whole_checkpoints_count(llama: Path, group: RankGroup, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["step-000020.0"]
 
 
+def test_the_one_before_stays_until_the_ledger_knows_the_next(
+    llama: Path, group: RankGroup, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path, group=group, keep=1)
+    parts = Parts(llama, group)
+    known = {
+        step: checkpoints.write(checkpoints.stage(step, parts.policy, parts.optimizer)).digest
+        for step in (10, 20)
+    }
+    del known[20]  # the trainer ends before it has told
+    assert checkpoints.find(max_step=10, recorded=known).step == 10
+    checkpoints.clean_up(newest=20)
+    assert checkpoints.steps() == [20]
+
+
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 def test_older_incarnation_replaces_nothing(
     llama: Path, group: RankGroup, tmp_path: Path, kind: str

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from paceline.environments.openenv.options import (
@@ -54,6 +55,7 @@ class OpenEnvWorld:
             )
         self._session: OpenEnvSession | None = None
         self._turns = 0
+        self._shown: dict[str, str] = {}  # the last observation
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Open a session and reset its environment with the seed of the task."""
@@ -65,7 +67,8 @@ class OpenEnvWorld:
         answer = await self._opened(start)
         if answer.get("done") is True:
             raise OpenEnvError("OpenEnv server: the episode is over after its reset")
-        text = self._filled("prompt", _fields(answer))
+        self._shown = _fields(answer)
+        text = self._filled("prompt", self._shown)
         return said(text, system_prompt=self._options.system_prompt)
 
     async def step(self, action: str) -> StepResult:
@@ -77,10 +80,11 @@ class OpenEnvWorld:
         try:
             answer = await self._session.ask("step", self._action(action))
         except ActionRefusedError as error:
-            text = self._filled("invalid", {"problem": error.message})
+            text = self._filled("invalid", {**self._shown, "problem": error.message})
             return StepResult(said(text), options.invalid_reward, done=False, truncated=is_last)
         done = answer.get("done") is True
-        text = "" if done else self._filled("template", _fields(answer))
+        self._shown = _fields(answer)
+        text = "" if done else self._filled("template", self._shown)
         return StepResult(said(text), _reward(answer), done=done, truncated=is_last and not done)
 
     async def close(self) -> None:
@@ -120,6 +124,7 @@ def _object(reply: str) -> dict[str, Any]:
     """A reply that is a JSON object; raises `ActionRefusedError`."""
     try:
         found = json.loads(reply)
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise ActionRefusedError(f"a JSON object is needed: {error}") from None
     if not isinstance(found, dict):
@@ -161,6 +166,7 @@ def _reward(answer: Mapping[str, Any]) -> float:
     reward = answer.get("reward")
     if reward is None:
         return 0.0
-    if not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise OpenEnvError(f"OpenEnv server: the reward {str(reward)[:80]} is no finite number")
-    return float(reward)
+    with suppress(OverflowError):
+        if isinstance(reward, (int, float)) and math.isfinite(reward):
+            return float(reward)
+    raise OpenEnvError(f"OpenEnv server: the reward {str(reward)[:80]} is no finite number")

@@ -34,3 +34,6 @@ class VerifiersSettings(StrictModel):
 
     allow: tuple[EnvironmentId, ...] = ()
     """Ids of installed environments."""
+    allow_args: tuple[str, ...] = ()
+    """Names of arguments that jobs may set; `*`: any. With some of them, environments reach other
+    hosts or read variables of the worker."""

@@ -50,11 +50,7 @@ class VerifiersWorld:
         """
         self._options = VerifiersOptions.model_validate(options)
         self.replayable = self._options.replayable
-        if self._options.id not in VerifiersSettings.model_validate(settings).allow:
-            raise InvalidError(
-                f"tasks.options.id: {self._options.id!r} is not allowed here; an operator can "
-                "allow it in options.worlds.verifiers.allow of the environment workers"
-            )
+        _check_allowed(self._options, VerifiersSettings.model_validate(settings))
         self._environment: Any = None
         self._client = AwaitingClient()
         self._rollout: asyncio.Task[Any] | None = None
@@ -87,7 +83,11 @@ class VerifiersWorld:
         state = self._rollout.result()
         if (error := state.get("error")) is not None:
             raise VerifiersError(f"{self._options.id}: {type(error).__name__}: {error}")
-        reward = await score(self._environment, state)
+        self._rollout = scoring = asyncio.create_task(score(self._environment, state))
+        try:
+            reward = await scoring
+        except asyncio.CancelledError:
+            raise VerifiersError(f"{self._options.id}: it was closed while scored") from None
         return StepResult(Observation(), reward, done=True)
 
     async def close(self) -> None:
@@ -146,7 +146,19 @@ class VerifiersWorld:
 
 def of_own_code(**options: Any) -> VerifiersWorld:
     """The world of an environment in the folder of a job, whose module is `options["id"]`."""
-    return VerifiersWorld(settings={"allow": [options.get("id", "")]}, **options)
+    settings = {"allow": [options.get("id", "")], "allow_args": ["*"]}
+    return VerifiersWorld(settings=settings, **options)
+
+
+def _check_allowed(options: VerifiersOptions, settings: VerifiersSettings) -> None:
+    where = "an operator can allow it in options.worlds.verifiers of the environment workers"
+    if options.id not in settings.allow:
+        raise InvalidError(f"tasks.options.id: {options.id!r} is not allowed here; {where}: allow")
+    wrong = sorted({*options.args} - {*settings.allow_args})
+    if wrong and "*" not in settings.allow_args:
+        raise InvalidError(
+            f"tasks.options.args: {wrong[0]!r} is not allowed here; {where}: allow_args"
+        )
 
 
 @cache

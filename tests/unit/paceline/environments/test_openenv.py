@@ -127,13 +127,17 @@ async def test_a_reply_that_does_not_fit_is_told_and_counts() -> None:
         ("number", "inf", "a number is needed"),
         ("json", "[1]", "a JSON object is needed"),
         ("json", "{" * 100_000, "a JSON object is needed"),
+        ("json", '{"move": NaN}', "a JSON object is needed"),
+        ("json", '{"move": 1e999}', "a JSON object is needed"),
     ],
 )
 async def test_a_reply_of_the_wrong_type_is_not_sent(action: str, reply: str, told: str) -> None:
     async with server(answers(observation("go"))) as url:
-        played = world(url, action=action)
+        played = world(url, action=action, invalid="{problem} after {observation}")
         await played.reset(TASK, 0)
-        assert told in (await played.step(reply)).observation.text
+        text = (await played.step(reply)).observation.text
+        assert told in text
+        assert "go" in text
         await played.close()
 
 
@@ -145,6 +149,7 @@ async def test_a_reply_of_the_wrong_type_is_not_sent(action: str, reply: str, to
         ({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "boom"}}, "boom"),
         (observation("", "much"), "the reward much is no finite number"),
         (observation("", float("nan")), "no finite number"),
+        (observation("", 10**400), "no finite number"),
         ({"type": "observation", "data": {"observation": 5}}, "an observation is no object"),
         ("x" * (2 << 20), "over size limit|too big|exceed"),
     ],

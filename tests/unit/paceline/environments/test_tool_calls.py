@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from paceline.environments.tool_calls import (
+    MAX_CALLS,
     BadCall,
     Calls,
     ToolCall,
@@ -232,3 +233,11 @@ def test_a_bad_call_is_answered_with_what_is_wrong(turn: str, told: str) -> None
     (answer,) = Toolbox([Shop().sell]).answers(turn)
     assert answer.role == "tool"
     assert answer.content.startswith(told)
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>" * 100_000, '{"name": "f", "parameters": {}};' * 50_000]
+)
+def test_a_turn_that_repeats_itself_is_read_at_once(text: str) -> None:
+    for name in ("hermes", "llama3_json", "pythonic"):
+        assert len(tool_parser(name)(text)) <= MAX_CALLS

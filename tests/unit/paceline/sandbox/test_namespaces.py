@@ -119,17 +119,23 @@ async def test_its_processes_end_when_it_is_killed(sandbox: Sandbox, killed: str
     if killed == "program":
         running.cancel()
     else:
-        (warm,) = psutil.Process().children()
-        os.kill(warm.pid, signal.SIGKILL)
+        os.kill(warm().pid, signal.SIGKILL)
     await asyncio.gather(running, return_exceptions=True)
     _, alive = await asyncio.to_thread(psutil.wait_procs, before, timeout=10.0)
     assert not alive
 
 
+def warm() -> psutil.Process:
+    """The warm process."""
+    (found,) = [
+        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
+    ]
+    return found
+
+
 def descendants() -> list[psutil.Process]:
     """All below the warm process."""
-    (warm,) = psutil.Process().children()
-    return warm.children(recursive=True)
+    return warm().children(recursive=True)
 
 
 @pytest.mark.parametrize(

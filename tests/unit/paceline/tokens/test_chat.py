@@ -167,6 +167,14 @@ def test_a_template_that_rewrites_history_fails_in_the_second_turn_only() -> Non
         dialogue.show(Observation(messages=(Message("user", "b"),)))
 
 
+def test_a_template_with_the_time_may_have_several_turns() -> None:
+    tokenizer = Tokenizer.from_files(build_files("{{ strftime_now('%f') }}" + CHATML))
+    dialogue = Dialogue(tokenizer)
+    for number in range(3):
+        dialogue.show(Observation(messages=(Message("user", f"{number}"),)))
+        dialogue.turn(-1)
+
+
 def test_without_a_template_the_text_is_shown() -> None:
     tokenizer = Tokenizer.from_files(build_files(""))
     shown = Dialogue(tokenizer).show(Observation(messages=(Message("user", "x"),), text="1+1="))
