@@ -6,6 +6,7 @@ Its secrets appear nowhere but where they must be.
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from paceline.config.load import write_settings
 from paceline.config.service import LogSettings
 from paceline.enums import WorkerKind
 from paceline.local.ports import PortSlots
+from paceline.sandbox import landlock
 from paceline.transport.principal import ALL_TENANTS, Principal, Role, principal_metadata
 from paceline.v1 import access_pb2, options_pb2, roster_pb2
 from paceline.v1.access_pb2_grpc import AccessStub
@@ -239,6 +241,39 @@ def test_a_job_trains_over_tls(
     assert leaks(secrets, found.items()) == []
     assert sum(path.endswith(".log") for path in found) >= 7
     assert secured.stop() == [0, 0, 0]
+
+
+@pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
+@pytest.mark.parametrize("name", ["reward", "environment"])
+def test_a_folder_of_a_laptop_trains_over_tls(
+    secured: Secured, tiny_model: Path, until: Callable[..., None], name: str
+) -> None:
+    """The command line, a user's token and the authority are all that the laptop has."""
+    until(secured.up, "gateway does not come up", PATIENCE_S)
+    token = secured.api_token().decode()
+    job = Path(__file__).parents[2] / "examples" / "own_code" / f"{name}.yaml"
+    values = {
+        "stop.steps": "3",
+        "eval": "null",
+        "model.path": str(tiny_model),
+        "experience.batch_groups": "4",
+    }
+    answer = subprocess.run(
+        [
+            *(sys.executable, "-m", "paceline.cli", "submit", str(job)),
+            *("--url", secured.http, "--ca", str(secured.authority.path)),
+            *(f"--set={key}={value}" for key, value in values.items()),
+        ],
+        env={**os.environ, "PACELINE_TOKEN": token},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert answer.returncode == 0, answer.stderr
+    with Client(secured.http, token=token, ca=secured.authority.path) as client:
+        status = client.wait(answer.stdout.strip(), timeout_s=PATIENCE_S).status
+        assert status.state == "succeeded", f"{status.reason}\n{secured.logs()}"
+        assert status.summary["steps"] == 3
 
 
 def _slots(folder: Path) -> dict[str, int]:
