@@ -187,7 +187,7 @@ async def start(
 ) -> tuple[Environment, Observation]:
     target = "paceline.environments.verifiers:ENVIRONMENT"
     make = worlds.installed("job", target=target, sealed=False)
-    world = make(id=case, args=args, size=3, settings={"allow": [case]})
+    world = make(id=case, args=args, size=3, settings={"allow": [case], "allow_args": ["*"]})
     return world, await world.reset(row(at), 0)
 
 
@@ -255,12 +255,22 @@ async def test_what_does_not_fit_in_verifiers_is_told(
         await start(worlds, cases, at=at, **args)
 
 
-async def test_only_environments_that_the_operator_allows_are_loaded(worlds: JobWorlds) -> None:
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "id: 'antigravity' is not allowed here"),
+        ({"allow": ["antigravity"]}, "args: 'key' is not allowed here"),
+        ({"allow": ["antigravity"], "allow_args": ["key"]}, "args: 'url' is not allowed here"),
+    ],
+)
+async def test_only_what_the_operator_allows_is_loaded(
+    worlds: JobWorlds, settings: dict[str, Any], told: str
+) -> None:
     target = "paceline.environments.verifiers:ENVIRONMENT"
     world = worlds.installed("job", target=target, sealed=False)(
-        id="antigravity", size=1, settings={}
+        id="antigravity", size=1, args={"url": "x", "key": "y"}, settings=settings
     )
-    with pytest.raises(InvalidError, match="id: 'antigravity' is not allowed here"):
+    with pytest.raises(InvalidError, match=told):
         await world.reset(row(0), 0)
 
 

@@ -140,7 +140,7 @@ async def test_a_reward_worker_hangs(staged: Any, until: Any, assign: Any) -> No
     await stage.open()
     stage.experience.give([assign(size=4)])
     await until(lambda: len(stage.experience.trajectories) == 4)
-    assert stage.rewards[0].num_calls == 1
+    assert stage.rewards[0].num_calls >= 1, "it was not asked"
     assert not stage.experience.given_back
 
 
