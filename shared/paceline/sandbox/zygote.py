@@ -60,19 +60,21 @@ class Holds:
     level: int
     why: str  # it is no higher one
     as_root: bool
+    readable: list[Path]  # by every child
     rules: int  # of a child that may read nothing more
     filters: dict[tuple[bool, bool], bytes] = field(default_factory=dict[tuple[bool, bool], bytes])
 
     @classmethod
     def find(cls, highest: int) -> Holds:
         """Become nobody if possible, and find out the level."""
-        may_more = _be_nobody()
-        why = "" if highest < NAMESPACES else _refusal(as_root=may_more)
+        may_more, readable = _be_nobody(), _readable()
+        why = "" if highest < NAMESPACES else _refusal(readable, as_root=may_more)
         level = min(highest, LANDLOCK if why else NAMESPACES)
         as_root = may_more and level == NAMESPACES
         if not as_root:
             seal.drop_capabilities()
-        return cls(level, why, as_root, landlock.ruleset(readable=_readable(), writable=_WRITABLE))
+        rules = landlock.ruleset(readable=readable, writable=_WRITABLE)
+        return cls(level, why, as_root, readable, rules)
 
     def filter(self, *, files: bool, processes: bool) -> bytes:
         """The filter of system calls of such children."""
@@ -216,7 +218,7 @@ def _child(
 def _confine(fds: list[int], limits: dict[str, Any], holds: Holds) -> int:
     """Arrange descriptors and namespaces; returns the descriptor of Landlock's rules."""
     scratch_bytes, processes = limits["scratch_bytes"], limits["processes"] > 0
-    readable = [*_readable(), *map(Path, limits["readable"])]
+    readable = [*holds.readable, *map(Path, limits["readable"])]
     if processes:
         readable += _executables()
     rules = holds.rules
@@ -238,7 +240,7 @@ def _confine(fds: list[int], limits: dict[str, Any], holds: Holds) -> int:
     return rules
 
 
-def _refusal(*, as_root: bool) -> str:
+def _refusal(readable: list[Path], *, as_root: bool) -> str:
     """Why a child cannot have namespaces of its own here; empty if it can."""
     read, write = os.pipe()
     if pid := os.fork():
@@ -248,8 +250,8 @@ def _refusal(*, as_root: bool) -> str:
         _, status = os.waitpid(pid, 0)
         return "" if found == _HELD else found or f"exit status {status}"
     try:
-        readable = [*_readable(), *_WRITABLE]
-        namespaces.isolate(readable, scratch_bytes=1 << 16, processes=True, as_root=as_root)
+        shown = [*readable, *_WRITABLE]
+        namespaces.isolate(shown, scratch_bytes=1 << 16, processes=True, as_root=as_root)
         os.close(os.open(namespaces.SCRATCH / "file", os.O_CREAT | os.O_WRONLY))
         if os.fork():
             os.wait()

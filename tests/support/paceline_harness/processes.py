@@ -12,3 +12,11 @@ def goes_on(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def warm_process() -> psutil.Process:
+    """The warm process of the only sandbox of this process."""
+    (found,) = [
+        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
+    ]
+    return found

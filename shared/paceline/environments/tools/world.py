@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from paceline.environments.texts import said
 from paceline.environments.tool_calls import ParserName, tool_parser
 from paceline.environments.toolbox import Function, Toolbox
 from paceline.environments.tools.calculator import calculator
 from paceline.environments.tools.corpus import index
 from paceline.environments.tools.notes import Notes
 from paceline.environments.tools.tasks import SYSTEM, TOOLS, ToolName, check
-from paceline.plugins import Message, Observation, StepResult
+from paceline.plugins import Observation, StepResult
 from paceline.types import Task
 
 _NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
@@ -54,9 +56,8 @@ class Tools:
         self._left = min(self._most_turns, int(payload.get("max_turns", self._most_turns)))
         notes = Notes(payload.get("notes", {}))
         self._box = Toolbox(self._functions(notes), parser=tool_parser(self._parser))
-        user = Message("user", str(payload["question"]))
-        system = (Message("system", self._system),) if self._system else ()
-        return Observation(messages=(*system, user), tools=self._box.schemas)
+        shown = said(str(payload["question"]), system_prompt=self._system)
+        return replace(shown, tools=self._box.schemas)
 
     async def step(self, action: str) -> StepResult:
         """Answer the calls, or judge the answer."""

@@ -16,6 +16,7 @@ from paceline.errors import UnavailableError
 from paceline.plugins import ProgramEnding, ProgramLimits
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
+from paceline_harness.processes import warm_process
 
 pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 
@@ -119,23 +120,15 @@ async def test_its_processes_end_when_it_is_killed(sandbox: Sandbox, killed: str
     if killed == "program":
         running.cancel()
     else:
-        os.kill(warm().pid, signal.SIGKILL)
+        os.kill(warm_process().pid, signal.SIGKILL)
     await asyncio.gather(running, return_exceptions=True)
     _, alive = await asyncio.to_thread(psutil.wait_procs, before, timeout=10.0)
     assert not alive
 
 
-def warm() -> psutil.Process:
-    """The warm process."""
-    (found,) = [
-        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
-    ]
-    return found
-
-
 def descendants() -> list[psutil.Process]:
     """All below the warm process."""
-    return warm().children(recursive=True)
+    return warm_process().children(recursive=True)
 
 
 @pytest.mark.parametrize(

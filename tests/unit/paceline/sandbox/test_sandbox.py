@@ -19,6 +19,7 @@ from paceline.plugins import ProgramEnding, ProgramLimits, ProgramOutcome
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.zygote import MAX_THREADS
+from paceline_harness.processes import warm_process
 
 pytestmark = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
 LIMITS = ProgramLimits(time_s=20.0)
@@ -31,14 +32,6 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         pytest.skip(f"level {request.param} does not hold here: {level.why}")
     yield made
     await made.close()
-
-
-def warm() -> psutil.Process:
-    """The warm process of the only sandbox."""
-    (found,) = [
-        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
-    ]
-    return found
 
 
 async def run(sandbox: Sandbox, source: str, **limits: Any) -> ProgramOutcome:
@@ -120,7 +113,7 @@ async def test_what_uses_too_much_is_ended(
     assert ending in (None, outcome.ending), outcome
     assert outcome.ending is not ProgramEnding.EXITED or outcome.code != 0
     assert len(outcome.stdout) <= LIMITS.output_bytes + 1
-    assert not warm().children()
+    assert not warm_process().children()
     assert (await run(sandbox, "print(1)")).stdout == b"1\n"
 
 
@@ -133,19 +126,19 @@ async def test_many_at_once(sandbox: Sandbox) -> None:
 
     found = await asyncio.gather(*(one(number) for number in range(200)))
     assert found == [f"{number}\n".encode() for number in range(200)]
-    assert not warm().children()
+    assert not warm_process().children()
     assert len(psutil.Process().open_files()) < 100
 
 
 async def test_a_cancelled_run_is_killed(sandbox: Sandbox) -> None:
     await run(sandbox, "print(1)")
     running = asyncio.create_task(run(sandbox, "while True: pass"))
-    while not warm().children():
+    while not warm_process().children():
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     async with asyncio.timeout(5.0):
-        while warm().children():
+        while warm_process().children():
             await asyncio.sleep(0.01)
 
 
@@ -167,7 +160,7 @@ async def test_forks_that_are_given_up_confuse_no_other(sandbox: Sandbox) -> Non
         found = await asyncio.gather(*(wanted(number) for number in range(3)), *giving_up)
         assert found[:3] == [b"0\n", b"1\n", b"2\n"]
     async with asyncio.timeout(10.0):
-        while warm().children():
+        while warm_process().children():
             await asyncio.sleep(0.01)
     before = psutil.Process().num_fds()
     await asyncio.gather(*(given_up(number) for number in range(20)))
@@ -184,7 +177,7 @@ async def test_a_killed_warm_process_takes_its_programs_along_and_is_replaced(
     sandbox: Sandbox,
 ) -> None:
     await run(sandbox, "print(1)")
-    first = warm()
+    first = warm_process()
     running = asyncio.create_task(run(sandbox, "while True: pass"))
     while not (children := first.children()):
         await asyncio.sleep(0.01)
