@@ -100,7 +100,7 @@ class Learner:
             self._check(share, parts)
         with stage("mismatch"):
             checked = self._mismatch
-            mismatch = {} if checked is None else checked.measure(data, parts[0].layout)
+            mismatch = None if checked is None else checked.start(data, parts[0].layout)
         with stage("score"):
             known = self._known(data, parts, share)
         tally = Tally()
@@ -110,7 +110,9 @@ class Learner:
         self._check_finite(tally, share.step)
         with stage("metrics"):
             metrics = self._metrics(tally, parts, known, share.step)
-        return metrics | mismatch | self._follow(tally, metrics)
+        with stage("mismatch"):
+            checks = {} if mismatch is None else mismatch()
+        return metrics | checks | self._follow(tally, metrics)
 
     def state(self) -> dict[str, Any]:
         """Tensors of slots that a checkpoint has to keep; loading one fills them in place."""

@@ -8,6 +8,9 @@ partly that of older weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,7 +20,9 @@ from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.data import Layout, assemble, idle
 from paceline_trainer.step.model import PolicyModel
-from paceline_trainer.step.versions import VersionSteps, WeightHistory
+from paceline_trainer.step.versions import Shards, VersionSteps, WeightHistory, with_weights
+
+Floats = NDArray[np.float64]
 
 
 class Mismatch:
@@ -38,37 +43,51 @@ class Mismatch:
         self._num_sequences = num_sequences
         self._budget = budget
         self._sampled: set[int] = set()
+        self._replica: PolicyModel | None = None
+        self._thread = _thread() if self._beside else None
 
-    @torch.no_grad()
-    def measure(self, data: Columns, layout: Layout) -> dict[str, float]:
-        """KL from engine to trainer (estimators k1 and k3) over the tokens that can be checked.
+    @property
+    def _beside(self) -> bool:
+        """Whether versions are checked while the step trains.
 
-        `layout`: the one that trains, whose errors this would show.
+        Sharded weights have to be gathered by all ranks together, and on a GPU a second set of
+        weights beside the activations of a step might not fit.
+        """
+        return self.history.policy.whole and self._group.device.type == "cpu"
 
-        None if the batch has no version that earlier ones had not. `versions_sampled` and
-        `versions_checked` count new versions. Versions of earlier incarnations are unknown.
+    def start(self, data: Columns, layout: Layout) -> Callable[[], dict[str, float]]:
+        """Begin to check the versions that earlier batches did not have; returns what waits for it.
+
+        The answer is the KL from engine to trainer (estimators k1 and k3) over the tokens that can
+        be checked, if there are some. `versions_sampled` and `versions_checked` count new versions;
+        those of earlier incarnations are unknown. `layout`: the one that trains, whose errors this
+        would show.
         """
         present = self.versions.present(_first_versions(data))
         new = [version for version in present if version not in self._sampled]
         checked = [v for v in new if self._num_sequences and self.versions[v] in self.history]
-        sums, largest = np.zeros(3), 0.0
-        for version in checked:
-            differences = self._differences(data, version, layout)
-            sums += [
-                len(differences),
-                differences.sum(),
-                np.expm1(-differences).sum() + differences.sum(),
-            ]
-            largest = max(largest, float(np.abs(differences).max(initial=0.0)))
-        metrics = {
-            "versions_sampled": float(len(new)),
-            "versions_checked": float(len(checked)),
-        }
         self._sampled.update(new)
-        return metrics | self._means(sums, largest)
+        counts = {"versions_sampled": float(len(new)), "versions_checked": float(len(checked))}
+        steps = [self.versions[version] for version in checked]
+        weights = [self.history.shards(step) for step in steps]
+        differences = self._begun(data, checked, weights, layout)
+        return lambda: counts | self._means(differences())
 
-    def _means(self, sums: NDArray[np.float64], largest: float) -> dict[str, float]:
-        gathered = self._group.gather([*sums, largest])
+    def _begun(
+        self, data: Columns, checked: list[int], weights: list[Shards], layout: Layout
+    ) -> Callable[[], Floats]:
+        policy = self.history.policy
+        if self._thread is None or not checked:
+            found = self._differences(policy, data, checked, weights, layout)
+            return lambda: found
+        self._replica = self._replica or policy.replica()
+        work = self._thread.submit(self._differences, self._replica, data, checked, weights, layout)
+        return work.result
+
+    def _means(self, differences: Floats) -> dict[str, float]:
+        k3 = np.expm1(-differences) + differences
+        sums = [len(differences), differences.sum(), k3.sum()]
+        gathered = self._group.gather([*sums, np.abs(differences).max(initial=0.0)])
         tokens, k1, k3 = gathered[:, :3].sum(axis=0).tolist()
         if not tokens:
             return {}
@@ -79,13 +98,30 @@ class Mismatch:
             "logprob_diff_max": float(gathered[:, 3].max()),
         }
 
-    def _differences(self, data: Columns, version: int, layout: Layout) -> NDArray[np.float64]:
-        """The engine's log-probs minus the trainer's, of this rank's tokens of a version."""
+    def _differences(
+        self,
+        policy: PolicyModel,
+        data: Columns,
+        versions: Sequence[int],
+        weights: Sequence[Shards],
+        layout: Layout,
+    ) -> Floats:
+        """The engine's log-probs minus the trainer's, of this rank's tokens of these versions."""
+        found = [
+            self._differences_of(policy, data, version, shards, layout)
+            for version, shards in zip(versions, weights, strict=True)
+        ]
+        return np.concatenate([np.zeros(0), *found])
+
+    @torch.no_grad()
+    def _differences_of(
+        self, policy: PolicyModel, data: Columns, version: int, shards: Shards, layout: Layout
+    ) -> Floats:
         rows, runs = choose(data, version, limit=self._num_sequences, budget=self._budget)
         micro = assemble(data, rows, layout, self._group.device) if len(rows) else None
         batch = micro or idle(self._group.device)
-        with self.history.restored(self.versions[version]):
-            logprobs = self.history.policy(
+        with with_weights(policy, shards):
+            logprobs = policy(
                 batch.input_ids,
                 batch.position_ids,
                 batch.hidden_indices,
@@ -98,6 +134,10 @@ class Mismatch:
             whole[start : start + run] = True
         differences = (batch.tokens.behaviour - logprobs).double().cpu().numpy()
         return differences[whole[batch.tokens.select]]
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="mismatch")
 
 
 def mismatch_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -184,6 +185,16 @@ class PolicyModel(nn.Module):
         copying, self._copying = self._copying, None
         if copying is not None:
             copying.result()
+
+    def replica(self) -> PolicyModel:
+        """A model with the same tensors, of a rank that has them whole.
+
+        Its parameters can be pointed to other tensors while this one computes in another thread.
+        """
+        memo: dict[int, Any] = {id(b): b for b in self.inner.buffers()}
+        for own in self.inner.parameters():
+            memo[id(own)] = nn.Parameter(own.detach(), requires_grad=own.requires_grad)
+        return PolicyModel(copy.deepcopy(self.inner, memo), max_logits=self._max_logits)
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that training changes: all, or those of adapters."""

@@ -75,10 +75,18 @@ class WeightHistory:
         if limit:
             self._copies[step] = shards
 
+    def shards(self, step: int) -> Shards:
+        """The weights of `step`; whoever has them may use them after this forgets them.
+
+        Raises:
+            KeyError: they are not held.
+        """
+        return self._copies[step]
+
     @contextmanager
     def restored(self, step: int) -> Generator[None]:
         """Give the policy the weights of `step` inside the context."""
-        with with_weights(self.policy, self._copies[step]):
+        with with_weights(self.policy, self.shards(step)):
             yield
 
 

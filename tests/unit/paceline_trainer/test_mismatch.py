@@ -21,10 +21,17 @@ from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.versions import VersionSteps, WeightHistory
 
 
-def make(path: Path, group: RankGroup, *, max_versions: int = 4, **options: Any) -> Mismatch:
+def make(
+    path: Path,
+    group: RankGroup,
+    *,
+    dtype: str = "float32",
+    max_versions: int = 4,
+    **options: Any,
+) -> Mismatch:
     policy = load_policy(str(path))
-    shard(policy, group, dtype="float32")
-    history = WeightHistory(policy, dtype="float32", max_versions=max_versions, max_bytes=1 << 30)
+    shard(policy, group, dtype=dtype)
+    history = WeightHistory(policy, dtype=dtype, max_versions=max_versions, max_bytes=1 << 30)
     chosen: dict[str, Any] = {"num_sequences": 100, "budget": 10_000, **options}
     return Mismatch(group=group, history=history, versions=VersionSteps(group), **chosen)
 
@@ -79,13 +86,30 @@ def test_tokens_are_compared_under_the_weights_that_sampled_them(
         move(policy_of(mismatch))
         publish(mismatch, version)
     now = weights_of(policy_of(mismatch))
-    metrics = mismatch.measure(data, layout)
+    metrics = mismatch.start(data, layout)()
     assert metrics["logprob_diff_max"] < 1e-5
     assert metrics["mismatch_kl"] < 1e-8
     assert metrics["mismatch_tokens"] == data.num_tokens
     assert all(map(torch.equal, now, weights_of(policy_of(mismatch))))
     assert (metrics["versions_sampled"], metrics["versions_checked"]) == (1, 1)
-    assert mismatch.measure(data, layout) == {"versions_sampled": 0, "versions_checked": 0}
+    assert mismatch.start(data, layout)() == {"versions_sampled": 0, "versions_checked": 0}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_may_change_the_weights_while_versions_are_checked(
+    llama: Path, group: RankGroup, make_samples: Any, dtype: str
+) -> None:
+    data = columns(truthful(llama, make_samples(8, version=3)))
+    alone, beside = make(llama, group, dtype=dtype), make(llama, group, dtype=dtype)
+    for mismatch in (alone, beside):
+        publish(mismatch, 3)
+    expected = alone.start(data, "tree")()
+    result = beside.start(data, "tree")
+    for _ in range(20):
+        move(policy_of(beside))
+    now = weights_of(policy_of(beside))
+    assert result() == expected
+    assert all(map(torch.equal, now, weights_of(policy_of(beside))))
 
 
 def test_a_wrong_label_shows(llama: Path, group: RankGroup, make_samples: Any) -> None:
@@ -94,7 +118,7 @@ def test_a_wrong_label_shows(llama: Path, group: RankGroup, make_samples: Any) -
     move(policy_of(mismatch))
     publish(mismatch, 4)
     data = columns(truthful(llama, make_samples(8, version=4)))
-    assert mismatch.measure(data, "tree")["logprob_diff_max"] > 1e-2
+    assert mismatch.start(data, "tree")()["logprob_diff_max"] > 1e-2
 
 
 @pytest.mark.parametrize("layout", ["padded", "tree"])
@@ -112,7 +136,7 @@ def test_tokens_after_a_swap_are_left_out(
         runs = [(3, some), (4, len(sample.logprobs) - some)]
         del sample.versions[:]
         sample.versions.extend(types_pb2.VersionRun(version=v, count=n) for v, n in runs)
-    metrics = mismatch.measure(columns(samples), layout)
+    metrics = mismatch.start(columns(samples), layout)()
     assert metrics["mismatch_tokens"] == kept
     assert metrics["logprob_diff_max"] < 1e-5
 
@@ -121,9 +145,9 @@ def test_what_is_not_held_is_not_checked(llama: Path, group: RankGroup, make_sam
     mismatch = make(llama, group, max_versions=2)
     for version in (3, 4, 5):
         publish(mismatch, version)
-    old = mismatch.measure(columns(make_samples(4, version=3)), "tree")
+    old = mismatch.start(columns(make_samples(4, version=3)), "tree")()
     assert old == {"versions_sampled": 1, "versions_checked": 0}
-    unknown = mismatch.measure(columns(make_samples(4, version=9)), "tree")
+    unknown = mismatch.start(columns(make_samples(4, version=9)), "tree")()
     assert unknown == {"versions_sampled": 0, "versions_checked": 0}
 
 
@@ -143,7 +167,7 @@ def test_nothing_is_done_when_nothing_is_asked(
 ) -> None:
     mismatch = make(llama, group, num_sequences=0)
     publish(mismatch, 0)
-    metrics = mismatch.measure(columns(make_samples(4, version=0)), "tree")
+    metrics = mismatch.start(columns(make_samples(4, version=0)), "tree")()
     assert metrics == {"versions_sampled": 1, "versions_checked": 0}
 
 
