@@ -122,6 +122,10 @@ def test_samplers(name: str) -> None:
     samplers.fulfils_the_contract(name)
 
 
+def test_a_sampler_that_learns() -> None:
+    samplers.fulfils_the_contract("weakest", {"width": 6})
+
+
 ADVANTAGE_OPTIONS: dict[str, dict[str, Any]] = {
     "outcome_exploration": {"coef": 0.1},
     "fapo": {"flaw": "second"},
@@ -188,6 +192,19 @@ class Forgetful:
         del state
 
 
+WEAKEST: Any = registry.find("samplers", "weakest")
+
+
+class Impatient(WEAKEST):
+    """Draws by what it has just observed, before that is written."""
+
+    def observe(self, outcomes: Any, context: Any) -> dict[str, Any]:
+        changed = super().observe(outcomes, context)
+        self.remember(changed)
+        self._drawn += 1
+        return changed
+
+
 def per_micro_batch(losses: Any, tokens: Any, options: Any) -> Any:
     del tokens, options
     return losses.sum() / max(len(losses), 1)
@@ -244,6 +261,7 @@ class SlotSuite:
             {},
             "rewound to its first state, it yields another order|continues with other tasks",
         ),
+        (samplers, Impatient, {}, "`remember` or `observe` changes the cursor|draws another task"),
         (advantages, too_large, {}, "finite float32 numbers"),
         (SlotSuite("aggregations"), per_micro_batch, {}, "micro-batches: divide by tokens.scale"),
         (SlotSuite("corrections"), of_this_rank, {}, "does not add up|differs between|divide by"),

@@ -139,6 +139,7 @@ class Batches:
         await self._core.change(
             "take", incarnation, step, record_text(batch), *found.script_arguments
         )
+        self._core.learned(found.memory)
         self._waited_s, self._waiting_since = self._waited_s + wait_s, None
         state.batches[step] = batch
         return batch
@@ -293,20 +294,11 @@ class Batches:
             fence(state, incarnation)
             if state.closed:
                 raise StateError("the job is about to end: nothing is trained again")
-            cursor_state = await self._cursor_at(step)
             await self._core.change("rewind", incarnation, step)
-            if cursor_state:
-                self._core.cursor.rewind(cursor_state)
-                await self._core.note(feed=self._core.cursor.state())
             self._core.invalidate()
             self._built, self._waiting_since = None, None
         self._core.ready.fire()
         return step, state.version
-
-    async def _cursor_at(self, step: int) -> str:
-        key = self._core.keys.samplers
-        found: bytes | None = await self._core.store.command("HGET", key, step)
-        return found.decode() if found else ""
 
 
 def _digest(groups: Sequence[GroupRecord]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ from paceline.config import JobSpec
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer
+from paceline_experience.ledger.generation.learning import LearningPlugin
+from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import (
     BatchRecord,
@@ -71,7 +73,9 @@ class LedgerContext:
         watermarks: Watermarks | None = None,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
+        learners: Sequence[LearningPlugin] = (),
     ) -> None:
+        self.learners = learners
         self.watermarks = watermarks or Watermarks()
         self.meter = meter or JobMeter(Metrics(), job_id)
         self.store = store
@@ -159,6 +163,17 @@ class LedgerContext:
             if now - state.meta.clock >= _SAVE_CLOCK_S:
                 await self.note(clock=now)
 
+    def learned(self, memory: Memory) -> None:
+        """Plug-ins that learn continue with this memory, which is written."""
+        for each in self.learners:
+            each.remember(memory)
+
+    @property
+    def problem(self) -> str:
+        """Why no task can be drawn any more, so that the job fails; empty: they can."""
+        problems = [self.cursor.problem, *(each.problem for each in self.learners)]
+        return next(filter(None, problems), "")
+
     def invalidate(self) -> None:
         """Reload the state before the next transaction."""
         self._stale = True
@@ -202,6 +217,8 @@ class LedgerContext:
             name = key.decode()
             before = old.groups.get(name)
             state.enter(name, text, found, before=before, deadline=self.lease_end())
+        if self.learners:
+            self.learned(Memory(*await self.store.hashes(keys.memory)))
         self.cursor.load(state.meta.feed)
         self.state = state
         self._stale = False

@@ -20,6 +20,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
 from paceline_experience.ledger.records import EpisodeSummary, OutcomeRecord, record_text
 from paceline_experience.ledger.state import GroupRecord, payload_name
+from paceline_experience.ledger.task_cursor import Draw
 from paceline_experience.store.payloads import PayloadStore, pack
 
 ANSWER_BYTES = 256
@@ -212,6 +213,7 @@ class Groups:
         max_bytes = self._core.limits.settings.reason_bytes
         argument = {
             "max_attempts": self._core.spec.experience.max_attempts,
+            "observe": self._observe,
             "items": [report.script_argument(max_bytes) for report in reports],
         }
         answer: list[str] = await self._core.change("report", json.dumps(argument))
@@ -235,7 +237,7 @@ class Groups:
     async def _requeue_tasks(self, groups: Sequence[GroupRecord]) -> None:
         for group in groups:
             self._core.cursor.requeue(
-                group.seq, group.position, num_requeues=group.num_requeues + 1
+                Draw(group.seq, group.position, group.num_requeues + 1, group.pick, group.seen)
             )
         if groups:
             await self._core.note(feed=self._core.cursor.state())
@@ -278,22 +280,38 @@ class Groups:
             group.group_id,
             EpisodeState.READY if kept else DropReason.FILTERED,
             left_out=left_out,
-            outcome=self._observed(group, filtered=not kept),
+            outcome=self._observed(group, filtered=not kept, left_out=left_out),
         )
 
-    def _observed(self, group: GroupRecord, *, filtered: bool) -> str:
-        """What advantages with a memory will be told of a decided group, as JSON."""
-        if not self._observe or group.is_eval:
+    def _observed(
+        self, group: GroupRecord, *, filtered: bool, left_out: tuple[int, ...] = ()
+    ) -> str:
+        """What plug-ins with a memory will be told of a decided group, as JSON."""
+        if not self._observe or group.is_eval or group.seen:
             return ""
         found = group.summaries()
+        names = sorted({name for each in found for name in each.parts})
         outcome = OutcomeRecord(
             seq=group.seq,
             task=group.position,
             rewards=tuple(e.reward for e in found),
             answers=tuple(e.answer for e in found),
             filtered=filtered,
+            lengths=tuple(e.policy_tokens for e in found),
+            truncated=tuple(e.truncated for e in found),
+            parts={name: tuple(e.parts.get(name) for e in found) for name in names},
+            left_out=left_out,
+            pick=group.pick,
         )
         return record_text(outcome)
+
+    def _given_up(self, group: GroupRecord, reason: DropReason) -> str:
+        """The same for one that is dropped before it was decided, and does not come again."""
+        if not self._observe or group.is_eval or group.seen:
+            return ""
+        return record_text(
+            OutcomeRecord(seq=group.seq, task=group.position, failed=reason, pick=group.pick)
+        )
 
     async def drop(self, names: Sequence[str], reason: DropReason) -> None:
         """Inside a transaction: drop whole groups."""
@@ -302,15 +320,22 @@ class Groups:
         state = self._core.state
         groups = [state.groups[name] for name in names if name in state.groups]
         payloads = [name for group in groups for name in group.payloads()]
-        decisions = [GroupDecision(name, reason).script_argument() for name in names]
+        # Otherwise slow tasks would be trained on less often than others.
+        limit = self._core.spec.experience.max_attempts if reason is DropReason.STALE else 0
+        again = [g for g in groups if not g.is_eval and g.num_requeues < limit]
+        final = {
+            g.group_id: self._given_up(g, reason)
+            for g in groups
+            if reason is DropReason.STALE and g not in again
+        }
+        decisions = [
+            GroupDecision(name, reason, outcome=final.get(name, "")).script_argument()
+            for name in names
+        ]
         await self._core.change("decide", json.dumps(decisions))
         await self.free(payloads)
-        if reason is DropReason.STALE:
-            # Otherwise slow tasks would be trained on less often than others.
-            limit = self._core.spec.experience.max_attempts
-            await self._requeue_tasks(
-                [g for g in groups if not g.is_eval and g.num_requeues < limit]
-            )
+        if again:
+            await self._requeue_tasks(again)
         self._core.work.fire()
 
     async def free(self, names: Sequence[str]) -> None:

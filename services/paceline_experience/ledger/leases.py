@@ -24,7 +24,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups, Report, Verdict
 from paceline_experience.ledger.staleness import oldest_usable_version, stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
-from paceline_experience.ledger.task_cursor import Draw, stable_seed
+from paceline_experience.ledger.task_cursor import Draw, draw_fields, stable_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,7 @@ class Leases:
             "max_staleness": self.limits.max_staleness,
             "batch_groups": self.limits.batch_groups,
             "group_size": self.limits.group_size,
-            "admit": [
-                {"group": name, "seq": d.seq, "position": d.position, "again": d.num_requeues}
-                for name, d in plan.admit
-            ],
+            "admit": [{"group": name, **draw_fields(drawn)} for name, drawn in plan.admit],
             "lease": [{"group": name, "indices": indices} for name, indices in plan.lease],
             "feed": self._core.cursor.state() if plan.admit else "",
         }

@@ -29,7 +29,7 @@ from paceline_experience.ledger.leases import Demand, EpisodeKey, Leases
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.records import Publication, make_record
 from paceline_experience.ledger.shares import BatchShare
-from paceline_experience.ledger.sources import make_sampler
+from paceline_experience.ledger.sources import learners_of, make_sampler
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
@@ -66,19 +66,20 @@ class JobLedger:
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
     ) -> None:
-        cursor = TaskCursor(make_sampler(spec, len(tasks)), kind=spec.experience.sampler.kind)
+        sampler, kind = make_sampler(spec, len(tasks)), spec.experience.sampler.kind
         core = LedgerContext(
             store=store,
             keys=JobKeys(tenant, job_id),
             job_id=job_id,
             spec=spec,
             clock=clock or JobClock(store.now),
-            cursor=cursor,
+            cursor=TaskCursor(sampler, kind=kind),
             limits=limits or JobLimits(tenant),
             epoch=epoch,
             watermarks=watermarks,
             tracer=tracer,
             meter=meter,
+            learners=learners_of(sampler, kind),
         )
         estimator = Estimator(core)
         groups = Groups(

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import PlainSerializer, TypeAdapter
 
+from paceline.plugins import GroupOutcome
 from paceline.progress import EvalOutcome
 from paceline.types import PolicyVersion
 from paceline_experience.ledger.failures import Failures
@@ -64,13 +65,45 @@ class EpisodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRecord:
-    """A decided group, as advantages with a memory are told of it."""
+    """A decided group, as plug-ins with a memory are told of it (`GroupOutcome`)."""
 
     seq: int  # order of admission
     task: int  # position in the task source
-    rewards: tuple[float, ...]
-    answers: tuple[str, ...]
-    filtered: bool
+    rewards: tuple[float, ...] = ()
+    answers: tuple[str, ...] = ()
+    filtered: bool = False
+    lengths: tuple[int, ...] = ()
+    truncated: tuple[bool, ...] = ()
+    parts: dict[str, tuple[float | None, ...]] = field(
+        default_factory=dict[str, tuple[float | None, ...]]
+    )
+    left_out: tuple[int, ...] = ()
+    failed: str = ""
+    pick: str = ""
+
+    def outcome(self) -> GroupOutcome:
+        """As plug-ins see it."""
+        picked: dict[str, Any] = json.loads(self.pick) if self.pick else {}
+        nan = float("nan")
+        return GroupOutcome(
+            task=self.task,
+            rewards=self.rewards,
+            answers=self.answers,
+            filtered=self.filtered,
+            lengths=self.lengths,
+            truncated=self.truncated,
+            parts={
+                name: tuple(nan if value is None else value for value in values)
+                for name, values in self.parts.items()
+            },
+            kept=tuple(
+                not self.filtered and index not in self.left_out
+                for index in range(len(self.rewards))
+            ),
+            failed=self.failed,
+            variant=picked.get("variant", ""),
+            meta=picked.get("meta", {}),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,14 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.config.named import problems
 from paceline.errors import InvalidError
-from paceline.plugins import Context, Sampler, TaskSource, registry
+from paceline.plugins import Context, GroupOutcome, Learns, Sampler, TaskSource, registry
 from paceline.types import Task
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
-from paceline_experience.ledger.advantages.memory import Memory
 from paceline_experience.ledger.filters.chain import called, trial_group
+from paceline_experience.ledger.generation.learning import LearningPlugin
+from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.task_cursor import TaskCursor
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
 _TRIED_TASKS = 100  # for a sampler of tasks that are not built here
@@ -75,10 +77,9 @@ def try_plugins(spec: JobSpec) -> None:
     check_plugins(spec)
     experience = spec.experience
     sources = None if spec.has_own_environment else task_sources(spec)
-    with _plugin_errors("experience.sampler", experience.sampler.kind):
-        position = make_sampler(spec, len(sources.train) if sources else _TRIED_TASKS).next()
+    position = _try_sampler(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
-        _try_task(sources.train, 0 if position is None else position, spec, field="tasks.options")
+        _try_task(sources.train, position, spec, field="tasks.options")
     if sources is not None and sources.evals is not None:
         _try_task(sources.evals, 0, spec, field="eval.options")
     parts = [part.part for part in spec.reward]
@@ -109,6 +110,36 @@ def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
     sampler, tasks = spec.experience.sampler, spec.tasks
     make = registry.find("samplers", sampler.kind)
     return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
+
+
+def learners_of(sampler: Sampler, kind: str) -> list[LearningPlugin]:
+    """The plug-ins of a ledger that learn."""
+    if not isinstance(sampler, Learns):
+        return []
+    return [LearningPlugin(sampler, field="experience.sampler", kind=kind)]
+
+
+def _try_sampler(spec: JobSpec, num_tasks: int) -> int:
+    """Draw once, and let it learn from what became of that; returns the position of the task."""
+    kind = spec.experience.sampler.kind
+    with _plugin_errors("experience.sampler", kind):
+        sampler = make_sampler(spec, num_tasks)
+        learners = learners_of(sampler, kind)
+        memory = Memory()
+        for each in learners:
+            each.remember(memory)
+        cursor = TaskCursor(sampler, kind=kind)
+        drawn = cursor.draw()
+        cursor.state()
+        position = drawn.position if drawn else 0
+        outcome = GroupOutcome(position, (0.0, 1.0), ("", ""), lengths=(1, 1), kept=(True, True))
+        context = Context(0, spec.stop.steps, spec.tasks.seed, outcomes=(outcome,))
+        for each in learners:
+            memory.apply(each.learn(context, memory))
+            each.remember(memory)
+        if problem := next(filter(None, [cursor.problem, *(e.problem for e in learners)]), ""):
+            raise InvalidError(problem)
+    return position
 
 
 def _build(name: str, options: Mapping[str, Any], *, seed: int, field: str) -> TaskSource:

@@ -41,6 +41,8 @@ class GroupRecord:
     oldest_seen: int = -1  # oldest version in the progress of its episodes
     accepted: bool = False  # it has been ready
     batch: int = -1  # step whose batch contains it
+    pick: str = ""  # variant and meta of the sampler's pick, as JSON
+    seen: bool = False  # plug-ins with a memory have observed it, or an earlier group of its task
 
     @property
     def is_eval(self) -> bool:
@@ -277,4 +279,6 @@ def parse_group(
         oldest_seen=before.oldest_seen if before and not accepted else -1,
         accepted=accepted,
         batch=fields.get("batch", -1),
+        pick=fields.get("pick", ""),
+        seen=fields.get("seen", False),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.plugins import Sampler
+from paceline.plugins import MAX_CURSOR_BYTES, MAX_PICK_BYTES, Pick, Sampler
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
 
@@ -28,6 +28,8 @@ class Draw:
     seq: int
     position: int
     num_requeues: int = 0  # how often it was admitted before
+    pick: str = ""  # variant and meta of the sampler's pick, as JSON; empty: none
+    seen: bool = False  # plug-ins with a memory have observed an earlier group of it
 
     @property
     def name(self) -> str:
@@ -36,9 +38,11 @@ class Draw:
 
 
 class TaskCursor:
-    """Draws tasks in the sampler's order; its state is saved with every trainer step.
+    """Draws tasks in the sampler's order; its state is saved with every admission.
 
-    After a sampler has failed nothing is drawn: `problem` says why, and the job fails with it.
+    A rewind of the trainer does not touch it: the groups that were admitted since are still in the
+    ledger, and what has to be generated again is requeued with its pick. After a sampler has failed
+    nothing is drawn: `problem` says why, and the job fails with it.
     """
 
     def __init__(self, sampler: Sampler, *, kind: str = "") -> None:
@@ -63,51 +67,40 @@ class TaskCursor:
         if self._requeued:
             return self._requeued.pop(0)
         with self._failing():
-            position = self._sampler.next()
-            if position is not None:
+            found = self._sampler.next()
+            if found is not None:
+                drawn = _draw(self._seq, found)
                 self._seq += 1
-                return Draw(self._seq - 1, operator.index(position))
+                return drawn
         self._exhausted = True
         return None
 
-    def requeue(self, seq: int, position: int, *, num_requeues: int) -> None:
+    def requeue(self, drawn: Draw) -> None:
         """Draw this task once more: its last group was lost through no fault of its own."""
-        draws = [*self._requeued, Draw(seq, position, num_requeues)]
-        self._requeued = sorted(draws, key=lambda draw: draw.seq)
+        self._requeued = sorted([*self._requeued, drawn], key=lambda draw: draw.seq)
         self._exhausted = False
 
     def state(self) -> str:
         """The state as JSON for `load`."""
         with self._failing():
             sampler_state = dict(self._sampler.state())
-            json.dumps(sampler_state)
+            num_bytes = len(json.dumps(sampler_state))
+            if num_bytes > MAX_CURSOR_BYTES:
+                raise ValueError(
+                    f"its state has {num_bytes} bytes; at most {MAX_CURSOR_BYTES} are allowed"
+                )
             self._sampler_state = sampler_state
-        redo = [
-            {"seq": d.seq, "position": d.position, "again": d.num_requeues} for d in self._requeued
-        ]
+        redo = [draw_fields(drawn) for drawn in self._requeued]
         return json.dumps({"sampler": self._sampler_state, "seq": self._seq, "redo": redo})
 
     def load(self, text: str) -> None:
         """Continue from a state; an empty one starts from the beginning."""
         fields: dict[str, Any] = json.loads(text or self._initial)
         self._seq = fields["seq"]
-        self._requeued = [Draw(d["seq"], d["position"], d["again"]) for d in fields["redo"]]
+        self._requeued = [_parsed(drawn) for drawn in fields["redo"]]
         self._exhausted = False
         with self._failing():
             self._sampler.load(fields["sampler"])
-
-    def rewind(self, text: str) -> None:
-        """Go back to an older state, then advance the sampler to the present position.
-
-        The groups admitted since that state are still in the ledger and must not be admitted
-        twice; what a curriculum has learned since is lost.
-        """
-        seq, requeued = self._seq, self._requeued
-        self.load(text)
-        with self._failing():
-            for _ in range(self._seq, seq):
-                self._sampler.next()
-        self._seq, self._requeued = seq, requeued
 
     @contextmanager
     def _failing(self) -> Generator[None]:
@@ -118,6 +111,52 @@ class TaskCursor:
             log.exception("a sampler has failed", sampler=self._kind)
             text = f"experience.sampler: {self._kind}: {type(error).__name__}: {error}"
             self.problem = self.problem or clipped(text, _MAX_PROBLEM_BYTES)
+
+
+def _draw(seq: int, found: Any) -> Draw:
+    if not isinstance(found, Pick):
+        return Draw(seq, operator.index(found))
+    text = pick_text(found.variant, found.meta)
+    return Draw(seq, operator.index(found.task), pick=text)
+
+
+def pick_text(variant: str, meta: Mapping[str, Any]) -> str:
+    """Variant and meta as JSON; empty if there are none.
+
+    Raises:
+        TypeError: they are not JSON.
+        ValueError: they are too large, or a number is not finite.
+    """
+    if not variant and not meta:
+        return ""
+    text = json.dumps({"variant": str(variant), "meta": dict(meta)}, allow_nan=False)
+    if len(text) > MAX_PICK_BYTES:
+        raise ValueError(f"a pick has {len(text)} bytes; at most {MAX_PICK_BYTES} are allowed")
+    return text
+
+
+def draw_fields(drawn: Draw) -> dict[str, Any]:
+    """A draw as JSON; what it lacks is left out."""
+    fields: dict[str, Any] = {
+        "seq": drawn.seq,
+        "position": drawn.position,
+        "again": drawn.num_requeues,
+    }
+    if drawn.pick:
+        fields["pick"] = drawn.pick
+    if drawn.seen:
+        fields["seen"] = True
+    return fields
+
+
+def _parsed(fields: Mapping[str, Any]) -> Draw:
+    return Draw(
+        fields["seq"],
+        fields["position"],
+        fields["again"],
+        fields.get("pick", ""),
+        fields.get("seen", False),
+    )
 
 
 def stable_seed(*parts: object) -> int:

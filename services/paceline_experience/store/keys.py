@@ -12,11 +12,10 @@ _SCRIPT_KEYS = (
     "versions",  # hash: version -> publication (JSON)
     "results",  # hash: finished episode -> summary (JSON); they leave with their group
     "progress",  # hash: open episode -> its progress
-    "samplers",  # hash: step -> state of the task cursor
     "ring",  # sorted set: trained trajectories, newest last
     "metrics",  # list: rows of the history (JSON)
     "advantages",  # hash: step -> advantages of its batch; until durable
-    "memory",  # hash: plug-in/key -> what advantages remember (JSON)
+    "memory",  # hash: plug-in/key -> what plug-ins remember (JSON)
     "outcomes",  # hash: group -> outcome (JSON), decided since the last batch was fixed
     "epoch",  # a random number, drawn anew by each owner of the job
 )
@@ -35,7 +34,6 @@ class JobKeys:
             self.versions,
             self.results,
             self.progress,
-            self.samplers,
             self.ring,
             self.metrics,
             self.advantages,

@@ -31,13 +31,19 @@ from paceline.plugins.episodes import (
     GroupOutcome,
     Turns,
 )
+from paceline.plugins.generation import (
+    MAX_CURSOR_BYTES,
+    MAX_PICK_BYTES,
+    Learns,
+    Pick,
+    Sampler,
+)
 from paceline.plugins.groups import (
     Advantage,
     Drop,
     Filter,
     FinishedGroup,
     Keep,
-    Sampler,
 )
 from paceline.plugins.methods import Method
 from paceline.plugins.model import StrictModel
@@ -53,6 +59,8 @@ from paceline.plugins.topologies import Session, Topology
 from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, Tracker
 
 __all__ = [
+    "MAX_CURSOR_BYTES",
+    "MAX_PICK_BYTES",
     "MAX_STOP_TOKENS",
     "Advantage",
     "Advantages",
@@ -73,9 +81,11 @@ __all__ = [
     "GroupOutcome",
     "HeaderSpec",
     "Keep",
+    "Learns",
     "Message",
     "Method",
     "Observation",
+    "Pick",
     "ProgramEnding",
     "ProgramLimits",
     "ProgramOutcome",

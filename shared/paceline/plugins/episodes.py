@@ -59,15 +59,26 @@ class EpisodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """A group of which all episodes were scored, whether filters kept it, a part of it or nothing.
+    """A group that was decided, whether filters kept it, a part of it or nothing, or that failed.
 
-    It has all episodes, also those that are not trained.
+    Tuples are [N], with all its scored episodes, also those that are not trained; N is 0 if it
+    failed.
     """
 
     task: int  # position in the task source
     rewards: tuple[float, ...]
     answers: tuple[str, ...]
     filtered: bool = False  # nothing of it was kept
+    lengths: tuple[int, ...] = ()  # policy tokens
+    truncated: tuple[bool, ...] = ()
+    parts: Mapping[str, tuple[float, ...]] = field(
+        default_factory=dict[str, tuple[float, ...]], hash=False
+    )
+    """The parts of a reward that has several; NaN where an episode lacks a part."""
+    kept: tuple[bool, ...] = ()  # whether filters left the episode in
+    failed: str = ""  # why it was given up before all was scored, and does not come again
+    variant: str = ""  # of the sampler's pick
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
 def progress(step: int, total_steps: int) -> float:
@@ -77,7 +88,7 @@ def progress(step: int, total_steps: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an advantage knows besides its batch.
+    """What an advantage knows besides its batch, and a sampler besides outcomes.
 
     `memory` and what follows it is filled in for plug-ins that declare the need `memory`.
     """

@@ -1,4 +1,4 @@
-"""The protocols of samplers, filters and advantages, and what a filter is given and returns."""
+"""The protocols of filters and advantages, and what a filter is given and returns."""
 
 from __future__ import annotations
 
@@ -10,22 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from paceline.plugins.episodes import Advantages, Context, EpisodeBatch, Floats
-
-
-class Sampler(Protocol):
-    """Decides the order of tasks. Its state is saved with the trainer's step."""
-
-    def next(self) -> int | None:
-        """Index of the next task; None after the last epoch."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """JSON-compatible state, restored by `load`."""
-        ...
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidError
+from paceline.plugins import Pick
 from paceline.samplers.shuffle import Shuffle
 from paceline_experience.ledger.task_cursor import Draw, TaskCursor, stable_seed
 
@@ -68,22 +73,42 @@ def test_cursor_repeats_a_task_that_infrastructure_failed_on() -> None:
     assert cursor.draw() is None
     assert cursor.exhausted
     assert drawn[0] is not None
-    cursor.requeue(0, drawn[0].position, num_requeues=1)
+    cursor.requeue(Draw(0, drawn[0].position, 1, pick="{}", seen=True))
+    other = TaskCursor(Shuffle(2, epochs=1))
+    other.load(cursor.state())
     assert not cursor.exhausted
     again = cursor.draw()
-    assert again == Draw(0, drawn[0].position, num_requeues=1)
+    assert again == other.draw() == Draw(0, drawn[0].position, 1, pick="{}", seen=True)
     assert again is not None
     assert (drawn[0].name, again.name) == ("0", "0.1")
 
 
-def test_feed_after_a_rewind_draws_new_tasks() -> None:
-    cursor, other = TaskCursor(Shuffle(9)), TaskCursor(Shuffle(9))
-    [cursor.draw() for _ in range(3)]
-    old = cursor.state()
-    [cursor.draw() for _ in range(4)]
-    [other.draw() for _ in range(7)]
-    cursor.rewind(old)
-    assert [cursor.draw() for _ in range(5)] == [other.draw() for _ in range(5)]
+class Verbose:
+    """Picks with a variant of a given length, and a cursor of another."""
+
+    def __init__(self, variant: int, cursor: int) -> None:
+        self._variant, self._cursor = "v" * variant, cursor
+
+    def next(self) -> Pick:
+        return Pick(3, self._variant, {"half": 0.5})
+
+    def state(self) -> dict[str, Any]:
+        return {"at": "x" * self._cursor}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        del state
+
+
+def test_picks_and_cursors_are_bounded() -> None:
+    cursor = TaskCursor(Verbose(900, 900))
+    drawn = cursor.draw()
+    assert drawn is not None
+    assert json.loads(drawn.pick) == {"variant": "v" * 900, "meta": {"half": 0.5}}
+    too_wordy = TaskCursor(Verbose(1100, 0), kind="verbose")
+    assert too_wordy.draw() is None
+    assert "verbose: ValueError: a pick has 11" in too_wordy.problem
+    too_large = TaskCursor(Verbose(0, 1100), kind="verbose")
+    assert "its state has 1110 bytes; at most 1024 are allowed" in too_large.problem
 
 
 def test_seeds_are_stable() -> None:

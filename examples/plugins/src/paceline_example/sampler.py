@@ -1,4 +1,4 @@
-"""A sampler: the order of tasks, with a state that is saved with every trainer step."""
+"""A sampler: the order of tasks, with a cursor that is saved with every admission."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class InOrder:
         return (self._drawn - 1) % self._size
 
     def state(self) -> dict[str, Any]:
-        """Number of tasks drawn; small, since it is saved with every step."""
+        """Number of tasks drawn; small, since it is saved with every admission."""
         return {"drawn": self._drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, possibly an earlier one after a rewind."""
+        """Continue from a state."""
         self._drawn = int(state["drawn"])

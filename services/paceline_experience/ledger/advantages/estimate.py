@@ -16,7 +16,7 @@ from paceline.config.options import options_source
 from paceline.errors import InvalidError
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
 from paceline.telemetry.logs import Log
-from paceline_experience.ledger.advantages.memory import Memory
+from paceline_experience.ledger.generation.memory import Memory
 
 MAX_ESTIMATE_BYTES = 64 << 20  # compressed; a batch with more has other values for every token
 _EPISODES, _TOKENS = b"E", b"T"

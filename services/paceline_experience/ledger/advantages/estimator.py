@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import IntegrityError
-from paceline.plugins import Context, GroupOutcome
+from paceline.plugins import Context
 from paceline_experience.ledger.advantages.episodes import NEEDS_PAYLOADS, episode_batch
 from paceline_experience.ledger.advantages.estimate import decoded, estimate, parts_of
-from paceline_experience.ledger.advantages.memory import Memory
 from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.records import OutcomeRecord, parse_record
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.store.payloads import PayloadStore
@@ -30,6 +30,7 @@ class FixedEstimate:
 
     script_arguments: tuple[bytes, str, str]
     notes: dict[str, float]
+    memory: Memory  # as it is once that is written
 
 
 class Estimator:
@@ -42,13 +43,15 @@ class Estimator:
 
     @property
     def observes(self) -> bool:
-        """Whether it is told of all decided groups."""
-        return "memory" in self._needs
+        """Whether any plug-in is told of all decided groups."""
+        return "memory" in self._needs or bool(self._core.learners)
 
     async def estimate(
         self, groups: Sequence[GroupRecord], step: int, *, payloads: PayloadStore
     ) -> FixedEstimate:
         """Inside a transaction: the advantages of a batch that is about to be fixed.
+
+        What samplers learn meanwhile is written with them.
 
         Raises:
             InvalidError: a plug-in has failed.
@@ -60,7 +63,12 @@ class Estimator:
         batch = episode_batch(groups, needs=self._needs, payloads=blobs)
         found = estimate(self._parts, batch, context, memory)
         data = found.encoded(len(batch.rewards))
-        return FixedEstimate((data, json.dumps(found.memory), json.dumps(observed)), found.notes)
+        texts = dict(found.memory)
+        for learner in self._core.learners:
+            texts.update(learner.learn(context, memory))
+        memory.apply(texts)
+        arguments = (data, json.dumps(texts), json.dumps(observed))
+        return FixedEstimate(arguments, found.notes, memory)
 
     async def kept(
         self, step: int, groups: Sequence[GroupRecord]
@@ -88,10 +96,7 @@ class Estimator:
         rows: list[bytes] = await core.store.command("LRANGE", core.keys.metrics, -_ROWS, -1)
         found = replace(
             context,
-            outcomes=[
-                GroupOutcome(each.task, each.rewards, each.answers, each.filtered)
-                for each in records
-            ],
+            outcomes=[each.outcome() for each in records],
             metrics=_metrics([json.loads(row) for row in rows], step),
         )
         return found, Memory(texts), [name.decode() for name in outcomes]

@@ -23,5 +23,4 @@ end
 redis.call('RPUSH', METRICS, ARGV[6])
 batch.committed, batch.counted = true, true
 redis.call('HSET', BATCHES, ARGV[2], cjson.encode(batch))
-redis.call('HSET', SAMPLERS, step + 1, get('feed', ''))
 return finish({again = false})

@@ -15,7 +15,6 @@ for k = number('durable'), math.min(oldest, step) - 1 do
       forget(rec)
     end
     redis.call('HDEL', BATCHES, k)
-    redis.call('HDEL', SAMPLERS, k)
     redis.call('HDEL', ADVANTAGES, k)
   end
 end

@@ -1,7 +1,7 @@
 -- Prepended to every script, after STEPS and NAMES, which are made from the nouns' state table.
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
-local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, SAMPLERS, RING, METRICS,
+local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, RING, METRICS,
   ADVANTAGES, MEMORY, OUTCOMES, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
 local observed = {} -- outcome by group; false: there is none any more
@@ -72,7 +72,7 @@ local function record(gid)
 end
 
 -- What a group's record says is read by `parse_group` of the ledger. Its fields: seq, position, again,
--- states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
+-- pick, seen, states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
 -- (step), drains (by episode), has_progress.
 local function create(gid, size, fields)
   fields.id = gid

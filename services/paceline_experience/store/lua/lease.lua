@@ -1,4 +1,4 @@
--- ARGV: plan {worker, max_staleness, batch_groups, group_size, admit: [{group, seq, position, again}],
+-- ARGV: plan {worker, max_staleness, batch_groups, group_size, admit: [{group, seq, position, again, pick, seen}],
 -- lease: [{group, indices}], feed}
 local plan = cjson.decode(ARGV[1])
 
@@ -11,7 +11,8 @@ if #plan.admit > 0 then
     fail('STATE', 'admission: ' .. there .. ' groups and ' .. #plan.admit .. ' more exceed ' .. bound)
   end
   for _, item in ipairs(plan.admit) do
-    create(item.group, plan.group_size, {seq = item.seq, position = item.position, again = item.again})
+    create(item.group, plan.group_size, {seq = item.seq, position = item.position, again = item.again,
+      pick = item.pick, seen = item.seen})
     bump('admitted', plan.group_size)
     bump('groups:open', 1)
   end

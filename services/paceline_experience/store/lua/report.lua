@@ -1,5 +1,5 @@
 -- What became of leased episodes.
--- ARGV: {max_attempts, items: [{group, index, attempt, verdict, detail}]}
+-- ARGV: {max_attempts, observe, items: [{group, index, attempt, verdict, detail}]}
 -- verdicts: ok (with `result`, a JSON text, and policy_tokens), again (infrastructure failed or lease expired), drain (the worker goes
 -- away and hands over: not counted among the attempts), invalid, oversized, gone
 local input = cjson.decode(ARGV[1])
@@ -10,9 +10,18 @@ local function spared(rec, i)
   rec.drains[i] = rec.drains[i] + 1
 end
 
+-- What plug-ins with a memory are told of a group that is given up and does not come again: one that
+-- infrastructure failed on comes once more.
+local function observe_failed(rec, reason)
+  if not input.observe or rec.version or rec.seen then return end
+  if not UNUSABLE[reason] and (rec.again or 0) == 0 then return end
+  observed[rec.id] = cjson.encode({seq = rec.seq, task = rec.position, failed = reason, pick = rec.pick})
+end
+
 local function requeue(rec, i)
   if rec.attempts[i] - (rec.drains and rec.drains[i] or 0) >= input.max_attempts then
     drop(rec, 'group_failed', i, 'exhausted_attempts')
+    observe_failed(rec, 'group_failed')
     return 'dropped'
   end
   move(rec, i, 'q')
@@ -31,6 +40,7 @@ local function failed(rec, i, item)
   if UNUSABLE[item.verdict] then
     set('invalid_detail', item.detail)
     drop(rec, item.verdict)
+    observe_failed(rec, item.verdict)
     return 'dropped'
   elseif item.verdict == 'gone' and rec.version then
     drop(rec, 'stale')

@@ -20,5 +20,12 @@ redis.call('HSET', ADVANTAGES, ARGV[2], ARGV[4])
 for key, text in pairs(cjson.decode(ARGV[5])) do
   if text == '' then redis.call('HDEL', MEMORY, key) else redis.call('HSET', MEMORY, key, text) end
 end
-for _, gid in ipairs(cjson.decode(ARGV[6])) do redis.call('HDEL', OUTCOMES, gid) end
+for _, gid in ipairs(cjson.decode(ARGV[6])) do
+  redis.call('HDEL', OUTCOMES, gid)
+  local rec = record(gid)
+  if rec then -- its task may come again, and is not observed twice
+    rec.seen = true
+    touched[gid] = true
+  end
+end
 return finish(0)

@@ -26,6 +26,7 @@ from paceline.testing.filters import finished_group
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.ledger import BatchShare, EpisodeKey
+from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 
@@ -107,11 +108,20 @@ class LedgerMachine(RuleBasedStateMachine):
         outcomes = self.run(self.ledger.submit(items))
         assert set(outcomes) <= {"accepted"}
 
-    @initialize(steps=st.integers(0, 3), filters=st.lists(st.integers(0, 99), max_size=2))
-    def begin(self, steps: int, filters: list[int]) -> None:
+    @initialize(
+        steps=st.integers(0, 3),
+        filters=st.lists(st.integers(0, 99), max_size=2),
+        sampler=st.sampled_from(["shuffle", "weakest"]),
+    )
+    def begin(self, steps: int, filters: list[int], sampler: str) -> None:
         """Each filter keeps any part of a group, or nothing of it, as its seed says."""
         named = [{"kind": "any_subset", "seed": seed} for seed in filters]
-        experience = {"payload_bytes": 1 << 30, "group_size": G, "filters": named}
+        experience = {
+            "payload_bytes": 1 << 30,
+            "group_size": G,
+            "filters": named,
+            "sampler": {"kind": sampler},
+        }
         self.world = self.worlds(self.store, experience=experience)
         marks = Watermarks()  # on another disk than the store's
         self.world.watermarks = lambda: marks
@@ -281,6 +291,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def crash_of_ledger(self) -> None:
         self.ledger = self.run(self.world.opened())
+
+    @invariant()
+    def every_draw_is_observed_once_at_most(self) -> None:
+        (memory,) = self.run(self.store.hashes(JobKeys("default", "j1").memory))
+        seen = {key: int(count) for key, count in memory.items() if b"/seen" in key}
+        assert set(seen.values()) <= {1}, seen
 
     @invariant()
     def books_balance(self) -> None:

@@ -1,4 +1,4 @@
-"""What the advantages of a job remember across steps. It changes only when a batch is fixed."""
+"""What the plug-ins of a job remember across steps. It changes only when a batch is fixed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ class Memory:
     def of(self, plugin: str) -> Mapping[str, Any]:
         """The values of one plug-in by key; read-only."""
         return _Values(self._texts, plugin + _SEPARATOR)
+
+    def apply(self, texts: Mapping[str, str]) -> None:
+        """Take over what `changed` has returned, once it is written."""
+        for name, text in texts.items():
+            before = self._texts.pop(name, None)
+            self._bytes -= 0 if before is None else len(name.encode()) + len(before)
+            if text:
+                self._texts[name] = text
+                self._bytes += len(name.encode()) + len(text)
 
     def changed(self, plugin: str, values: Mapping[str, Any]) -> dict[str, str]:
         """Texts of new values by `plug-in/key`; an empty one deletes the key.
