@@ -48,6 +48,7 @@ REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
 }
 FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "zero_variance": ({}, [(1.0, 1.0)], []),
+    "mean_reward": ({"high": 0.6}, [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0, 0.0)], []),
     "balanced": (
         {"keep": 3},
         [],
@@ -117,9 +118,15 @@ def test_filters(name: str) -> None:
     filters.fulfils_the_contract(name, options, keeps=[(0.0, 1.0)], drops=drops, picks=picks)
 
 
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "difficulty_pools": {"window": 4, "easy_fraction": 0.2, "hard_fraction": 0.2},
+    "staged": {"stages": [{"share": 0.4, "reward": 0.3}, {"share": 1.0}], "groups": 3},
+}
+
+
 @pytest.mark.parametrize("name", built_in("samplers"))
 def test_samplers(name: str) -> None:
-    samplers.fulfils_the_contract(name)
+    samplers.fulfils_the_contract(name, SAMPLERS.get(name))
 
 
 def test_a_sampler_that_learns() -> None:

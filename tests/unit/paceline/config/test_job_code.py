@@ -31,7 +31,7 @@ def spec_of(**changes: Any) -> Any:
     ("changes", "field", "known"),
     [
         ({"tasks": {"environment": "evil:f"}}, "tasks.environment", "arithmetic"),
-        ({"experience": {"sampler": "evil:f"}}, "experience.sampler.kind", "shuffle"),
+        ({"experience": {"sampler": "evil:f"}}, "experience.sampler.kind", "dart_order, "),
         (
             {"experience": {"filters": ["zero_variance", "sys:exit"]}},
             "experience.filters.1.kind",

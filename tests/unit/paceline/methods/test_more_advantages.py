@@ -22,6 +22,7 @@ from paceline.methods.mapo.advantage import mapo
 from paceline.methods.mc_grpo.advantage import mc_grpo
 from paceline.methods.mssr.advantage import forgetting, mssr
 from paceline.methods.outcome_exploration.advantage import MAX_ANSWERS, outcome_exploration
+from paceline.methods.puzzlecraft.advantage import distinct, entropy, puzzlecraft
 from paceline.methods.reinforce_pp.advantage import reinforce_pp, reinforce_pp_baseline
 from paceline.methods.turn_level.advantage import turn_level
 from paceline.methods.ui_s1.advantage import ui_s1
@@ -72,6 +73,34 @@ def test_reinforce_pp_baseline() -> None:
 )
 def test_gapo(rewards: list[float], expected: list[float]) -> None:
     close(gapo(of_one_group(rewards), START), expected)
+
+
+def puzzle_weight(rewards: list[float], answers: str, **options: Any) -> float:
+    """What the advantages of a group are multiplied with."""
+    batch = replace(of_one_group(rewards, answers=list(answers)), advantages=np.ones(len(answers)))
+    found = puzzlecraft(batch, START, **options).values
+    assert np.ptp(found) == 0.0
+    return float(found[0])
+
+
+def test_puzzlecraft_weight() -> None:
+    one = [1.0, *[0.0] * 7]
+    assert entropy("ABBBBBBB", 8) == pytest.approx(0.1812, abs=1e-4)
+    assert entropy("ABBCCDEF", 8) == pytest.approx(0.8333, abs=1e-4)
+    assert puzzle_weight(one, "ABBBBBBB", choices=8) == pytest.approx(0.1862, abs=1e-4)
+    assert puzzle_weight(one, "ABBCCDEF", choices=8) == pytest.approx(0.3994, abs=1e-4)
+    half = [1.0] * 4 + [0.0] * 4
+    for answers, weight in (("AAAAAAAA", 0.0), ("AAAABBBB", 0.378), ("ABCDEFGH", 1.0)):
+        found = puzzle_weight(half, answers, dispersion="distinct")
+        assert found == pytest.approx(weight, abs=1e-3)
+    # Open answers: the logarithm of distinct ones over that of the size of the group.
+    assert entropy("AABB", None) == pytest.approx(0.5)
+    assert (entropy("A", None), distinct("A")) == (0.0, 0.0)
+    assert puzzle_weight([1.0, 1.0], "AB") == 0.0
+    assert puzzle_weight([5.0, -1.0], "AB") == 0.0
+    batch = replace(of_one_group([1.0, 0.0], lengths=[2, 1]), advantages=np.ones(3))
+    with pytest.raises(InvalidError, match="tokens"):
+        puzzlecraft(batch, START)
 
 
 @pytest.mark.parametrize(
