@@ -144,7 +144,7 @@ def test_pools_have_their_shares() -> None:
         {"easy_threshold": 0.2, "hard_threshold": 0.4},
     ],
 )
-def test_pools_refuse(options: dict[str, float]) -> None:
+def test_pools_refuse(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidError, match=r"experience\.sampler"):
         DifficultyPools(5, **options)
 
