@@ -1,7 +1,8 @@
-"""Episodes that are played by rule, with care or without, in `tools` and `guess_number`.
+"""Episodes that are played by rule, with care or without, in environments of several turns.
 
-Without care, most of them answer without the tools, or go on by one from guess to guess. A model
-that has learnt from them does the same, and reinforcement learning has to find out what pays.
+Without care, most of them answer without the tools, go on by one from guess to guess, walk to
+whatever is nearer, or leave out the carry. A model that has learnt from them does the same, and
+reinforcement learning has to find out what pays.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.environments.chain.tasks import ChainTasks
+from paceline.environments.chain.world import Chain
 from paceline.environments.guess_number.tasks import GuessTasks
 from paceline.environments.guess_number.world import GuessNumber
+from paceline.environments.key_door.grid import MOVES, way
+from paceline.environments.key_door.tasks import KeyDoorTasks
+from paceline.environments.key_door.world import KeyDoor
 from paceline.environments.tools.tasks import ToolTasks
 from paceline.environments.tools.world import Tools
 from paceline.plugins import Environment, Observation, TaskSource
@@ -29,9 +35,15 @@ TOOLS: dict[str, Any] = {
     "system_prompt": "",
 }
 GUESSES: dict[str, Any] = {"span": 31, "most": 63, "max_turns": 5}
+GRID: dict[str, Any] = {"width": 4, "max_turns": 12}
+CHAIN: dict[str, Any] = {"length": 6, "digits": 2}
+# Whole chains are hardly ever right, so the model is measured by single sums.
+ONE_SUM: dict[str, Any] = {"length": 1, "digits": 2}
 # Shares of episodes without care.
 WITHOUT_TOOLS = {"tools/calculate": 0.75, "tools/look_up": 0.25, "tools/recall": 0.75}
 ONE_BY_ONE = 0.75
+NEARER_FIRST = 0.75
+WITHOUT_CARRY = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,39 @@ def guess_player(chance: random.Random, careful: bool) -> Player:
     return play
 
 
+def key_player(chance: random.Random, careful: bool) -> Player:
+    """Walks to the key and then to the door, or first to whichever is nearer."""
+    nearer_first = not careful and chance.random() < NEARER_FIRST
+    plan = list[str]()
+
+    def play(task: Task, turns: list[Move], shown: Observation) -> str:
+        if not turns:
+            places = json.loads(task.payload)
+            start, key, door = (tuple(places[name]) for name in ("start", "key", "door"))
+            to_key, to_door, between = (
+                way(a, b, width=places["width"], walls=()) or []
+                for a, b in ((start, key), (start, door), (key, door))
+            )
+            plan[:] = [*to_key, *between]
+            if nearer_first and len(to_door) < len(to_key):
+                plan[:] = to_door
+        return plan.pop(0) if plan else chance.choice([*MOVES])
+
+    return play
+
+
+def chain_player(chance: random.Random, careful: bool) -> Player:
+    """Adds, or leaves out the carry in most sums."""
+
+    def play(task: Task, turns: list[Move], shown: Observation) -> str:
+        a, b = map(int, shown.messages[0].content.rstrip("=").split("+"))
+        if careful or chance.random() >= WITHOUT_CARRY:
+            return str(a + b)
+        return str((a // 10 + b // 10) % 10 * 10 + (a + b) % 10)
+
+    return play
+
+
 GAMES = {
     "tools": Game(
         lambda split: ToolTasks(0, split=split, **TOOLS),  # type: ignore[arg-type]
@@ -150,5 +195,19 @@ GAMES = {
         guess_player,
         r"\d+|\n|[A-Z][a-z]+",
         20,
+    ),
+    "key_door": Game(
+        lambda split: KeyDoorTasks(0, split=split, **GRID),  # type: ignore[arg-type]
+        lambda: KeyDoor(**GRID),
+        key_player,
+        r"\d|\n|[A-Z][a-z]+",
+        20,
+    ),
+    "chain": Game(
+        lambda split: ChainTasks(0, split=split, **(ONE_SUM if split == "heldout" else CHAIN)),  # type: ignore[arg-type]
+        lambda: Chain(**CHAIN),
+        chain_player,
+        r"\d|\n|[A-Z][a-z]+",
+        300,
     ),
 }

@@ -1,13 +1,13 @@
-"""Creates the small chat models of the examples `tools` and `guess_number`.
+"""Creates the small chat models of the examples with several turns.
 
 Each has about a million parameters, a chat template with tools like Qwen2.5's, and a tokenizer for
 the phrases of its world. The supervised phase shows it episodes that are played by rule: first with
 care, so that it can do what is needed, then mostly without (see demonstrations.py), so that its
-greedy answers use the tools too rarely, or guess without method. Held-out tasks are never trained
+greedy answers use the tools too rarely, or play without method. Held-out tasks are never trained
 on; they only tell how good the model is.
 
     python examples/tools/make_model.py tools [--out models/tools] [--seed 0]
-    python examples/tools/make_model.py guess_number
+    python examples/tools/make_model.py guess_number | key_door | chain
 """
 
 from __future__ import annotations

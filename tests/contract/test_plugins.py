@@ -79,19 +79,23 @@ def answer(task: Task) -> str:
 # openenv needs a server, verifiers its library: see tests/integration/test_environment_adapters.py.
 ELSEWHERE = {"openenv", "verifiers"}
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False, "desc": ["SFFG"]}}
-ENVIRONMENTS: dict[str, tuple[dict[str, Any], Callable[[Task], str]]] = {
-    "arithmetic": ({"digits": 1}, answer),
-    "guess_number": ({"span": 3}, answer),
-    "gymnasium": (LAKE, lambda _: "2"),
-    "reasoning_gym": ({"dataset": "chain_sum", "size": 40}, answer),
-    "tools": ({}, answer),
+MIXED = {"mixture": {"1-plain": 0.5, "2-carry": 0.5}, "wrong_labels": 0.2, "size": 50}
+# What one answer, given in every turn, is worth; the second turn of a chain has another answer.
+ENVIRONMENTS: dict[str, tuple[dict[str, Any], Callable[[Task], str], float]] = {
+    "arithmetic": (MIXED, answer, 1.0),
+    "chain": ({"length": 2}, lambda task: json.loads(task.payload)["answers"][0], 0.0),
+    "guess_number": ({"span": 3}, answer, 1.0),
+    "gymnasium": (LAKE, lambda _: "2", 1.0),
+    "key_door": ({"walls": 2, "scoring": "shaped"}, lambda _: "up", 0.0),
+    "reasoning_gym": ({"dataset": "chain_sum", "size": 40}, answer, 1.0),
+    "tools": ({}, answer, 1.0),
 }
 
 
 @pytest.mark.parametrize("name", sorted({*built_in("environments")} - ELSEWHERE))
 def test_environments(name: str) -> None:
-    options, reply = ENVIRONMENTS[name]
-    environments.fulfils_the_contract(name, options, answer=reply, reward=1.0)
+    options, reply, worth = ENVIRONMENTS[name]
+    environments.fulfils_the_contract(name, options, answer=reply, reward=worth)
 
 
 @pytest.mark.parametrize("name", built_in("topologies"))
