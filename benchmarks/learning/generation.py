@@ -113,7 +113,7 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """The mappings laid over each other; whatever else `more` has replaces what `base` has."""
     found = dict(base)
     for key, value in more.items():
-        old = found.get(key)
+        old: Any = found.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
         found[key] = merged(old, value) if both else value
     return found
