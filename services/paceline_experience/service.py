@@ -7,6 +7,7 @@ import os
 import time
 
 from paceline.code.folders import CodeFolders
+from paceline.code.function_process import MODULE as FUNCTIONS
 from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE
@@ -45,6 +46,7 @@ from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, sweep
 from paceline_experience.jobs.metrics import JobMetricsCollector
+from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
@@ -85,7 +87,9 @@ class ExperienceService(Service):
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
         self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
+        self._code = CodeFolders(self._artifacts.whole, packages=Packages(self._settings.packages))
         self._own_tasks = self._make_own_tasks()
+        self._own_functions = self._make_own_functions()
         self._ledgers = Ledgers(
             store=store,
             jobs=self._jobs,
@@ -100,6 +104,7 @@ class ExperienceService(Service):
             meter=self._meter,
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
+            own_functions=self._own_functions,
         )
         self._collector = JobMetricsCollector(
             self._metrics,
@@ -142,15 +147,28 @@ class ExperienceService(Service):
             quotas=self._quotas,
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
+            own_functions=self._own_functions,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
         return OwnTasks(
             sandbox=sandbox_for(MODULE, lowest=self._options.sandbox_level),
-            folders=CodeFolders(self._artifacts.whole, packages=Packages(self._settings.packages)),
+            folders=self._code,
             store=self._artifacts,
             timeout_s=self._options.plugins_s,
             memory_bytes=self._options.code_memory_bytes,
+        )
+
+    def _make_own_functions(self) -> OwnFunctions:
+        return OwnFunctions(
+            sandbox=sandbox_for(FUNCTIONS, lowest=self._options.sandbox_level),
+            folder_of=self._code.folder,
+            store=self._artifacts,
+            memory_bytes=self._options.code_memory_bytes,
+            max_processes=self._options.max_code_processes,
+            call_s=self._options.code_call_s,
+            check_s=self._options.plugins_s,
+            metrics=self._metrics,
         )
 
     def _watermarks(self, job_id: str) -> Watermarks:
@@ -172,6 +190,7 @@ class ExperienceService(Service):
             tasks.create_task(self._sweep(tasks), name="sweep")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._liveness.run(), name="liveness")
+            tasks.create_task(self._own_functions.sweep(), name="own functions")
             tasks.create_task(self._collector.run_waits(), name="waits")
             tasks.create_task(self._collector.run_collect(), name="collect")
             tasks.create_task(self._collector.run_verify(), name="verify")
@@ -235,6 +254,7 @@ class ExperienceService(Service):
         await self._training.close()
         await self._ledgers.close()
         await self._dry_run.close()
+        await self._own_functions.close()
         await self._own_tasks.close()
         self._audit.close()
         await self._store.close()

@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes"),
 ]
 STEPS = 4
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_code" / "task"
 # One of 8 attempts does each deed, so that every step has some.
 CODE = '''
 import json, os, time
@@ -128,6 +129,36 @@ def test_what_the_code_requires_is_installed_and_used(
         rows = client.list_trajectories(job_id).trajectories
     assert rows
     assert all(row.score.reward >= 6.0 for row in rows)
+
+
+def test_a_filter_and_an_advantage_of_the_folder_train(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    """As the example does."""
+    experience: dict[str, Any] = {
+        "batch_groups": 4,
+        "group_size": 4,
+        "filters": [{"kind": "control:spread", "least": 1e-9}],
+        "advantage": {"kind": "control:smoothed", "decay": 0.5},
+    }
+    job = tiny_job(name="control", stop={"steps": STEPS}) | {
+        "code": {"path": str(EXAMPLE)},
+        "eval": None,
+        "reward": [{"kind": "scoring:close_to", "scale": 20.0}],
+        "experience": experience,
+    }
+    with platform.client() as client:
+        wrong = experience | {"advantage": {"kind": "control:smoothed", "decay": 2.0}}
+        with pytest.raises(InvalidError, match=r"experience.advantage.decay: .*less than 1"):
+            client.submit(job | {"experience": wrong})
+        job_id = client.submit(job).status.job_id
+        ended = client.wait(job_id, timeout_s=300.0)
+        assert ended.status.state is JobState.SUCCEEDED, ended.status.reason
+        rows = [row for row in client.list_metrics(job_id).rows if row.kind == "train"]
+        report = client.verify(job_id)
+    assert report.ok, report.problems
+    assert len(rows) == STEPS
+    assert len({row.values["advantage_deviation"] for row in rows}) == STEPS
 
 
 def test_nothing_of_a_cancelled_job_goes_on(

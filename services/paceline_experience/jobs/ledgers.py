@@ -32,10 +32,12 @@ from paceline.types import Job
 from paceline_experience.jobs.dry_run import DryRun, UntriedError
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.ledger.context import Hooks
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.meter import JobMeter
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.sources import NoTasks, Sources
 from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
@@ -95,8 +97,10 @@ class Ledgers:
         meter: Callable[[str], JobMeter] | None = None,
         dry_run: DryRun | None = None,
         own_tasks: OwnTasks | None = None,
+        own_functions: OwnFunctions | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._own_functions = own_functions
         self._dry_run = dry_run
         self._own_tasks = own_tasks
         self._meter = meter or partial(JobMeter, Metrics())
@@ -330,13 +334,22 @@ class Ledgers:
     async def _start(self, job: Job, sources: Sources | None, *, epoch: int) -> OpenLedger:
         if sources is None and self._dry_run is not None:
             await self._dry_run.check(parse_spec(job))
-        entry = await self._open(job, sources, epoch=epoch)
-        await entry.ledger.record()
-        await self._opened(job, entry.ledger)
+        own = NO_PARTS
+        if self._own_functions is not None:
+            own = await self._own_functions.of(job.status.job_id, parse_spec(job))
+        try:
+            entry = await self._open(job, sources, epoch=epoch, own=own)
+            await entry.ledger.record()
+            await self._opened(job, entry.ledger)
+        except BaseException:
+            self._end_functions(job.status.job_id)
+            raise
         entry.pump = asyncio.create_task(self._pump(entry.ledger), name="pump")
         return entry
 
-    async def _open(self, job: Job, sources: Sources | None, *, epoch: int) -> OpenLedger:
+    async def _open(
+        self, job: Job, sources: Sources | None, *, epoch: int, own: OwnParts = NO_PARTS
+    ) -> OpenLedger:
         spec = parse_spec(job)
         if sources is None:
             sources = await sources_of(spec, self._own_tasks)
@@ -357,6 +370,7 @@ class Ledgers:
             watermarks=await asyncio.to_thread(self._watermarks, job_id),
             tracer=self._tracer,
             meter=self._meter(job_id),
+            own=own,
         )
         await ledger.open()
         return OpenLedger(job, spec, ledger, epoch)
@@ -368,6 +382,10 @@ class Ledgers:
             await event.wait()
             self.wake()
 
+    def _end_functions(self, job_id: str) -> None:
+        if self._own_functions is not None:
+            self._own_functions.end(job_id)
+
     def _cache(self, job_id: str, entry: OpenLedger) -> None:
         self._past[job_id] = entry
         while len(self._past) > _MAX_PAST:
@@ -376,6 +394,7 @@ class Ledgers:
     def _stop(self, entry: OpenLedger) -> asyncio.Task[None] | None:
         self._history.forget(entry.job.status.job_id)
         entry.ledger.close()
+        self._end_functions(entry.job.status.job_id)
         if entry.pump is not None:
             entry.pump.cancel()
         return entry.pump

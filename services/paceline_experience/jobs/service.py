@@ -29,6 +29,7 @@ from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
+from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.sources import check_plugins
@@ -67,11 +68,13 @@ class JobService:
         quotas: Quotas,
         dry_run: DryRun,
         own_tasks: OwnTasks | None = None,
+        own_functions: OwnFunctions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quotas = quotas
         self._dry_run = dry_run
         self._own_tasks = own_tasks
+        self._own_functions = own_functions
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
@@ -102,6 +105,8 @@ class JobService:
         await self._check_code(spec)
         await asyncio.to_thread(check_plugins, spec)
         await self._dry_run.check(spec)
+        if self._own_functions is not None:
+            await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks)
         job = await self._create(spec, request_id, await self._artifacts.put(files))
         if not job.status.state.terminal:

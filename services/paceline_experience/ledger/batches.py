@@ -14,9 +14,10 @@ from paceline.enums import DropReason, StopReason
 from paceline.errors import FencedError, IntegrityError, InvalidError, StateError
 from paceline.text import clipped
 from paceline_experience.ledger import shares
-from paceline_experience.ledger.advantages.estimator import Estimator
+from paceline_experience.ledger.advantages.estimator import Estimator, FixedEstimate
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups
+from paceline_experience.ledger.own.later import LaterEstimate
 from paceline_experience.ledger.records import BatchRecord, field_texts, record_text, row_text
 from paceline_experience.ledger.shares import Batch, BatchShare
 from paceline_experience.ledger.staleness import stale_groups
@@ -40,6 +41,8 @@ class Batches:
         self._groups = groups
         self._payloads = payloads
         self._estimator = estimator
+        # In a transaction, own code that is slow would keep all others of the job waiting.
+        self._later = LaterEstimate(estimator, payloads, core.ready) if estimator.slow else None
         self._built: Batch | None = None
         self._building = asyncio.Lock()
         self._takers = 0
@@ -65,6 +68,12 @@ class Batches:
     def forget(self) -> None:
         """The store was rolled back: it may have lost the batch that was assembled."""
         self._built = None
+        self.close()
+
+    def close(self) -> None:
+        """Estimate nothing more."""
+        if self._later is not None:
+            self._later.forget()
 
     async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
         """One rank's share of the batch of `step`; waits until there is one."""
@@ -126,7 +135,9 @@ class Batches:
             return None
         if self.problem:  # it would only fail again
             return None
-        found = await self._estimator.estimate(chosen, step, payloads=self._payloads)
+        if (estimated := await self._estimated(chosen, step)) is None:
+            return None
+        chosen, found = estimated
         wait_s = self.waiting_s
         batch = BatchRecord(
             batch_id=f"{step}-{_digest(chosen)}",
@@ -143,6 +154,15 @@ class Batches:
         self._waited_s, self._waiting_since = self._waited_s + wait_s, None
         state.batches[step] = batch
         return batch
+
+    async def _estimated(
+        self, chosen: list[GroupRecord], step: int
+    ) -> tuple[list[GroupRecord], FixedEstimate] | None:
+        """The groups of a batch and their advantages; None: these are being made."""
+        if self._later is not None:
+            return await self._later.of(chosen, step, self._core.state)
+        inputs = await self._estimator.gather(chosen, step, payloads=self._payloads)
+        return chosen, await self._estimator.compute(inputs)
 
     async def _choose(self, state: LedgerState, step: int) -> list[GroupRecord]:
         """The ready groups with the oldest tokens, then the oldest tasks; drops stale ones.
@@ -297,6 +317,7 @@ class Batches:
             await self._core.change("rewind", incarnation, step)
             self._core.invalidate()
             self._built, self._waiting_since = None, None
+            self.close()
         self._core.ready.fire()
         return step, state.version
 

@@ -18,6 +18,8 @@ from paceline.v1 import types_pb2
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
+from paceline_experience.ledger.own.later import LaterDecisions
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import EpisodeSummary, OutcomeRecord, record_text
 from paceline_experience.ledger.state import GroupRecord, payload_name
 from paceline_experience.ledger.task_cursor import Draw
@@ -120,8 +122,12 @@ class Groups:
         payloads: PayloadStore,
         compress_over_bytes: int,
         observe: bool = False,
+        own: OwnParts = NO_PARTS,
     ) -> None:
-        """`observe`: keep the outcomes of decided groups until the next batch is fixed."""
+        """`observe`: keep the outcomes of decided groups until the next batch is fixed.
+
+        `own`: the filters that came with the job.
+        """
         self._core = core
         self._payloads = payloads
         self._observe = observe
@@ -129,7 +135,8 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._num_accepted, self._accepted_bytes = 0, 0
-        self._filters = FilterChain(core.spec)
+        self._filters = FilterChain(core.spec, own)
+        self._later = LaterDecisions(self._decide_later) if self._filters.slow else None
 
     @property
     def mean_bytes(self) -> float:
@@ -246,9 +253,29 @@ class Groups:
         """Inside a transaction: apply the filters to those groups that are complete."""
         state = self._core.state
         complete = [state.groups[name] for name in names if state.groups[name].complete]
-        if not complete:
-            return
-        decisions = [self._decision(group) for group in complete]
+        if self._later is not None:
+            self._later.add(complete)
+        elif complete:
+            await self._decide(complete, [await self._decision(group) for group in complete])
+
+    def close(self) -> None:
+        """Decide on nothing more."""
+        if self._later is not None:
+            self._later.close()
+
+    async def _decide_later(self, group: GroupRecord) -> None:
+        """Decide on a group that was complete, unless it has changed before its filters answer."""
+        decision = await self._decision(group)
+        async with self._core.transaction() as state:
+            now = state.groups.get(group.group_id)
+            if now is not None and now.complete and now.attempts == group.attempts:
+                await self._decide([now], [decision])
+
+    async def _decide(
+        self, complete: Sequence[GroupRecord], decisions: Sequence[GroupDecision]
+    ) -> None:
+        """Inside a transaction: do what was decided on complete groups."""
+        state = self._core.state
         fields = [each.script_argument() for each in decisions]
         await self._core.change("decide", json.dumps(fields))
         for group in complete:
@@ -267,10 +294,10 @@ class Groups:
         kept = set(after.payloads()) if after else set[str]()
         return (name for name in before.payloads() if name not in kept)
 
-    def _decision(self, group: GroupRecord) -> GroupDecision:
+    async def _decision(self, group: GroupRecord) -> GroupDecision:
         """What becomes of a complete group, according to the filters."""
         try:
-            kept = self._filters.kept(finished_group(group))
+            kept = await self._filters.kept(finished_group(group))
         except InvalidError as error:
             log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
             detail = clipped(error.message, self._core.limits.settings.reason_bytes)

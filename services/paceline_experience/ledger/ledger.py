@@ -27,6 +27,7 @@ from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, EpisodeKey, Leases
 from paceline_experience.ledger.meter import JobMeter
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
 from paceline_experience.ledger.shares import BatchShare
 from paceline_experience.ledger.sources import learners_of, make_sampler
@@ -65,6 +66,7 @@ class JobLedger:
         watermarks: Watermarks | None = None,
         tracer: Tracer = OFF,
         meter: JobMeter | None = None,
+        own: OwnParts = NO_PARTS,
     ) -> None:
         sampler, kind = make_sampler(spec, len(tasks)), spec.experience.sampler.kind
         core = LedgerContext(
@@ -81,12 +83,13 @@ class JobLedger:
             meter=meter,
             learners=learners_of(sampler, kind),
         )
-        estimator = Estimator(core)
+        estimator = Estimator(core, own)
         groups = Groups(
             core=core,
             payloads=payloads,
             compress_over_bytes=options.compress_over_bytes,
             observe=estimator.observes,
+            own=own,
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks, self._rows_reported = hooks, -1
@@ -131,8 +134,6 @@ class JobLedger:
             await self._hooks.recorded()
             self._rows_reported = written
 
-    # environment workers
-
     async def lease(
         self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
     ) -> list[Assignment]:
@@ -169,7 +170,8 @@ class JobLedger:
 
     def close(self) -> None:
         """This process is done with the job."""
-        self._core.traces.close()
+        for each in (self._groups, self._batches, self._core.traces):
+            each.close()
 
     def wakeup(self) -> asyncio.Event:
         """Set when there may be episodes to lease: take it before `lease`, wait for it after."""
@@ -206,8 +208,6 @@ class JobLedger:
     ) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
         return await self._groups.submit(trajectories)
-
-    # trainer
 
     async def grant_incarnation(self) -> int:
         """Number the next start of the trainer; older incarnations are fenced from then on."""
@@ -347,8 +347,6 @@ class JobLedger:
     def publications(self) -> list[PolicyVersion]:
         """All publications, in order."""
         return [found.policy_version() for _, found in sorted(self._core.state.versions.items())]
-
-    # the job
 
     async def held_version(self) -> int:
         """The version at which eval workers are held; -1: none."""

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from paceline.config import JobSpec
-from paceline.config.named import problems
+from paceline.config.named import NamedPlugin, named, problems
 from paceline.errors import InvalidError
-from paceline.plugins import Context, GroupOutcome, Learns, Sampler, TaskSource, registry
+from paceline.plugins import (
+    Advantages,
+    Context,
+    EpisodeBatch,
+    GroupOutcome,
+    Learns,
+    Sampler,
+    TaskSource,
+    registry,
+)
 from paceline.types import Task
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
 from paceline_experience.ledger.filters.chain import called, trial_group
 from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.own.parts import NoParts
 from paceline_experience.ledger.task_cursor import TaskCursor
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
@@ -58,6 +71,21 @@ class _NoSampler:
         self._state = dict(state)
 
 
+class _Zeros(NoParts):
+    """Stands for advantages of the job's own code, which this process does not import."""
+
+    async def advantages(
+        self,
+        plugin: NamedPlugin,
+        batch: EpisodeBatch,
+        context: Context,
+        memory: Mapping[str, str],
+    ) -> Advantages:
+        """One number per episode."""
+        del plugin, context, memory
+        return Advantages(np.zeros(len(batch.rewards)))
+
+
 def check_plugins(spec: JobSpec) -> None:
     """Check that the plug-ins of the ledger are installed and accept their options.
 
@@ -69,13 +97,12 @@ def check_plugins(spec: JobSpec) -> None:
 
 
 def try_plugins(spec: JobSpec) -> None:
-    """Build all plug-ins of the ledger and call each once on a small input.
+    """Build all plug-ins of the ledger but those of the job's own code, and call each once.
 
     Raises:
         InvalidError: one refuses its options or returns something of a wrong type.
     """
     check_plugins(spec)
-    experience = spec.experience
     sources = None if spec.has_own_environment else task_sources(spec)
     position = _try_sampler(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
@@ -83,9 +110,10 @@ def try_plugins(spec: JobSpec) -> None:
     if sources is not None and sources.evals is not None:
         _try_task(sources.evals, 0, spec, field="eval.options")
     parts = [part.part for part in spec.reward]
-    for index, each in enumerate(experience.filters):
-        with _plugin_errors(f"experience.filters.{index}", each.kind):
-            called(registry.find("filters", each.kind), trial_group(parts), each.options)
+    for each in named(spec):
+        if each.kind == "filters" and not each.is_own:
+            with _plugin_errors(each.options_field, each.name):
+                called(registry.find("filters", each.name), trial_group(parts), each.options)
     _try_advantages(spec, parts)
 
 
@@ -158,8 +186,8 @@ def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -
 
 
 def _try_advantages(spec: JobSpec, parts: Sequence[str]) -> None:
-    batch = trial_batch(parts)
-    estimate(parts_of(spec), batch, Context(0, spec.stop.steps, spec.tasks.seed), Memory())
+    found, context = parts_of(spec, _Zeros()), Context(0, spec.stop.steps, spec.tasks.seed)
+    asyncio.run(estimate(found, trial_batch(parts), context, Memory()))
 
 
 def _expect(value: Any, kind: type, needed: str) -> None:

@@ -85,6 +85,16 @@ class ArtifactStore:
         """Store tasks by a name that says what they were made from."""
         await self._store.command("SET", f"tasks:{name}", tasks, "EX", UNUSED_S)
 
+    async def needs(self, name: str) -> dict[str, list[str]] | None:
+        """What plug-ins of code declare by their fields; None as for `tasks`."""
+        await self._store.command("EXPIRE", f"needs:{name}", UNUSED_S)
+        found = await self._store.command("GET", f"needs:{name}")
+        return None if found is None else json.loads(found)
+
+    async def put_needs(self, name: str, needs: Mapping[str, Sequence[str]]) -> None:
+        """Store needs by a name that says what declares them."""
+        await self._store.command("SET", f"needs:{name}", json.dumps(needs), "EX", UNUSED_S)
+
     async def whole(self, digest: str) -> bytes:
         """The content; raises as `chunks`."""
         return b"".join([data async for data in self.chunks(digest)])

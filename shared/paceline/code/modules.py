@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.config import JobSpec
 from paceline.config.job import RewardSpec
+from paceline.config.named import own_ledger_parts
 
 FUNCTION = "function"  # the option of the reward `python`
 _MOST_NAMED = 20
@@ -27,6 +28,8 @@ def _own(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for index, part in enumerate(spec.reward):
         if (found := own_function(part)) is not None:
             yield f"reward.{index}.{found[0]}", found[1]
+    for each in own_ledger_parts(spec):
+        yield each.field, each.name
 
 
 def missing_modules(spec: JobSpec, names: Sequence[str]) -> Iterator[str]:

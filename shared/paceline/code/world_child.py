@@ -11,7 +11,6 @@ import ctypes
 import inspect
 import json
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
+from paceline.code.errors import told
 from paceline.code.frames import MAX_FRAME_BYTES, frame, requests, take_pipes
 from paceline.digest import task_id
 from paceline.errors import InvalidError
@@ -26,7 +26,6 @@ from paceline.plugins import EnvironmentPlugin, Observation, StepResult
 from paceline.plugins.loading import attribute
 from paceline.types import Task
 
-MAX_ERROR_CHARS = 1000
 _M_ARENA_MAX = -8  # malloc.h
 TASKS_PER_FRAME, CHARS_PER_FRAME = 200, 128 << 10
 
@@ -75,7 +74,7 @@ class _Worlds:
         except InvalidError as error:
             self._send({"id": request["id"], "error": error.message, "invalid": True})
         except BaseException as error:  # the boundary of the job's code: each call has an answer
-            self._send({"id": request["id"], "error": _told(error)})
+            self._send({"id": request["id"], "error": told(error)})
 
     def _send(self, reply: Mapping[str, Any]) -> None:
         data = frame(reply)
@@ -178,14 +177,3 @@ def _result(value: Any) -> dict[str, Any]:
         "done": bool(value.done),
         "truncated": bool(value.truncated),
     }
-
-
-def _told(error: BaseException) -> str:
-    where = ""
-    trace = error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if os.path.dirname(name) == sys.path[0]:  # the job's own files
-            where = f" ({os.path.basename(name)}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS] + where

@@ -15,6 +15,10 @@ from paceline.config.options import marked, options_source, wrong_options
 from paceline.errors import InvalidError
 from paceline.plugins import RegularExpression, declared, registry
 
+IN_LEDGER = frozenset({"filters", "advantages"})
+OWN_KINDS = IN_LEDGER | {"environments", "rewards"}
+"""Kinds that may be in the code that comes with a job."""
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPlugin:
@@ -25,10 +29,22 @@ class NamedPlugin:
     field: str
     options_field: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    is_own: bool = False  # it is in the code that comes with the job
 
 
 def named(spec: JobSpec) -> Iterator[NamedPlugin]:
     """Every plug-in of a job; its environment once per purpose, unless it is the job's own."""
+    for each in _named_in(spec):
+        is_own = spec.code is not None and ":" in each.name
+        yield dataclasses.replace(each, is_own=True) if is_own else each
+
+
+def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
+    """The filters and advantages of a job that are in the code that comes with it."""
+    return [each for each in named(spec) if each.is_own and each.kind in IN_LEDGER]
+
+
+def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     tasks, experience = spec.tasks, spec.experience
     purposes = [("tasks.options", tasks.options)]
     if spec.eval is not None:
@@ -88,12 +104,20 @@ def patterns(spec: JobSpec) -> dict[str, str]:
     return {
         f"{each.options_field}.{option}": text
         for each in named(spec)
+        if not each.is_own
         for option in marked(each.kind, each.name, RegularExpression)
         if isinstance(text := each.options.get(option), str)
     }
 
 
 def _problems(each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
+    if each.is_own:
+        if each.kind not in OWN_KINDS:
+            yield (
+                f"{each.field}: {each.name!r}: of the code that comes with a job only its "
+                "environment, rewards, filters and advantages may be named"
+            )
+        return  # the code is read in processes of the job alone
     try:
         registry.check(each.kind, each.name)
     except InvalidError as error:
@@ -106,6 +130,8 @@ def _problems(each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
 
 def _unmet(spec: JobSpec, each: NamedPlugin, *, in_process: bool) -> Iterator[str]:
     """A line for each requirement of a plug-in that the job does not meet."""
+    if each.is_own:
+        return
     declaration = declared(options_source(each.kind, each.name, import_plugin=in_process))
     plugin = f"{each.kind.removesuffix('s')} {each.name!r}"
     for need in declaration.needs_with(each.options):

@@ -54,6 +54,13 @@ def wrong_options(
         yield from _refusals(field, name, model, options)
 
 
+def refused_options(
+    field: str, kind: str, name: str, options: Mapping[str, Any], *, source: Any
+) -> Iterator[str]:
+    """A line for each option that a plug-in refuses, described by `source` (see `model_of`)."""
+    yield from _refusals(field, name, model_of(source, kind), options)
+
+
 def options_source(kind: str, name: str, *, import_plugin: bool = False) -> Any:
     """The model or callable that describes the options of a plug-in and carries its declarations.
 

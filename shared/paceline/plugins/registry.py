@@ -34,9 +34,9 @@ SLOTS = (
     "hooks",
 )
 """Kinds that the objective of a trainer is made of, and hooks of its steps."""
-# Kinds that a job file may name as `module:attribute`: rewards run in child processes of reward
-# workers, slots of the objective in the job's own trainer. The others run in processes that jobs
-# share, or belong to the installation.
+# Kinds that a job file without code may name as `module:attribute`: rewards run in child processes
+# of reward workers, slots of the objective in the job's own trainer. The others run in processes
+# that jobs share, or belong to the installation.
 FROM_MODULES = frozenset({"rewards", *SLOTS})
 
 
@@ -95,5 +95,7 @@ def check(kind: str, name: str) -> None:
     if name in installed(kind) or (kind in FROM_MODULES and module and attribute):
         return
     known = ", ".join(sorted(installed(kind))) or "none"
-    hint = "; only rewards and slots of the objective may be module:attribute" if colon else ""
-    raise InvalidError(f"{kind}: {name!r} is not installed; installed: {known}{hint}")
+    hint = "; without code, only rewards and slots of the objective may be module:attribute"
+    raise InvalidError(
+        f"{kind}: {name!r} is not installed; installed: {known}{hint if colon else ''}"
+    )

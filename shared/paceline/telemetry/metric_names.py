@@ -350,11 +350,11 @@ NAMES: dict[str, Spec] = {
     "scores_in_progress": _gauge(
         "scores_in_progress", "", "reward", "Scores in progress or queued."
     ),
-    # environment and reward
+    # environment, reward and experience
     "code_processes_waiting": _gauge(
         "code_processes_waiting",
         "",
-        "environment reward",
+        "environment reward experience",
         "Sealed processes that wait for others to end, because of max_code_processes.",
     ),
     # rollout

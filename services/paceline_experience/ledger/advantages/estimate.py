@@ -17,6 +17,7 @@ from paceline.errors import InvalidError
 from paceline.plugins import Advantage, Advantages, Context, EpisodeBatch, declared, registry
 from paceline.telemetry.logs import Log
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 
 MAX_ESTIMATE_BYTES = 64 << 20  # compressed; a batch with more has other values for every token
 _EPISODES, _TOKENS = b"E", b"T"
@@ -28,11 +29,15 @@ log = Log("advantages")
 class Part:
     """A plug-in of a job that estimates or changes advantages."""
 
-    field: str
-    name: str
-    function: Advantage
-    options: Mapping[str, Any]
+    plugin: NamedPlugin
+    function: Advantage | None  # None: it came with the job
     needs: frozenset[str]
+    own: OwnParts = NO_PARTS
+
+    @property
+    def name(self) -> str:
+        """Its name, under which its memory is kept."""
+        return self.plugin.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +83,25 @@ def decoded(data: bytes, lengths: Sequence[int]) -> tuple[list[NDArray[np.float3
     return np.split(values, np.cumsum(lengths)[:-1]), weights
 
 
-def parts_of(spec: JobSpec) -> list[Part]:
+def parts_of(spec: JobSpec, own: OwnParts = NO_PARTS) -> list[Part]:
     """The plug-ins of a job that estimate advantages, in the order of their calls.
 
     Raises:
         InvalidError: one is not installed.
     """
-    return [_part(each) for each in named(spec) if each.kind == "advantages"]
+    return [_part(each, own) for each in named(spec) if each.kind == "advantages"]
 
 
-def _part(plugin: NamedPlugin) -> Part:
+def _part(plugin: NamedPlugin, own: OwnParts) -> Part:
+    if plugin.is_own:
+        return Part(plugin, None, own.needs(plugin), own)
     function = registry.find(plugin.kind, plugin.name)
     source = options_source(plugin.kind, plugin.name, import_plugin=True)
     needs = frozenset(declared(source).needs_with(plugin.options))
-    return Part(plugin.options_field, plugin.name, function, plugin.options, needs)
+    return Part(plugin, function, needs)
 
 
-def estimate(
+async def estimate(
     parts: Sequence[Part], batch: EpisodeBatch, context: Context, memory: Memory
 ) -> Estimate:
     """Call the parts in order.
@@ -102,21 +109,30 @@ def estimate(
     Raises:
         InvalidError: one has raised, or returned something else than finite numbers of the right
             shape.
+        UnavailableError: one that came with the job cannot be called for now.
     """
     found = Estimate(np.zeros(0))
     for part in parts:
         own = memory.of(part.name) if "memory" in part.needs else None
         without = replace(context, outcomes=(), metrics=())
         given = without if own is None else replace(context, memory=own)
+        raw: Advantages | None = None
+        if part.function is None:
+            kept = {} if own is None else memory.texts(part.name)
+            raw = await part.own.advantages(part.plugin, batch, given, kept)
         try:
-            answer = called(part.function, batch, given, part.options)
+            if part.function is None:
+                answer = checked(raw, batch)
+            else:
+                answer = called(part.function, batch, given, part.plugin.options)
             changed = dict(answer.memory)
             if changed and own is None:
                 raise TypeError("it changes its memory, but does not declare the need 'memory'")
             texts = memory.changed(part.name, changed) if changed else {}
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
             log.exception("an advantage has failed", advantage=part.name)
-            text = f"{part.field}: {part.name}: {type(error).__name__}: {error}"
+            field = part.plugin.options_field
+            text = f"{field}: {part.name}: {type(error).__name__}: {error}"
             raise InvalidError(text) from error
         weights = answer.weights if answer.weights is not None else batch.weights
         batch = replace(batch, advantages=answer.values, weights=weights)
@@ -135,7 +151,11 @@ def called(
         TypeError: the answer has another shape.
         ValueError: it or a note is not finite, or a weight is negative.
     """
-    answer: Any = function(batch, context, **options)
+    return checked(function(batch, context, **options), batch)
+
+
+def checked(answer: Any, batch: EpisodeBatch) -> Advantages:
+    """What an advantage has returned for a batch; raises as `called`."""
     if not isinstance(answer, Advantages):
         answer = Advantages(answer)
     values = np.asarray(answer.values, dtype=np.float64)

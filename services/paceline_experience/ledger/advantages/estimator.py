@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import IntegrityError
-from paceline.plugins import Context
+from paceline.plugins import Context, EpisodeBatch
 from paceline_experience.ledger.advantages.episodes import NEEDS_PAYLOADS, episode_batch
 from paceline_experience.ledger.advantages.estimate import decoded, estimate, parts_of
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.generation.memory import Memory
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import OutcomeRecord, parse_record
 from paceline_experience.ledger.state import GroupRecord
 from paceline_experience.store.payloads import PayloadStore
@@ -33,12 +34,23 @@ class FixedEstimate:
     memory: Memory  # as it is once that is written
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the advantages of a batch are made from; `observed`: groups with outcomes in it."""
+
+    batch: EpisodeBatch
+    context: Context
+    memory: Memory
+    observed: list[str]
+
+
 class Estimator:
     """The advantages of a job: a base, and what shapes it."""
 
-    def __init__(self, core: LedgerContext) -> None:
+    def __init__(self, core: LedgerContext, own: OwnParts = NO_PARTS) -> None:
+        """`own`: the advantages that came with the job."""
         self._core = core
-        self._parts = parts_of(core.spec)
+        self._parts = parts_of(core.spec, own)
         self._needs = frozenset[str]().union(*(part.needs for part in self._parts))
 
     @property
@@ -46,28 +58,39 @@ class Estimator:
         """Whether any plug-in is told of all decided groups."""
         return "memory" in self._needs or bool(self._core.learners)
 
-    async def estimate(
+    @property
+    def slow(self) -> bool:
+        """Whether some came with the job, so that answers may be a long time coming."""
+        return any(part.function is None for part in self._parts)
+
+    async def gather(
         self, groups: Sequence[GroupRecord], step: int, *, payloads: PayloadStore
-    ) -> FixedEstimate:
-        """Inside a transaction: the advantages of a batch that is about to be fixed.
-
-        What samplers learn meanwhile is written with them.
-
-        Raises:
-            InvalidError: a plug-in has failed.
-        """
+    ) -> Inputs:
+        """Inside a transaction: what the advantages of a batch are made from."""
         context, memory, observed = await self._context(step)
         read = not NEEDS_PAYLOADS.isdisjoint(self._needs)
         names = [name for group in groups for name in group.payloads()] if read else []
         blobs = await payloads.get(names)
         batch = episode_batch(groups, needs=self._needs, payloads=blobs)
-        found = estimate(self._parts, batch, context, memory)
-        data = found.encoded(len(batch.rewards))
+        return Inputs(batch, context, memory, observed)
+
+    async def compute(self, inputs: Inputs) -> FixedEstimate:
+        """The advantages of a batch that is about to be fixed.
+
+        What samplers learn meanwhile is written with them.
+
+        Raises:
+            InvalidError: a plug-in has failed.
+            UnavailableError: one that came with the job cannot be called for now.
+        """
+        context, memory = inputs.context, inputs.memory
+        found = await estimate(self._parts, inputs.batch, context, memory)
+        data = found.encoded(len(inputs.batch.rewards))
         texts = dict(found.memory)
         for learner in self._core.learners:
             texts.update(learner.learn(context, memory))
         memory.apply(texts)
-        arguments = (data, json.dumps(texts), json.dumps(observed))
+        arguments = (data, json.dumps(texts), json.dumps(inputs.observed))
         return FixedEstimate(arguments, found.notes, memory)
 
     async def kept(

@@ -6,39 +6,57 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.config import JobSpec
+from paceline.config.named import NamedPlugin, named
 from paceline.errors import InvalidError
 from paceline.plugins import Drop, Filter, FinishedGroup, Keep, registry
+from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.state import GroupRecord
 
 
 class FilterChain:
     """The filters of a job, in their order."""
 
-    def __init__(self, spec: JobSpec) -> None:
-        self._filters: list[tuple[str, Filter, dict[str, Any]]] = [
-            (f.kind, registry.find("filters", f.kind), f.options) for f in spec.experience.filters
-        ]
+    def __init__(self, spec: JobSpec, own: OwnParts = NO_PARTS) -> None:
+        """`own`: the filters that came with the job."""
+        self._own = own
+        self._filters = [each for each in named(spec) if each.kind == "filters"]
+        self._installed: dict[str, Filter] = {
+            each.name: registry.find("filters", each.name)
+            for each in self._filters
+            if not each.is_own
+        }
 
-    def kept(self, group: FinishedGroup) -> tuple[int, ...]:
+    @property
+    def slow(self) -> bool:
+        """Whether some came with the job, so that answers may be a long time coming."""
+        return any(each.is_own for each in self._filters)
+
+    async def kept(self, group: FinishedGroup) -> tuple[int, ...]:
         """Indices of the episodes that all filters keep; none: the group is dropped.
 
         Raises:
             InvalidError: a filter has raised, or answered something else.
+            UnavailableError: one that came with the job cannot be called for now.
         """
         indices = tuple(range(len(group.rewards)))
-        for number, (kind, function, options) in enumerate(self._filters):
-            try:
-                chosen = called(function, group, options)
-            except (Exception, SystemExit) as error:  # the boundary of a plug-in
-                raise InvalidError(
-                    f"experience.filters.{number}: {kind}: {type(error).__name__}: {error}"
-                ) from error
+        for each in self._filters:
+            chosen = await self._chosen(each, group)
             indices = tuple(indices[i] for i in chosen)
             if not indices:
                 break
             if len(chosen) < len(group.rewards):
                 group = group.only(chosen)
         return indices
+
+    async def _chosen(self, each: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+        if each.is_own:
+            return await self._own.kept(each, group)
+        try:
+            return called(self._installed[each.name], group, each.options)
+        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            raise InvalidError(
+                f"{each.options_field}: {each.name}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def called(function: Filter, group: FinishedGroup, options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -23,6 +23,12 @@ class Memory:
         """The values of one plug-in by key; read-only."""
         return _Values(self._texts, plugin + _SEPARATOR)
 
+    def texts(self, plugin: str) -> dict[str, str]:
+        """The JSON texts of one plug-in's values by key."""
+        start = plugin + _SEPARATOR
+        found = self._texts.items()
+        return {name[len(start) :]: text for name, text in found if name.startswith(start)}
+
     def apply(self, texts: Mapping[str, str]) -> None:
         """Take over what `changed` has returned, once it is written."""
         for name, text in texts.items():

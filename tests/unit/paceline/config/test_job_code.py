@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.code.modules import missing_modules
 from paceline.config import parse_job
 from paceline.config.named import problems
 from paceline.errors import InvalidError
@@ -60,6 +61,51 @@ def test_rewards_and_slots_of_the_objective_may_be_modules() -> None:
         reward=[{"kind": "mine:score"}], trainer={"objective": {"surrogate": "mine:loss"}}
     )
     assert list(problems(spec)) == []
+
+
+OWN = {"code": {"digest": "0" * 64}}
+
+
+def test_what_may_come_with_a_job_is_left_to_its_own_processes() -> None:
+    spec = spec_of(
+        **OWN,
+        tasks={"environment": "mine:WORLD"},
+        reward=[{"kind": "mine:score"}],
+        experience={
+            "filters": ["mine:keep"],
+            "advantage": {"kind": "mine:values", "any": 1},
+            "advantage_shaping": ["mine:shaped"],
+        },
+    )
+    assert list(problems(spec)) == []
+    assert list(problems(spec, in_process=True)) == []
+    lines = list(missing_modules(spec, ["other.py"]))
+    fields = [line.partition(":")[0] for line in lines]
+    assert fields == [
+        "tasks.environment",
+        "reward.0.kind",
+        "experience.filters.0.kind",
+        "experience.advantage.kind",
+        "experience.advantage_shaping.0.kind",
+    ]
+    assert list(missing_modules(spec, ["mine/__init__.py"])) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"experience": {"sampler": "mine:f"}}, "experience.sampler.kind"),
+        ({"sampling": {"topology": "mine:f"}}, "sampling.topology.kind"),
+        ({"trainer": {"objective": {"surrogate": "mine:f"}}}, "trainer.objective.surrogate.kind"),
+        ({"trainer": {"hooks": ["mine:f"]}}, "trainer.hooks.0.kind"),
+    ],
+)
+def test_other_kinds_do_not_come_with_a_job(changes: dict[str, Any], field: str) -> None:
+    (line,) = problems(spec_of(**OWN, **changes))
+    assert line == (
+        f"{field}: 'mine:f': of the code that comes with a job only its environment, rewards, "
+        "filters and advantages may be named"
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(set(registry.KINDS) - registry.FROM_MODULES))

@@ -1,0 +1,74 @@
+"""What the ledger asks of the filters and advantages that came with its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from paceline.config.named import NamedPlugin
+from paceline.errors import InvalidError
+from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup
+
+
+class OwnParts(Protocol):
+    """They run in a process of the job, which may be slow, hang or die."""
+
+    def needs(self, plugin: NamedPlugin) -> frozenset[str]:
+        """What an advantage declares that it needs."""
+        ...
+
+    async def kept(self, plugin: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+        """Indices of the episodes that a filter keeps, none if it drops the group.
+
+        Raises:
+            InvalidError: it has raised, has no answer in time, or answers something else.
+            UnavailableError: it cannot be called for now, through no fault of the job.
+        """
+        ...
+
+    async def advantages(
+        self,
+        plugin: NamedPlugin,
+        batch: EpisodeBatch,
+        context: Context,
+        memory: Mapping[str, str],
+    ) -> Advantages:
+        """What an advantage returns, unchecked; `memory` has the JSON text of each of its values.
+
+        Raises:
+            InvalidError: as `kept`.
+            UnavailableError: as `kept`.
+        """
+        ...
+
+
+class NoParts:
+    """Of a ledger that is only read, or of a job without any."""
+
+    def needs(self, plugin: NamedPlugin) -> frozenset[str]:
+        """Nothing."""
+        del plugin
+        return frozenset()
+
+    async def kept(self, plugin: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+        """Raises."""
+        del group
+        raise _refused(plugin)
+
+    async def advantages(
+        self,
+        plugin: NamedPlugin,
+        batch: EpisodeBatch,
+        context: Context,
+        memory: Mapping[str, str],
+    ) -> Advantages:
+        """Raises."""
+        del batch, context, memory
+        raise _refused(plugin)
+
+
+NO_PARTS = NoParts()
+
+
+def _refused(plugin: NamedPlugin) -> InvalidError:
+    return InvalidError(f"{plugin.field}: {plugin.name!r}: this service takes no code of jobs")

@@ -1,0 +1,369 @@
+"""Filters and advantages that came with a job: in a sealed process, and equal to installed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+
+from paceline.code.ledger_messages import context_fields, context_of
+from paceline.config import JobSpec
+from paceline.config.named import NamedPlugin, own_ledger_parts
+from paceline.errors import InvalidError, PacelineError
+from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome, registry
+from paceline.sandbox import landlock
+from paceline_experience.ledger.advantages.episodes import trial_batch
+from paceline_experience.ledger.advantages.estimate import called
+from paceline_experience.ledger.filters.chain import called as chosen
+from paceline_experience.ledger.filters.chain import trial_group
+from paceline_experience.ledger.generation.memory import Memory
+
+if TYPE_CHECKING:
+    from conftest import OwnCode
+
+    from paceline_experience.jobs.own_functions import OwnFunctions
+    from paceline_experience.ledger.own.parts import OwnParts
+
+pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
+
+DEEDS = '''
+"""Filters that do what filters should not, once a job runs."""
+import os, signal, struct, sys, time
+from typing import Annotated
+from pydantic import Field
+from paceline.plugins import Advantages, Drop, Keep, declares
+
+CALLS = []
+
+
+def deed(group, *, what: str = "", where: str = "", sure: bool = False):
+    """Tried at submit on two rewards; a job has four."""
+    if len(group.rewards) == 2 and not sure:
+        return Keep()
+    try:
+        if what == "loop":
+            while True:
+                pass
+        elif what == "memory":
+            bytearray(64 << 30)
+        elif what == "print":
+            print("x" * (64 << 20))
+        elif what == "flood":
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, struct.pack(">I", 1 << 30) + b"x" * 100_000)
+                except OSError:
+                    pass
+        elif what == "lie":
+            body = b'{"kept": [7], "arrays": []}'
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, struct.pack(">I", len(body)) + body)
+                except OSError:
+                    pass
+            os._exit(0)
+        elif what == "exit":
+            os._exit(3)
+        elif what == "raise":
+            raise RuntimeError("a bug in the filter")
+        elif what == "wrong":
+            return 5
+        elif what == "mask":
+            return Keep([True, False, True, False])
+        elif what == "kill":
+            os.kill(int(where), signal.SIGKILL)
+        elif what == "fork":
+            os.fork()
+        elif what == "daemon":
+            os.setsid()
+            os.fork()
+        elif what == "read":
+            open(where).read()
+        elif what == "environ":
+            return Drop("") if any("SECRET" in name for name in os.environ) else Keep()
+        elif what == "count":
+            CALLS.append(1)
+            return Keep(range(min(len(CALLS), len(group.rewards))))
+    except OSError:
+        return Drop("not allowed")
+    return Keep()
+
+
+def typed(group, *, most: Annotated[int, Field(ge=1)] = 3):
+    return Keep(tuple(range(min(most, len(group.rewards)))))
+
+
+@declares(needs=("group>=2",))
+def compares(group):
+    return Keep()
+
+
+@declares(needs=("memory",))
+def remembers(batch, context, *, size: int = 0):
+    if size:
+        return Advantages(batch.rewards, memory={str(n): "x" * 4000 for n in range(size)})
+    return batch.rewards
+
+
+def infinite(batch, context):
+    return batch.rewards / 0
+
+
+NOTHING = 5
+'''
+# The built-in plug-ins as a job's own code: the same functions in another process.
+SAME = """
+from paceline.filters.balanced import balanced
+from paceline.filters.zero_variance import zero_variance
+from paceline.methods.dr_grpo.advantage import *
+from paceline.methods.grpo.advantage import grpo
+"""
+PLUGINS = Path(__file__).parents[3] / "plugins"
+
+
+@pytest.fixture
+def functions(own_code: OwnCode) -> OwnFunctions:
+    remembering = (PLUGINS / "paceline_test_remembering.py").read_text()
+    return own_code({"deeds.py": DEEDS, "same.py": SAME, "remembering.py": remembering})
+
+
+def spec_of(**experience: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {
+            "name": "own",
+            "model": {"path": "m"},
+            "code": {"digest": "0" * 64},
+            "tasks": {"environment": "arithmetic"},
+            "reward": [{"kind": "exact"}],
+            "experience": {"filters": [], **experience},
+        }
+    )
+
+
+def with_deed(what: str, **options: Any) -> JobSpec:
+    return spec_of(filters=[{"kind": "deeds:deed", "what": what, **options}])
+
+
+async def ready(
+    functions: OwnFunctions, spec: JobSpec, job_id: str = "j"
+) -> tuple[OwnParts, NamedPlugin]:
+    await functions.check(spec)
+    return await functions.of(job_id, spec), own_ledger_parts(spec)[0]
+
+
+def group_of(*rewards: float) -> FinishedGroup:
+    n = len(rewards)
+    parts = {"a": rewards, "b": (float("nan"),) * n}
+    return FinishedGroup(3, rewards, ("x",) * n, (4,) * n, (False,) * n, parts)
+
+
+def sealed() -> list[psutil.Process]:
+    """Processes with code of jobs: children of the warm process."""
+    own = psutil.Process()
+    return [each for each in own.children(recursive=True) if each.ppid() != own.pid]
+
+
+GROUP = group_of(0.0, 1.0, 0.1 + 0.2, 1e-300)
+
+
+@pytest.mark.parametrize(
+    ("experience", "problem"),
+    [
+        ({"filters": ["deeds:typo"]}, r"experience.filters.0.kind: cannot import 'deeds:typo'"),
+        ({"filters": ["deeds:NOTHING"]}, r"experience.filters.0.kind: .* is a int, no function"),
+        (
+            {"filters": ["deeds:compares", {"kind": "deeds:typed", "most": 0}]},
+            r"experience.filters.1.most: .*greater than or equal to 1 \(got 0\)",
+        ),
+        (
+            {"filters": [{"kind": "deeds:typed", "least": 0}]},
+            r"experience.filters.0.least: unknown option of 'deeds:typed'; allowed: most",
+        ),
+        (
+            {"filters": ["deeds:compares"], "group_size": 1},
+            r"experience.group_size: 1 with filter 'deeds:compares'",
+        ),
+        (
+            {"filters": [{"kind": "deeds:deed", "what": "raise", "sure": True}]},
+            r"experience.filters.0: deeds:deed: RuntimeError: a bug in the filter \(deeds.py:\d+\)",
+        ),
+        (
+            {"advantage": {"kind": "remembering:stored_mean", "size": "big"}},
+            r"experience.advantage.size: .*valid integer \(got 'big'\)",
+        ),
+        ({"advantage": "deeds:infinite"}, r"experience.advantage: deeds:infinite: ValueError: fin"),
+        ({"advantage": "deeds:compares"}, r"experience.advantage.*deeds:compares"),
+    ],
+)
+async def test_what_is_wrong_is_heard_at_submit(
+    functions: OwnFunctions, experience: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidError, match=problem):
+        await functions.check(spec_of(**experience))
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("loop", "did not answer within 3 s"),
+        ("memory", "MemoryError"),
+        ("print", "did not answer within 3 s"),
+        ("flood", "answered with 1073741824 bytes"),
+        ("lie", "ValueError: indices \\[7\\] of 4 episodes"),
+        ("exit", "its process has ended \\(exit code 3"),
+        ("raise", "RuntimeError: a bug in the filter"),
+        ("wrong", "TypeError: an answer of type int; Keep or Drop is needed"),
+        ("mask", "TypeError: indices of episodes are due, not a mask"),
+    ],
+)
+async def test_a_filter_that_fails_is_named_and_the_next_call_works(
+    functions: OwnFunctions, what: str, problem: str
+) -> None:
+    parts, plugin = await ready(functions, with_deed(what))
+    with pytest.raises(InvalidError, match=f"experience.filters.0: deeds:deed: {problem}"):
+        await parts.kept(plugin, GROUP)
+    assert await parts.kept(plugin, trial_group(["exact"])) == (0, 1)
+
+
+async def test_nothing_outside_is_within_reach(
+    functions: OwnFunctions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    monkeypatch.setenv("PACELINE_SECRET", "x")
+    parent = os.getpid()
+    deeds = [("kill", str(parent)), ("fork", ""), ("daemon", ""), ("read", str(secret))]
+    for number, (what, where) in enumerate(deeds):
+        parts, plugin = await ready(functions, with_deed(what, where=where), f"j{number}")
+        assert await parts.kept(plugin, GROUP) == (), what
+    parts, plugin = await ready(functions, with_deed("environ"))
+    assert await parts.kept(plugin, GROUP) == (0, 1, 2, 3)
+
+
+async def test_a_job_that_hangs_delays_no_other_and_ends_at_once(functions: OwnFunctions) -> None:
+    hanging, plugin = await ready(functions, with_deed("loop"), "hanging")
+    healthy, other = await ready(functions, with_deed(""), "healthy")
+    call = asyncio.create_task(hanging.kept(plugin, GROUP))
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    for _ in range(20):
+        assert await healthy.kept(other, GROUP) == (0, 1, 2, 3)
+    assert time.monotonic() - started < 1.0
+    assert len(sealed()) == 2
+    functions.end("hanging")
+    with pytest.raises(PacelineError, match="the job is over"):
+        await asyncio.wait_for(call, 2.0)
+    assert len(sealed()) == 1
+    assert await healthy.kept(other, GROUP) == (0, 1, 2, 3)
+
+
+async def test_a_process_stays_until_it_dies(functions: OwnFunctions) -> None:
+    parts, plugin = await ready(functions, with_deed("count"))
+    assert [len(await parts.kept(plugin, GROUP)) for _ in range(3)] == [1, 2, 3]
+    (child,) = sealed()
+    child.kill()
+    assert len(await parts.kept(plugin, GROUP)) == 1
+
+
+async def test_code_that_would_hang_is_not_asked_when_its_job_is_opened_again(
+    own_code: OwnCode, tmp_path: Path
+) -> None:
+    first = own_code({"mine.py": DEEDS})
+    spec = spec_of(advantage="mine:remembers", filters=["mine:typed"])
+    await first.check(spec)
+    again = own_code({"mine.py": "while True: pass"})
+    async with asyncio.timeout(1.0):
+        parts = await again.of("j", spec)
+    plugins = own_ledger_parts(spec)
+    assert [parts.needs(each) for each in plugins] == [set(), {"memory"}]
+    with pytest.raises(InvalidError, match=r"mine:typed: did not answer within 3 s"):
+        await parts.kept(plugins[0], GROUP)
+
+
+async def test_jobs_take_turns_when_there_are_more_than_processes(functions: OwnFunctions) -> None:
+    found = [await ready(functions, with_deed("count"), f"j{n}") for n in range(8)]
+    for _ in range(2):
+        kept = await asyncio.gather(*(parts.kept(plugin, GROUP) for parts, plugin in found))
+        assert all(kept)
+    assert len(sealed()) <= 4
+
+
+def batch_of(seed: int, *, episodes: int = 64) -> EpisodeBatch:
+    """Random columns; numbers that no short text has."""
+    chance = np.random.default_rng(seed)
+    lengths = chance.integers(1, 9, episodes)
+    return EpisodeBatch(
+        groups=np.repeat(np.arange(episodes // 8), 8),
+        tasks=np.repeat(np.arange(episodes // 8), 8) * 3,
+        rewards=chance.random(episodes),
+        lengths=lengths,
+        truncated=chance.random(episodes) < 0.2,
+        answers=tuple("é\ud800"[: n % 3] for n in range(episodes)),
+        parts={"x/y": chance.normal(size=episodes), "z": np.full(episodes, np.nan)},
+        logprobs=-chance.random(int(lengths.sum())),
+        turns=trial_batch([]).turns,
+    )
+
+
+def test_what_an_advantage_knows_arrives_as_it_was_sent() -> None:
+    outcome = GroupOutcome(
+        task=4,
+        rewards=(0.1, 1e-300),
+        answers=("a\ud800", ""),
+        lengths=(1, 2),
+        truncated=(False, True),
+        parts={"x": (0.5, 2.0)},
+        kept=(True, False),
+        variant="hard",
+        meta={"level": [1, {"a": None}]},
+    )
+    sent = Context(2, 9, seed=7, outcomes=[outcome, GroupOutcome(5, (), (), failed="stale")])
+    fields = context_fields(replace(sent, metrics=[{"kl": 0.25}]), {"7": "[1, 2.5]"})
+    found = context_of(json.loads(json.dumps(fields)))
+    assert found == replace(sent, metrics=[{"kl": 0.25}], memory={"7": [1, 2.5]})
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_numbers_are_those_of_the_installed_function(
+    functions: OwnFunctions, seed: int
+) -> None:
+    batch, context = batch_of(seed), Context(step=seed, total_steps=9, seed=seed)
+    for name, own, options in (
+        ("grpo", "same:grpo", {"eps": 1e-3}),
+        ("per_token", "remembering:per_token", {}),
+    ):
+        spec = spec_of(advantage={"kind": own, **options})
+        parts, plugin = await ready(functions, spec)
+        function = registry.find("advantages", name)
+        expected = called(function, batch, context, options)
+        found = await parts.advantages(plugin, batch, context, {})
+        assert found.values.tobytes() == expected.values.tobytes()
+        assert (found.weights is None) == (expected.weights is None)
+        if found.weights is not None and expected.weights is not None:
+            assert found.weights.tobytes() == expected.weights.tobytes()
+        assert found.notes == expected.notes
+        assert parts.needs(plugin) >= ({"tokens", "turns"} if "token" in name else set())
+
+
+async def test_filters_choose_as_the_installed_ones(functions: OwnFunctions) -> None:
+    for name, options in (("balanced", {"keep": 2}), ("zero_variance", {"tolerance": 0.3})):
+        spec = spec_of(filters=[{"kind": f"same:{name}", **options}])
+        parts, plugin = await ready(functions, spec)
+        for group in (GROUP, group_of(1.0, 1.0), group_of(0.0, 0.0, 0.0, 1.0), group_of(0.3, 0.0)):
+            expected = chosen(registry.find("filters", name), group, options)
+            assert await parts.kept(plugin, group) == expected
+
+
+async def test_a_memory_that_is_too_large_is_an_error_of_the_job(functions: OwnFunctions) -> None:
+    parts, plugin = await ready(functions, spec_of(advantage={"kind": "deeds:remembers"}))
+    large = replace(plugin, options={"size": 1000})
+    with pytest.raises(InvalidError, match="returned too much besides its arrays"):
+        await parts.advantages(large, batch_of(0), Context(0, 9), Memory().texts(plugin.name))
