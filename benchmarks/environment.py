@@ -1,6 +1,8 @@
 """CPU time of an environment worker per single-turn episode, with fake peers in another process.
 
-`python benchmarks/environment.py [--episodes N] [--burst] [--profile PATH]`
+`python benchmarks/environment.py [--episodes N] [--burst] [--profile PATH] [--tokenizers WHERE]`
+
+`child_cpu_ms_per_episode` is that of the process with the job's tokenizer, if it has one.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from grpc import aio
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
 from paceline.config import ServiceSettings
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import Purpose, WorkerKind
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.server.chassis import Chassis, run_loop
@@ -30,6 +34,7 @@ from paceline_harness.peers import FakeExperience, FakeReward, FakeRollout
 
 GROUP = 8
 VOCAB = ["<pad>", "</s>", *"0123456789+=- "]
+MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 SPEC = {
     "name": "bench",
     "model": {"path": "unused"},
@@ -39,8 +44,11 @@ SPEC = {
 }
 
 
-def files() -> dict[str, bytes]:
-    """Files of a character tokenizer."""
+def files(model: Path | None) -> dict[str, bytes]:
+    """Files of a model's tokenizer, or of a character tokenizer."""
+    if model is not None:
+        paths = [model / name for name in MODEL_FILES]
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
     fast = FastTokenizer(models.WordLevel({t: i for i, t in enumerate(VOCAB)}, unk_token=" "))
     fast.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     config = {"eos_token": "</s>"}
@@ -68,10 +76,12 @@ def assignments(num_groups: int) -> list[Assignment]:
     ]
 
 
-async def peers(num_groups: int, burst: bool, pipe: multiprocessing.connection.Connection) -> None:
+async def peers(
+    num_groups: int, burst: bool, model: Path | None, pipe: multiprocessing.connection.Connection
+) -> None:
     """Serve until every trajectory has arrived."""
     experience = FakeExperience(  # pyright: ignore[reportAbstractUsage]
-        spec=json.dumps(SPEC), files=files()
+        spec=json.dumps(SPEC), files=files(model)
     )
     experience.raw = []
     rollout = FakeRollout(speak=lambda seed, position: 1 if position % 4 == 3 else 5)
@@ -94,18 +104,28 @@ async def peers(num_groups: int, burst: bool, pipe: multiprocessing.connection.C
         await peer.stop()
 
 
-def serve_peers(num_groups: int, burst: bool, pipe: Any) -> None:
+def serve_peers(num_groups: int, burst: bool, model: Path | None, pipe: Any) -> None:
     """Entry point of the peers' process."""
-    run_loop(peers(num_groups, burst, pipe))
+    run_loop(peers(num_groups, burst, model, pipe))
 
 
-async def work(address: str, pipe: Any, slots: int) -> dict[str, float]:
+def child_cpu_s(peers_pid: int) -> float:
+    """CPU time of the processes below this one, without those of the peers."""
+    found = [each for each in psutil.Process().children() if each.pid != peers_pid]
+    below = [child for each in found for child in each.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in below)
+
+
+async def work(
+    address: str, pipe: Any, slots: int, tokenizers: str, peers_pid: int
+) -> dict[str, float]:
     """Run the worker until the peers have all trajectories."""
     settings = ServiceSettings(
         kind=WorkerKind.ENVIRONMENT,
         worker_id="env-0",
         experience=address,
         options={"slots": slots},
+        tokenizers=TokenizerSettings.model_validate({"run_in": tokenizers}),
     )
     server = aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
@@ -116,6 +136,7 @@ async def work(address: str, pipe: Any, slots: int) -> dict[str, float]:
     while not pipe.poll():
         await asyncio.sleep(0.02)
     figures = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
+    figures["child_cpu_s"] = child_cpu_s(peers_pid)
     running.cancel()
     await asyncio.wait({running})
     await service.close()
@@ -131,23 +152,30 @@ def main() -> None:
     parser.add_argument(
         "--burst", action="store_true", help="stream each response as a single event"
     )
+    parser.add_argument(
+        "--tokenizers", choices=("process", "in_process"), default="in_process", help="where"
+    )
+    parser.add_argument("--model", type=Path, help="folder with a tokenizer to use")
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     here, there = multiprocessing.Pipe()
-    arguments = (options.episodes // GROUP, options.burst, there)
+    arguments = (options.episodes // GROUP, options.burst, options.model, there)
     other = multiprocessing.get_context("spawn").Process(target=serve_peers, args=arguments)
     other.start()
     profile = cProfile.Profile()
     if options.profile:
         profile.enable()
-    figures = run_loop(work(here.recv(), here, options.slots))
+    address = here.recv()
+    assert other.pid is not None
+    figures = run_loop(work(address, here, options.slots, options.tokenizers, other.pid))
     if options.profile:
         profile.disable()
         profile.dump_stats(options.profile)
     figures.update(here.recv())
     other.join()
     figures["cpu_ms_per_episode"] = 1000 * figures["cpu_s"] / options.episodes
+    figures["child_cpu_ms_per_episode"] = 1000 * figures["child_cpu_s"] / options.episodes
     figures["episodes_per_s"] = options.episodes / figures["wall_s"]
     text = json.dumps({key: round(value, 3) for key, value in figures.items()}, indent=2)
     print(text)

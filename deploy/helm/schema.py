@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
+from paceline.config.tokenizers import TokenizerSettings
 
 TARGET = Path(__file__).parent / "paceline" / "values.schema.json"
 
@@ -169,6 +170,7 @@ def _sections() -> Schema:
         "monitoring": _monitoring(),
         "limits": _settings(LimitSettings),
         "packages": _settings(PackageSettings),
+        "tokenizers": _settings(TokenizerSettings),
     }
 
 

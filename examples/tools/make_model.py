@@ -31,7 +31,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from paceline.plugins import Environment, Message, Observation
-from paceline.tokens.chat import Dialogue, Tokenizer
+from paceline.tokens.chat import Tokenizer
+from paceline.tokens.dialogue import Dialogue
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import warm_start

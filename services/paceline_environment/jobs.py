@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from paceline.code.job_tokenizers import JobTokenizer, LocalTokenizers, Tokenizers
 from paceline.config import JobSpec, parse_job
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
@@ -17,7 +18,8 @@ from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
 from paceline.plugins import Environment, Observation, Topology, declared, registry
 from paceline.server import artifacts
-from paceline.tokens.chat import Dialogue, Tokenizer
+from paceline.tokens.chat import Rendered
+from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.transcript import TranscriptBuilder
 from paceline.transport.rpc import call
 from paceline.types import Assignment, SamplingParams, TokenSpan
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 _MAX_JOBS = 64
+_First = tuple[tuple[int, ...], tuple[TokenSpan, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class JobContext:
 
     job_id: str
     spec: JobSpec
-    tokenizer: Tokenizer
+    tokenizer: JobTokenizer
     environment: Callable[..., Environment]
     topology: Topology
     rewards: str  # JSON of the `reward:` section
@@ -49,13 +52,31 @@ class JobContext:
     options: dict[Purpose, dict[str, Any]]
     limits: LimitSettings
 
-    def dialogue(self) -> Dialogue:
+    def dialogue(self) -> JobDialogue:
         """Renders the observations of one episode."""
-        return Dialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
+        return JobDialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
 
     def make_environment(self, purpose: Purpose) -> Environment:
         """An environment for one episode."""
         return self.environment(**self.options[purpose])
+
+
+class JobDialogue:
+    """A dialogue that the job's tokenizer renders, wherever it runs."""
+
+    def __init__(self, tokenizer: JobTokenizer, *, max_bytes: int) -> None:
+        self._tokenizer = tokenizer
+        self._state = DialogueState(max_bytes=max_bytes)
+
+    async def show(self, observation: Observation) -> Rendered:
+        """Tokens of an observation, given everything before it; raises as `JobTokenizer.show`."""
+        rendered, prefix = await self._tokenizer.show(self._state.observed(observation))
+        self._state.shown(prefix)
+        return rendered
+
+    def turn(self, last_token: int) -> None:
+        """End the policy's turn; its last token may be the template's end-of-turn token."""
+        self._state.turn(last_token)
 
 
 class GroupContext:
@@ -66,28 +87,36 @@ class GroupContext:
         self.assignment = assignment
         self.task = task
         self.holders = PrefixHolders()
-        self._rendered: dict[Any, tuple[tuple[int, ...], tuple[TokenSpan, ...]]] = {}
+        self._rendered: dict[Any, _First | InvalidError] = {}
+        self._rendering = asyncio.Lock()
 
-    def first(self, observation: Observation) -> TranscriptBuilder:
+    async def first(self, observation: Observation) -> TranscriptBuilder:
         """A transcript that begins with an observation, rendered once per group.
 
         Raises:
             InvalidError: it leaves the policy no tokens to answer with.
             LimitError: its text is longer than limit prompt_bytes.
+            PacelineError: the tokenizer is out of reach.
         """
         key = (observation.messages, observation.text, repr(observation.tools))
-        if key not in self._rendered:
-            self._rendered[key] = _render_first(self.job, observation)
-        tokens, spans = self._rendered[key]
+        async with self._rendering:
+            if key not in self._rendered:
+                try:
+                    self._rendered[key] = await _render_first(self.job, observation)
+                except InvalidError as error:  # its siblings need not find it out for themselves
+                    self._rendered[key] = error
+                    raise
+        found = self._rendered[key]
+        if isinstance(found, InvalidError):
+            raise type(found)(found.message)
+        tokens, spans = found
         builder = TranscriptBuilder()
         builder.add_spans(tokens, spans)
         return builder
 
 
-def _render_first(
-    job: JobContext, observation: Observation
-) -> tuple[tuple[int, ...], tuple[TokenSpan, ...]]:
-    rendered = job.dialogue().show(observation)
+async def _render_first(job: JobContext, observation: Observation) -> _First:
+    rendered = await job.dialogue().show(observation)
     max_context = job.spec.sampling.max_context
     if len(rendered.tokens) >= max_context:
         raise InvalidError(
@@ -109,10 +138,12 @@ class Jobs:
         jobs: JobsAsyncStub,
         experience: ExperienceAsyncStub,
         worlds: JobWorlds,
+        tokenizers: Tokenizers | None = None,
         limits: LimitSettings | None = None,
         settings: Settings | None = None,
     ) -> None:
-        """`settings` of an operator for environments, by name."""
+        """`settings` of an operator for environments, by name; `tokenizers`: here if null."""
+        self._tokenizers = tokenizers or LocalTokenizers()
         self._limits = limits or LimitSettings()
         self._settings = settings or {}
         self._jobs = jobs
@@ -150,9 +181,8 @@ class Jobs:
         request = jobs_pb2.GetJobRequest(job_id=job_id)
         job = await call(self._jobs.GetJob, request, timeout_s=20.0, idempotent=True)
         spec = parse_job(json.loads(job.spec_json))
-        digests = job.artifacts.items()
-        files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
-        tokenizer = Tokenizer.from_files(files)
+        files = partial(self._files, dict(job.artifacts))
+        tokenizer = await self._tokenizers.of(job_id, files)
         if spec.code is not None and spec.has_own_environment:
             await self._worlds.prepare(spec.code.digest)
         return build_context(
@@ -162,6 +192,10 @@ class Jobs:
             limits=self._limits,
             environment=worlds_of(job_id, spec, self._worlds, self._settings),
         )
+
+    async def _files(self, digests: Mapping[str, str]) -> dict[str, bytes]:
+        found = digests.items()
+        return {name: await artifacts.fetch(self._experience, digest) for name, digest in found}
 
 
 def _topology(spec: JobSpec) -> Topology:
@@ -174,7 +208,7 @@ def _topology(spec: JobSpec) -> Topology:
 def build_context(
     job_id: str,
     spec: JobSpec,
-    tokenizer: Tokenizer,
+    tokenizer: JobTokenizer,
     *,
     limits: LimitSettings,
     environment: Callable[..., Environment],

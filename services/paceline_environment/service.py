@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.code.folders import CodeFolders
+from paceline.code.job_tokenizers import tokenizers_of
 from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE
@@ -70,6 +71,7 @@ class EnvironmentService(Service):
             max_processes=options.max_code_processes,
             metrics=chassis.metrics,
         )
+        self._tokenizers = tokenizers_of(settings.tokenizers, linger=self._linger)
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
             workers=self._rollouts,
@@ -110,7 +112,7 @@ class EnvironmentService(Service):
         chassis.usage.measure_slots(
             lambda: self.worker.num_open, capacity=options.slots + options.eval_slots
         )
-        self._membership = Membership(roster=roster, report=self.report, ended=self._worlds.end)
+        self._membership = Membership(roster=roster, report=self.report, ended=self._end_job)
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress
         progress.watch(
@@ -140,6 +142,7 @@ class EnvironmentService(Service):
             jobs=jobs,
             experience=experience,
             worlds=self._worlds,
+            tokenizers=self._tokenizers,
             limits=self._chassis.settings.limits,
             settings=self._options.worlds,
         )
@@ -164,6 +167,10 @@ class EnvironmentService(Service):
             tracer=chassis.tracer,
         )
 
+    async def _end_job(self, job_id: str) -> None:
+        await self._tokenizers.end(job_id)
+        await self._worlds.end(job_id)
+
     def _linger(self) -> float:
         return linger_s(self.worker.num_open)
 
@@ -182,6 +189,7 @@ class EnvironmentService(Service):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._submitter.close()
+        await self._tokenizers.close()
         await self._worlds.close()
         await self._sandbox.close()
         await self._code.close()

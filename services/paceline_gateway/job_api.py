@@ -33,6 +33,7 @@ from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
 from paceline_gateway.submit.checks import check_code, check_files, check_plugins, read_model
 from paceline_gateway.submit.patterns import Patterns
+from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 
 log = Log("jobs")
@@ -50,6 +51,7 @@ class JobApi:
         *,
         upstream: Upstream,
         on_refusal: Callable[[Refusal], None],
+        trial: ModelTrial,
         dtype: Dtype = "auto",
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
@@ -61,6 +63,7 @@ class JobApi:
         self._outage_s = outage_s
         self._clock = clock
         self._patterns = Patterns()
+        self._trial = trial
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and submit it with the small files of its model.
@@ -84,6 +87,7 @@ class JobApi:
             files = await asyncio.to_thread(check_files, request.files, source="files")
         else:
             files = await asyncio.to_thread(read_model, Path(spec.model.path))
+        await self._trial.check(files, who.tenant)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
             # Without one from the user, a random one still makes our own retries idempotent.

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2_grpc
 
+from paceline.code.sealed import sandbox_for
+from paceline.code.token_process import MODULE as TOKENIZER
 from paceline.config.load import validate
 from paceline.config.precision import Dtype
 from paceline.config.service import GatewayOptions, TlsSettings
@@ -35,6 +37,7 @@ from paceline_gateway.messages import check_size
 from paceline_gateway.operations import handlers, serve_grpc
 from paceline_gateway.readiness import Readiness
 from paceline_gateway.request_usage import RequestUsage
+from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -104,7 +107,13 @@ class GatewayService(Service):
             own=own_tokens(bootstrap_token(settings)),
         )
         upstream = Upstream(self._channel, usage=chassis.usage)
-        jobs = JobApi(upstream=upstream, on_refusal=self._refusals.note, dtype=dtype)
+        self._sandbox = sandbox_for(TOKENIZER)
+        jobs = JobApi(
+            upstream=upstream,
+            on_refusal=self._refusals.note,
+            trial=ModelTrial(settings.tokenizers, self._sandbox),
+            dtype=dtype,
+        )
         self._handlers = handlers(upstream, jobs)
         self._membership = Membership(roster=roster, report=self.report)
         self._scheme = "http" if certificate is None else "https"
@@ -170,8 +179,9 @@ class GatewayService(Service):
             await self._serving
 
     async def close(self) -> None:
-        """Close the port and the channel."""
+        """Close the port and the channel, and end what is being tried."""
         self._listener.close()
+        await self._sandbox.close()
         await self._channel.close()
 
     def _write_addresses(self) -> None:

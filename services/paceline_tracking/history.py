@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline import wire
+from paceline.code.job_tokenizers import JobTokenizer, Tokenizers
 from paceline.enums import JobState, Purpose
 from paceline.progress import LedgerProgress
 from paceline.server import artifacts
-from paceline.tokens.chat import Tokenizer
 from paceline.transport.rpc import call, stream
 from paceline.types import Job, TrackerStatus, Trajectory, Worker
 from paceline.v1 import experience_pb2, jobs_pb2, roster_pb2, types_pb2
@@ -65,8 +65,12 @@ class HistoryReader(Protocol):
         """The newest that were made for training."""
         ...
 
-    async def tokenizer(self, job: Job) -> Tokenizer:
+    async def tokenizer(self, job: Job) -> JobTokenizer:
         """The tokenizer of the job's model."""
+        ...
+
+    async def forget(self, job_id: str) -> None:
+        """The job is not tracked any more: end what its tokenizer runs in."""
         ...
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
@@ -83,7 +87,9 @@ class GrpcHistoryReader:
         jobs: JobsAsyncStub,
         experience: ExperienceAsyncStub,
         roster: RosterAsyncStub,
+        tokenizers: Tokenizers,
     ) -> None:
+        self._tokenizers = tokenizers
         self._jobs = jobs
         self._experience = experience
         self._roster = roster
@@ -132,11 +138,17 @@ class GrpcHistoryReader:
         reply = await call(self._jobs.ListTrajectories, request, timeout_s=_TIMEOUT_S)
         return [wire.from_proto(each, Trajectory) for each in reply.trajectories]
 
-    async def tokenizer(self, job: Job) -> Tokenizer:
+    async def tokenizer(self, job: Job) -> JobTokenizer:
         """The tokenizer, from the small model files stored with the job."""
+        return await self._tokenizers.of(job.status.job_id, partial(self._files, job))
+
+    async def forget(self, job_id: str) -> None:
+        """The job is not tracked any more: end what its tokenizer runs in."""
+        await self._tokenizers.end(job_id)
+
+    async def _files(self, job: Job) -> dict[str, bytes]:
         digests = job.artifacts.items()
-        files = {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
-        return await asyncio.to_thread(Tokenizer.from_files, files)
+        return {name: await artifacts.fetch(self._experience, digest) for name, digest in digests}
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
         """Keep how far a tracker has come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from paceline.enums import TokenSource
@@ -57,13 +57,15 @@ def point_of(
     return TrackedPoint(row.kind, row.index, row.step, int(told), values, tuple(samples))
 
 
-def sample_of(
-    trajectory: Trajectory, *, decode: Callable[[Sequence[int]], str], staleness: int
-) -> TrackedSample:
+def prompt_of(trajectory: Trajectory) -> Sequence[int]:
+    """The tokens before the first sampled one."""
+    if not trajectory.transcripts:
+        return ()
+    return trajectory.transcripts[0].tokens[: _first_policy_token(trajectory)]
+
+
+def sample_of(trajectory: Trajectory, *, prompt: str, staleness: int) -> TrackedSample:
     """A trajectory as text: the prompt before its first sampled token, and the response."""
-    first = trajectory.transcripts[0] if trajectory.transcripts else None
-    begins = 0 if first is None else _first_policy_token(trajectory)
-    prompt = "" if first is None else decode(first.tokens[:begins])
     score = trajectory.score
     return TrackedSample(
         prompt=prompt[:MOST_CHARS],

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from paceline.code.job_tokenizers import JobTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import Purpose
 from paceline.errors import PacelineError
 from paceline.plugins import TrackedSample
 from paceline.telemetry.logs import Log
-from paceline.tokens.chat import Tokenizer
 from paceline.types import Job
 from paceline_tracking.history import HistoryReader, TrackedRow
-from paceline_tracking.points import sample_of
+from paceline_tracking.points import prompt_of, sample_of
 
 log = Log("samples")
 
@@ -24,7 +25,7 @@ class Samples:
         self._ledger = ledger
         self._job = job
         self._spec = spec
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: JobTokenizer | None = None
         self._steps: dict[int, int] = {}  # by version
 
     def note(self, row: TrackedRow) -> None:
@@ -58,9 +59,13 @@ class Samples:
         if self._tokenizer is None:
             self._tokenizer = await self._ledger.tokenizer(self._job)
         step = max(row.step, (await self._ledger.job(job_id)).status.step)
-        decode = self._tokenizer.decode
+        text = partial(self._tokenizer.turn_text, keep_special=False)
         return [
-            sample_of(each, decode=decode, staleness=self._staleness(each.oldest_version, step))
+            sample_of(
+                each,
+                prompt=await text(prompt_of(each)),
+                staleness=self._staleness(each.oldest_version, step),
+            )
             for each in found
         ]
 

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.code.job_tokenizers import tokenizers_of
 from paceline.config import parse_job
 from paceline.config.load import validate
 from paceline.config.service import TrackingOptions
@@ -78,7 +79,7 @@ class TrackerSyncs:
             except PacelineError as error:
                 log.warning("cannot list jobs; going on with those known", error=error)
                 all_s = None
-            self._tend()
+            await self._tend()
             await asyncio.sleep(self._options.poll_s)
 
     async def look(self, *, live: bool) -> None:
@@ -160,7 +161,7 @@ class TrackerSyncs:
     def _begin(self, key: tuple[str, str]) -> None:
         self._tasks[key] = asyncio.create_task(self._feeds[key].run(), name="feed")
 
-    def _tend(self) -> None:
+    async def _tend(self) -> None:
         """Remove finished feeds, restart failed ones, and export the lag of all."""
         for key, task in list(self._tasks.items()):
             if not task.done():
@@ -170,6 +171,8 @@ class TrackerSyncs:
                 self._begin(key)
             else:
                 del self._tasks[key], self._feeds[key]
+                if all(job_id != key[0] for job_id, _ in self._feeds):
+                    await self._ledger.forget(key[0])
         self._tell_lag()
 
     def _tell_lag(self) -> None:
@@ -189,11 +192,13 @@ class TrackingService(Service):
         self._chassis = chassis
         self._channel = connect_as(settings, settings.experience)
         roster = RosterStub(self._channel)
+        self._tokenizers = tokenizers_of(settings.tokenizers)
         self._feeds = TrackerSyncs(
             ledger=GrpcHistoryReader(
                 jobs=JobsStub(self._channel),
                 experience=ExperienceStub(self._channel),
                 roster=roster,
+                tokenizers=self._tokenizers,
             ),
             options=options,
             metrics=chassis.metrics,
@@ -215,6 +220,7 @@ class TrackingService(Service):
     async def close(self) -> None:
         """End all processes."""
         await self._feeds.close()
+        await self._tokenizers.close()
         await self._channel.close()
 
     def report(self) -> Worker:

@@ -305,3 +305,13 @@ def test_those_that_trace_know_where_to_and_read_their_secrets(started: Any) -> 
         assert str(tracing.headers_file) == "/etc/paceline/secrets/tracing-headers/headers"
         assert str(tracing.authority) == "/etc/paceline/secrets/tracing-authority/ca.crt"
     assert all(one.tracing is None for one in started("default").values())
+
+
+def test_an_operator_says_where_tokenizers_run(started: Any) -> None:
+    shared = {"environment", "gateway", "tracking"}
+    sets = ("services.tracking.replicas=1", "tokenizers.timeout_s=7")
+    found = {each.kind.value: each.tokenizers for each in started("default", *sets).values()}
+    assert {found[kind].timeout_s for kind in shared} == {7.0}
+    assert {found[kind].run_in for kind in shared} == {"process"}
+    moved = started("default", "tokenizers.run_in=in_process").values()
+    assert {each.tokenizers.run_in for each in moved if each.kind.value in shared} == {"in_process"}

@@ -186,6 +186,7 @@ class ProcessRuntime:
             tracing=mine.tracing,
             limits=mine.limits,
             packages=mine.packages,
+            tokenizers=mine.tokenizers,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
             supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),
             options=options,

@@ -16,7 +16,6 @@ from paceline.plugins import Environment, Observation, StepResult
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import NOTHING, OFF, Span, Tracer
-from paceline.tokens.chat import Dialogue
 from paceline.tokens.transcript import TranscriptBuilder
 from paceline.types import (
     EpisodeProgress,
@@ -34,7 +33,7 @@ from paceline_environment.episodes.resume import has_begun, resume_plan
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
 from paceline_environment.episodes.turn import Turn
-from paceline_environment.jobs import GroupContext
+from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.failover import PolicyClient
 
 Result = TypeVar("Result")
@@ -88,7 +87,7 @@ class Episode:
         self._actions: list[str] = []
         self._turn_ends: list[int] = []  # last token of each turn; -1 for an empty one
         self._observations: list[Observation] = []
-        self._dialogue: Dialogue | None = None
+        self._dialogue: JobDialogue | None = None
         self._truncated = False
         self._text = ""
         self._workers: list[str] = []
@@ -131,7 +130,7 @@ class Episode:
         if self._progress is not None and await self._resume(self._progress):
             return
         with self._span.child("render"):
-            self._builder = self._group.first(observation)
+            self._builder = await self._group.first(observation)
 
     async def act(self) -> str:
         """Generate the next turn; returns its text."""
@@ -147,7 +146,7 @@ class Episode:
         self._truncated = reason is FinishReason.LENGTH
         self._turn_ends.append(turn.tokens[-1] if turn.tokens else -1)
         has_tools = bool(self._observations[0].tools)
-        self._text = self._job.tokenizer.turn_text(turn.tokens, keep_special=has_tools)
+        self._text = await self._job.tokenizer.turn_text(turn.tokens, keep_special=has_tools)
         return self._text
 
     async def step(self, action: str) -> None:
@@ -159,7 +158,7 @@ class Episode:
         result = await self._timed(self._environment.step(action), "step")
         self._record(result)
         if not self.over:
-            self._show(result.observation)
+            await self._show(result.observation)
 
     def transcript(self) -> Transcript:
         """The transcript so far, including an unfinished turn."""
@@ -262,7 +261,7 @@ class Episode:
         if self.over:
             return
         if last:
-            self._show(result.observation)
+            await self._show(result.observation)
         else:
             self._observations.append(result.observation)
 
@@ -275,19 +274,19 @@ class Episode:
             self._truncated = True
         self.over = result.done or self._truncated
 
-    def _show(self, observation: Observation) -> None:
+    async def _show(self, observation: Observation) -> None:
         """Append an observation; if it does not fit, the episode ends as truncated."""
         if self._dialogue is None:
             self._dialogue = self._job.dialogue()
             for earlier, end in zip(self._observations, self._turn_ends, strict=True):
-                self._dialogue.show(earlier)
+                await self._dialogue.show(earlier)
                 self._dialogue.turn(end)
         else:
             self._dialogue.turn(self._turn_ends[-1])
         self._observations.append(observation)
         try:
             with self._span.child("render"):
-                rendered = self._dialogue.show(observation)
+                rendered = await self._dialogue.show(observation)
         except LimitError:
             self.over = self._truncated = True
             return

@@ -297,6 +297,13 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         help="YAML: `limits` of tenants and of the installation (see docs/limits.md)",
     )
     command.add_argument(
+        "--tokenizers",
+        choices=("process", "in_process"),
+        default="in_process",
+        help="process: tokenizers and chat templates run in a sealed process for each job, so that "
+        "those of one user hold up nobody else's jobs (default: in_process, see docs/security.md)",
+    )
+    command.add_argument(
         "--otlp",
         default="",
         metavar="URL",

@@ -26,6 +26,7 @@ from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.precision import with_dtype
 from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings, WorldsFile
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
 from paceline.files import TOKEN_FILE, read_json
@@ -120,6 +121,7 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         tracing=_tracing(arguments),
         options=_options(arguments),
         limits=_limits(arguments),
+        tokenizers=TokenizerSettings(run_in=arguments.tokenizers),
     )
     local.start()
     try:

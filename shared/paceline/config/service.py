@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
 from paceline.config.precision import Dtype
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
 
@@ -126,6 +127,8 @@ class ServiceSettings(StrictModel):
     """Must be the same in all processes of an installation."""
     packages: PackageSettings = PackageSettings()
     """Of experience, environment and reward, which run the code of jobs."""
+    tokenizers: TokenizerSettings = TokenizerSettings()
+    """Of environment, gateway and tracking, which use the tokenizers of all jobs."""
     probes: ProbeSettings = ProbeSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings | None = None

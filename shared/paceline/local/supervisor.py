@@ -24,6 +24,7 @@ from paceline.config.service import (
     ServiceSettings,
     TracingSettings,
 )
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.errors import UnavailableError
 from paceline.files import lock_for_life, token_of
@@ -67,12 +68,15 @@ class Local:
         options: Mapping[WorkerKind, Mapping[str, Any]] | None = None,
         tracing: TracingSettings | None = None,
         limits: LimitSettings | None = None,
+        tokenizers: TokenizerSettings | None = None,
     ) -> None:
+        """`tokenizers` run in the processes of the services if null: one user owns all jobs."""
         self.run_dir = run_dir.resolve()
         self._store_url = store_url
         self._options = dict(options or {})
         self._tracing = tracing
         self._limits = limits or LimitSettings()
+        self._tokenizers = tokenizers or TokenizerSettings(run_in="in_process")
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
         # 0: any free port, kept for later starts.
@@ -192,6 +196,7 @@ class Local:
             grace_s=GRACE_S[kind],
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
             limits=self._limits,
+            tokenizers=self._tokenizers,
             tracing=self._tracing,
             supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),
             options=options,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -13,14 +13,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from paceline.enums import TokenSource
-from paceline.errors import InvalidError, LimitError
-from paceline.plugins import Message, Observation
+from paceline.errors import InvalidError
+from paceline.plugins import Message
 from paceline.types import TokenSpan
 
-# Placeholder for a sampled turn in a rendered dialogue, so that no template sees, edits or drops
-# sampled text.
-_TURN = "\u2042paceline-turn\u2042"
+At = Callable[[str], None]
+TEMPLATE, TOKENIZER = "chat template", "tokenizer.json"
+# What a template raises, whatever it does; a sandbox of Jinja lets it compute anything.
+_RAISED = (
+    jinja2.TemplateError,
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+def nowhere(part: str) -> None:
+    """For callers that need not know which part is at work."""
 
 
 class Tokenizer:
@@ -43,12 +51,15 @@ class Tokenizer:
         self.eos = eos
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+    def from_files(cls, files: Mapping[str, bytes], *, at: At = nowhere) -> Tokenizer:
         """Build one from the files of a model folder, by name: `tokenizer.json` and others.
+
+        `at` is told which of them is read next, as it may not return.
 
         Raises:
             InvalidError: tokenizer.json is missing or cannot be read.
         """
+        at(TOKENIZER)
         if "tokenizer.json" not in files:
             raise InvalidError(
                 "model.path: no tokenizer.json; save a fast tokenizer with "
@@ -66,6 +77,7 @@ class Tokenizer:
         }
         special = {name: _content(config[name]) for name in _SPECIAL if config.get(name)}
         templates = _templates(files, config)
+        at(TEMPLATE)
         return cls(
             fast=fast,
             special=special,
@@ -129,8 +141,8 @@ class Tokenizer:
                 strftime_now=(now or datetime.now()).strftime,
                 **self._special,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise InvalidError(f"chat template: {error}") from None
+        except _RAISED as error:
+            raise InvalidError(f"model.path: chat template: {error}") from None
 
     def rendered(self, text: str, messages: Sequence[Message]) -> Rendered:
         """Tokens of a text: of the environment or a tool in `messages`, else of the template."""
@@ -149,109 +161,11 @@ class Rendered:
         self.spans = spans
 
 
-class Dialogue:
-    """Renders the observations of an episode incrementally.
-
-    Later renderings contain a placeholder for each sampled turn, whose tokens are in the
-    transcript. `turn` ends the policy's turn, `show` renders the observation that follows.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int | None = None) -> None:
-        """`max_bytes` limits the text of one observation."""
-        self._tokenizer = tokenizer
-        self._max_bytes = max_bytes
-        self._messages: list[Message] = []
-        self._tools: tuple[Mapping[str, Any], ...] = ()
-        self._before = ""
-        self._turns = 0
-        self._end = ""
-        self._now = datetime.now()  # a template with the date must not change at midnight
-
-    def show(self, observation: Observation) -> Rendered:
-        """Tokens of an observation, given everything before it.
-
-        Raises:
-            InvalidError: the template cannot be rendered incrementally, or not with these tools.
-            LimitError: the observation is too long.
-        """
-        self._check_size(observation.text, *(m.content for m in observation.messages))
-        if observation.tools:
-            self._offer(observation)
-        if not self._tokenizer.chat or not observation.messages:
-            return self._plain(observation)
-        self._messages.extend(observation.messages)
-        text = self._tokenizer.render(self._messages, tools=self._tools, now=self._now)
-        if observation.tools and text == self._tokenizer.render(self._messages, now=self._now):
-            raise InvalidError(
-                "model.path: the chat template ignores `tools`, which this environment offers; "
-                "use a model whose template renders them"
-            )
-        if self._turns:
-            before = self._before + _TURN
-            if not text.startswith(before):
-                raise InvalidError(
-                    "the chat template rewrites earlier turns when a later one is added, so it "
-                    "cannot be rendered incrementally; multi-turn environments need one that can"
-                )
-            delta = text.removeprefix(before).removeprefix(self._end)
-        else:
-            delta = text
-        self._before = text
-        self._check_size(delta)
-        return self._tokenizer.rendered(delta, observation.messages)
-
-    def _offer(self, observation: Observation) -> None:
-        if self._turns:
-            raise InvalidError("environment: tools: only the first observation may have any")
-        if not self._tokenizer.chat:
-            raise InvalidError(
-                "model.path: the model has no chat template, but this environment offers tools"
-            )
-        if not observation.messages:
-            raise InvalidError("environment: tools: such an observation needs `messages` too")
-        for index, tool in enumerate(observation.tools):
-            if not _is_function(tool):
-                raise InvalidError(
-                    f"environment: tools[{index}]: {str(tool)[:200]}; allowed: {{type: function, "
-                    "function: {name, description, parameters}}"
-                )
-        self._tools = observation.tools
-
-    def _check_size(self, *texts: str) -> None:
-        if self._max_bytes is None:
-            return
-        num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        if num_bytes > self._max_bytes:
-            raise LimitError(
-                f"limit prompt_bytes: an observation has {num_bytes} bytes, but this installation "
-                f"allows {self._max_bytes}; make the tasks shorter, or ask its operator to raise "
-                "`limits.prompt_bytes`"
-            )
-
-    def turn(self, last_token: int) -> None:
-        """End the policy's turn; its last token may be the template's end-of-turn token."""
-        self._turns += 1
-        self._messages.append(Message("assistant", _TURN))
-        ended = last_token in self._tokenizer.eos
-        self._end = self._tokenizer.token(last_token) if ended else ""
-
-    def _plain(self, observation: Observation) -> Rendered:
-        text = observation.text or "\n".join(m.content for m in observation.messages)
-        tokens = tuple(self._tokenizer.encode(text, special=not self._turns))
-        return Rendered(tokens, (TokenSpan(0, len(tokens), TokenSource.ENVIRONMENT),))
-
-
 def _for_template(message: Message) -> dict[str, str]:
     """A message as templates see it; some ask whether a field is defined."""
     plain = {"role": message.role, "content": message.content}
     more = {"name": message.name, "tool_call_id": message.tool_call_id}
     return plain | {key: value for key, value in more.items() if value}
-
-
-def _is_function(tool: Mapping[str, Any]) -> bool:
-    function = tool.get("function")
-    named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
-    return tool.get("type") == "function" and named
 
 
 def _sources(
@@ -299,7 +213,7 @@ def _compile(template: str) -> jinja2.Template:
     environment.globals.update(functions)
     try:
         return environment.from_string(template)
-    except jinja2.TemplateError as error:
+    except _RAISED as error:  # parts without variables are computed at once
         raise InvalidError(f"model.path: the chat template cannot be read: {error}") from None
 
 

@@ -118,6 +118,7 @@ async def site(socket: str, tmp_path: Path) -> AsyncIterator[Site]:
             tmp_path,
             experience=chassis.address,
             options={"http_port": 0},
+            tokenizers={"run_in": "in_process"},
         ),
     )
     _, service = await gateway_process.up()

@@ -20,6 +20,7 @@ from paceline.client.calls import RestCall
 from paceline.client.client import AsyncClient
 from paceline.config import ServiceSettings
 from paceline.config.quota import Quota
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.errors import (
     ConfigError,
@@ -63,6 +64,7 @@ async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
         grace_s=3.0,
         token=ADMIN,
         options={"http_port": 0},
+        tokenizers=TokenizerSettings(run_in="in_process"),
     )
     serving = asyncio.create_task(serve(settings, note))
     chassis = await made

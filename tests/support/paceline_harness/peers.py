@@ -79,6 +79,7 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self.given_back: list[experience_pb2.EpisodeKey] = []
         self.progress: list[types_pb2.EpisodeProgress] = []
         self.renewed: list[experience_pb2.EpisodeKey] = []
+        self.ended_jobs: list[str] = []
         self.hellos: list[experience_pb2.LeaseRequest] = []
         self.aborts: list[experience_pb2.EpisodeKey] = []
         self.joined: list[types_pb2.Worker] = []
@@ -86,6 +87,13 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self._spec = spec
         self.files = {hashlib.sha256(data).hexdigest(): data for data in files.values()}
         self._artifacts = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        self._others: dict[str, dict[str, str]] = {}  # files of other models, by job
+
+    def add_model(self, job_id: str, files: dict[str, bytes]) -> None:
+        """Give a job a model of its own."""
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        self._others[job_id] = digests
+        self.files.update({digests[name]: data for name, data in files.items()})
 
     def add_to(self, server: aio.Server) -> None:
         """Register three services on one port."""
@@ -104,9 +112,10 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
         self.more.set()
 
     async def GetJob(self, request: jobs_pb2.GetJobRequest, context: object) -> types_pb2.Job:
-        """Return the same job for every id."""
+        """Return the same job for every id, but for its model."""
+        artifacts = self._others.get(request.job_id, self._artifacts)
         status = types_pb2.JobStatus(job_id=request.job_id, state=types_pb2.JOB_STATE_RUNNING)
-        return types_pb2.Job(status=status, spec_json=self._spec, artifacts=self._artifacts)
+        return types_pb2.Job(status=status, spec_json=self._spec, artifacts=artifacts)
 
     async def GetArtifact(
         self, request: experience_pb2.GetArtifactRequest, context: object
@@ -182,8 +191,8 @@ class FakeExperience(FakePeer, JobsServicer, ExperienceServicer, RosterServicer)
     async def Heartbeat(
         self, request: roster_pb2.HeartbeatRequest, context: object
     ) -> roster_pb2.HeartbeatReply:
-        """Accept the heartbeat."""
-        return roster_pb2.HeartbeatReply()
+        """Accept the heartbeat, and name the jobs that have ended."""
+        return roster_pb2.HeartbeatReply(ended_jobs=self.ended_jobs)
 
     async def Leave(
         self, request: roster_pb2.LeaveRequest, context: object

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.config import ServiceSettings
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.digest import number
 from paceline.enums import Purpose, WorkerKind
 from paceline.server.chassis import Chassis
@@ -23,6 +24,7 @@ from paceline_harness.peers import FakeExperience, FakePeer, FakeReward, FakeRol
 
 EOS = 1
 WAIT_S = 60.0
+IN_PROCESS = TokenizerSettings(run_in="in_process")
 VOCAB = ["<pad>", "</s>", "<|user|>", "<|assistant|>", *"0123456789abcdefghq+=- "]
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
@@ -116,6 +118,12 @@ Staged = Callable[..., Awaitable[Stage]]
 
 
 @pytest.fixture
+def chat_files() -> dict[str, bytes]:
+    """The small files of a model with a chat template."""
+    return tokenizer_files(chat=True)
+
+
+@pytest.fixture
 async def staged() -> AsyncIterator[Staged]:
     """Makes a stage whose peers serve and whose worker is not started yet."""
     made: list[Stage] = []
@@ -127,6 +135,7 @@ async def staged() -> AsyncIterator[Staged]:
         rollouts: int = 1,
         rewards: int = 1,
         pause_s: float = 0.0,
+        tokenizers: TokenizerSettings = IN_PROCESS,
         **options: Any,
     ) -> Stage:
         document = {
@@ -146,6 +155,7 @@ async def staged() -> AsyncIterator[Staged]:
             worker_id="env-0",
             experience=experience.address,
             options=options,
+            tokenizers=tokenizers,
         )
         speakers = [FakeRollout(speak=speak, pause_s=pause_s) for _ in range(rollouts)]
         stage = Stage(experience, speakers, [FakeReward() for _ in range(rewards)], settings)

@@ -12,9 +12,11 @@ import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline.config import ServiceSettings
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import TOKEN_FILE
+from paceline.sandbox.sandbox import Sandbox
 from paceline.server.chassis import serve
 from paceline.transport.operations import operation
 from paceline.transport.principal import service
@@ -25,6 +27,7 @@ from paceline_gateway.job_api import JobApi
 from paceline_gateway.readiness import Readiness
 from paceline_gateway.service import build
 from paceline_gateway.submit.checks import MAX_FILES_BYTES, check_files
+from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
 from paceline_harness.jobs import serve_jobs
 
@@ -43,6 +46,7 @@ def settings(run_dir: Path, **changes: Any) -> ServiceSettings:
         "experience": "127.0.0.1:1",
         "token": "pl_bootstrap_of_these_tests",
         "options": {"http_port": 0},
+        "tokenizers": {"run_in": "in_process"},
     }
     return ServiceSettings(**(fields | changes))
 
@@ -163,7 +167,8 @@ async def test_a_call_waits_for_an_upstream_that_comes_back(gateway: Gateway) ->
 async def test_calls_of_an_upstream_that_is_away_end_in_time() -> None:
     async with connect("127.0.0.1:1") as channel:
         upstream = Upstream(channel, timeout_s=3.0)
-        job_api = JobApi(upstream=upstream, on_refusal=lambda refusal: None)
+        trial = ModelTrial(TokenizerSettings(run_in="in_process"), Sandbox())
+        job_api = JobApi(upstream=upstream, on_refusal=lambda refusal: None, trial=trial)
         who = service("somebody")
         told = "^the experience service does not answer$"
         with pytest.raises(UnavailableError, match=told):

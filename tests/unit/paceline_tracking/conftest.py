@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from paceline.code.job_tokenizers import JobTokenizer
 from paceline.config.service import TrackingOptions
 from paceline.config.tracking import TrackingSpec
 from paceline.enums import JobState, Purpose
@@ -18,7 +19,6 @@ from paceline.errors import NotFoundError, UnavailableError
 from paceline.progress import LedgerProgress
 from paceline.telemetry.metrics import Metrics
 from paceline.testing.trackers import tracked_run
-from paceline.tokens.chat import Tokenizer
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
 from paceline_tracking.child import TrackerProcess
 from paceline_tracking.history import TrackedRow
@@ -65,8 +65,11 @@ class History:
     async def trajectories(self, job_id: str, count: int) -> Sequence[Trajectory]:
         raise NotFoundError("none are kept")
 
-    async def tokenizer(self, job: Job) -> Tokenizer:
+    async def tokenizer(self, job: Job) -> JobTokenizer:
         raise NotFoundError("none is kept")
+
+    async def forget(self, job_id: str) -> None:
+        pass
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
         self._answers()

@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
+from paceline.code.job_tokenizers import JobTokenizer, LocalTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import JobState, Purpose, TokenSource
 from paceline.errors import UnavailableError
@@ -67,11 +68,10 @@ class Kept:
             raise UnavailableError("away")
         return self.found[:count]
 
-    async def tokenizer(self, job: Job) -> Tokenizer:
+    async def tokenizer(self, job: Job) -> JobTokenizer:
         self.tokenizers += 1
-        return Tokenizer(
-            fast=FastTokenizer(WordLevel(WORDS, unk_token="one")), special={}, template="", eos=()
-        )
+        fast = FastTokenizer(WordLevel(WORDS, unk_token="one"))
+        return LocalTokenizer(Tokenizer(fast=fast, special={}, template="", eos=()))
 
 
 def of(kept: Kept, spec: TrackedSamples | None) -> Samples:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from paceline.code.job_tokenizers import JobTokenizer
 from paceline.config.service import TrackingOptions
 from paceline.enums import JobState, Purpose, TrackerState
 from paceline.errors import NotFoundError, UnavailableError
 from paceline.progress import LedgerProgress
 from paceline.telemetry.metrics import Metrics
-from paceline.tokens.chat import Tokenizer
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory, Worker
 from paceline_harness.runtime import FakeClock
 from paceline_tracking.history import ROWS, TrackedRow
@@ -78,8 +78,11 @@ class Jobs:
     async def trajectories(self, job_id: str, count: int) -> Sequence[Trajectory]:
         return []
 
-    async def tokenizer(self, job: Job) -> Tokenizer:
+    async def tokenizer(self, job: Job) -> JobTokenizer:
         raise NotFoundError("none is kept")
+
+    async def forget(self, job_id: str) -> None:
+        pass
 
     async def report(self, job_id: str, tracker: TrackerStatus) -> None:
         self.told[job_id] = tracker

@@ -31,6 +31,9 @@ limits: {{ toJson . }}
 {{- if has .component (list "experience" "environment" "reward") }}
 packages: {{ toJson .root.Values.packages }}
 {{- end }}
+{{- if has .component (list "environment" "gateway" "tracking") }}
+tokenizers: {{ toJson .root.Values.tokenizers }}
+{{- end }}
 {{- if ne .component "experience" }}
 experience: {{ include "paceline.fullname" .root }}-experience:8400
 {{- end }}

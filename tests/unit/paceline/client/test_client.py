@@ -15,6 +15,7 @@ from paceline import errors
 from paceline.api.documents import JobEvent
 from paceline.client.client import AsyncClient, Client, EventReader, error_of
 from paceline.config import ServiceSettings, load_job
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import (
     AuthenticationError,
@@ -57,6 +58,7 @@ class Gateway:
             run_dir=self.run_dir,
             experience=self._upstream,
             options={"http_port": self._http_port},
+            tokenizers=TokenizerSettings(run_in="in_process"),
             grace_s=3.0,
         )
         note = self.run_dir / "gateway.json"

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from paceline.enums import TokenSource
 from paceline.errors import InvalidError
 from paceline.plugins import Message, Observation
-from paceline.tokens.chat import Dialogue, Tokenizer
+from paceline.tokens.chat import Tokenizer
+from paceline.tokens.dialogue import Dialogue
 
 CHATML = (
     "{% for message in messages %}\n"

@@ -1,0 +1,90 @@
+"""Tries the tokenizer and the chat template of a job before it is accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, aclosing
+
+from paceline.code.token_frames import Answer, Call, ShowCall, TextCall
+from paceline.code.token_process import TokenProcess, TokenProcessError
+from paceline.config.tokenizers import TokenizerSettings
+from paceline.errors import BusyError, ConfigError, InvalidError
+from paceline.plugins import Message, Observation
+from paceline.sandbox.sandbox import Sandbox
+from paceline.tokens.dialogue import DialogueState
+
+_QUEUE_TIMEOUT_S = 20.0
+_MAX_PROCESSES = 4
+_MAX_KNOWN = 1024  # models
+_GREETING = Observation(messages=(Message("user", "Hello"),), text="Hello")
+
+
+class ModelTrial:
+    """Has processes with limits read the small files of models, each once."""
+
+    def __init__(self, settings: TokenizerSettings, sandbox: Sandbox) -> None:
+        self._settings = settings
+        self._sandbox = sandbox
+        self._processes = asyncio.Semaphore(_MAX_PROCESSES)
+        self._tenants: dict[str, asyncio.Lock] = {}
+        self._known: OrderedDict[str, None] = OrderedDict()  # digests of models that are fine
+
+    async def check(self, files: Mapping[str, bytes], tenant: str) -> None:
+        """Read the files as workers will, and render a dialogue.
+
+        Where tokenizers run in the process of the service, nothing is tried: workers refuse what
+        they cannot read.
+
+        Raises:
+            ConfigError: that fails, or takes too much time or memory.
+            BusyError: too many models are being tried.
+        """
+        if self._settings.run_in == "in_process":
+            return
+        name = await asyncio.to_thread(_digest, files)
+        if name in self._known:
+            self._known.move_to_end(name)
+            return
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(_QUEUE_TIMEOUT_S):
+                    # One process per tenant, so that one tenant cannot take them all.
+                    await held.enter_async_context(self._tenants.setdefault(tenant, asyncio.Lock()))
+                    await held.enter_async_context(self._processes)
+            except TimeoutError:
+                raise BusyError("model.path: many models are being tried; try again") from None
+            await self._try(files)
+        self._known[name] = None
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    async def _try(self, files: Mapping[str, bytes]) -> None:
+        try:
+            process = await TokenProcess.start(
+                files, sandbox=self._sandbox, settings=self._settings
+            )
+        except InvalidError as error:
+            raise ConfigError(error.message) from None
+        try:
+            shown = await _answer(process, ShowCall(DialogueState().observed(_GREETING)))
+            if isinstance(shown, tuple):  # a template may refuse this dialogue, and take others
+                await _answer(process, TextCall(shown[0].tokens, keep_special=False))
+        except TokenProcessError as error:
+            raise ConfigError(error.message) from None
+        finally:
+            await process.kill()
+
+
+async def _answer(process: TokenProcess, call: Call) -> Answer:
+    async with aclosing(process.ask([call], tell=True)) as answers:
+        return await anext(answers)
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    found = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        found.update(f"{name} {len(data)} ".encode() + hashlib.sha256(data).digest())
+    return found.hexdigest()

@@ -1,0 +1,78 @@
+"""Tokenizers and chat templates are tried, in a sealed process, before a job is accepted."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.sandbox import landlock
+from paceline.transport.rpc import call
+from paceline.v1 import jobs_pb2 as pb
+
+if TYPE_CHECKING:
+    from conftest import Gateway
+else:
+    Gateway = Any
+
+pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
+
+VOCABULARY = {"eee": 0, "</s>": 1}
+WORDS = {"version": "1.0", "model": {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "eee"}}
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+GROWS = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 10}
+CASES = [
+    ({}, LOOPS, "model.path: chat template: takes more than 1 s"),
+    ({}, "{{ 7 ** (10 ** 9) }}", "model.path: chat template: reading it takes more than 3 s"),
+    ({}, "{% for %}", "model.path: the chat template cannot be read"),
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [GROWS] * 12}},
+        "{{ messages[0].content }}",
+        "model.path: tokenizer.json: ",
+    ),
+    (
+        {"decoder": {"type": "Sequence", "decoders": [GROWS] * 12}},
+        "hello",
+        "model.path: tokenizer.json: ",
+    ),
+    ({"model": {"type": "none"}}, "", "model.path: tokenizer.json cannot be read"),
+]
+
+
+@pytest.fixture
+def settings_changes() -> dict[str, Any]:
+    limits = {"timeout_s": 1.0, "load_s": 3.0, "memory_bytes": 512 << 20}
+    return {"tokenizers": {"run_in": "process", **limits}}
+
+
+def request(job: dict[str, Any], changes: dict[str, Any], template: str) -> pb.SubmitJobRequest:
+    config = {"eos_token": "</s>", "chat_template": template}
+    files = {"config.json": {}, "tokenizer.json": WORDS | changes, "tokenizer_config.json": config}
+    return pb.SubmitJobRequest(
+        spec_json=json.dumps(job),
+        files={name: json.dumps(data).encode() for name, data in files.items()},
+    )
+
+
+@pytest.mark.parametrize(("changes", "template", "why"), CASES)
+async def test_what_cannot_be_read_or_takes_too_much_is_refused_by_name(
+    gateway: Gateway, job: dict[str, Any], changes: dict[str, Any], template: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{why}"):
+        await call(gateway.stub.SubmitJob, request(job, changes, template), timeout_s=60.0)
+
+
+@pytest.mark.parametrize("template", ["", "{{ raise_exception('only with a system message') }}"])
+async def test_others_are_accepted_and_tried_once(
+    gateway: Gateway, job: dict[str, Any], template: str
+) -> None:
+    seconds = float("inf")
+    for _ in range(2):
+        since = time.monotonic()
+        asked = request(job, {}, template)
+        await call(gateway.stub.SubmitJob, asked, timeout_s=60.0)
+        seconds = time.monotonic() - since
+    assert seconds < 0.5
