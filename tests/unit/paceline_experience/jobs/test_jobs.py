@@ -265,7 +265,7 @@ def test_bad_task_sources_are_named(tasks: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("experience", "says"),
     [
-        ({"sampler": "best"}, "sampler.kind: 'best' is not installed; installed: shuffle"),
+        ({"sampler": "best"}, "sampler.kind: 'best' is not installed; installed: dart_order"),
         ({"filters": ["good"]}, "experience.filters.0.kind: 'good' is not installed"),
         ({"advantage": "gae"}, "advantage.kind: 'gae' is not installed; installed: d3s_episodes"),
     ],
