@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import uvloop
@@ -62,7 +63,11 @@ async def run(address: str) -> None:
     roster = Roster(lease_s=LEASE_S)
     tracker = RoutePlanner(roster)
     training = Publications(tracker)
-    servicer = RosterServicer(roster=roster, tracker=tracker, training=training, ended_jobs=list)
+
+    async def no_jobs(kept: Iterable[str]) -> Iterable[str]:
+        return ()
+
+    servicer = RosterServicer(roster=roster, tracker=tracker, training=training, ended_jobs=no_jobs)
     interceptors = [rpc.ErrorInterceptor(metrics=Metrics())]
     server = aio.server(interceptors=interceptors, options=rpc.SERVER_OPTIONS)
     add_RosterServicer_to_server(servicer, server)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.code.job_tokenizers import JobTokenizer, LocalTokenizers, Tokenizers
+from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizers, Tokenizers
 from paceline.config import JobSpec, parse_job
 from paceline.config.job import RewardSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.named import problems
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
+from paceline.fair_queue import QueueOwner
 from paceline.plugins import Environment, Observation, Topology, declared, registry
 from paceline.server import artifacts
 from paceline.tokens.chat import Rendered
@@ -184,7 +185,7 @@ class Jobs:
         files = partial(self._files, dict(job.artifacts))
         tokenizer = await self._tokenizers.of(job_id, files)
         if spec.code is not None and spec.has_own_environment:
-            await self._worlds.prepare(spec.code.digest)
+            await self._worlds.prepare(spec.code.digest, QueueOwner(spec.tenant, job_id))
         return build_context(
             job_id,
             spec,

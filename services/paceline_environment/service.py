@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.code.folders import CodeFolders
-from paceline.code.job_tokenizers import tokenizers_of
 from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
+from paceline.code.tokenizers.jobs import tokenizers_of
 from paceline.code.world_process import MODULE
 from paceline.config.load import validate
 from paceline.config.service import EnvironmentOptions
@@ -62,16 +62,11 @@ class EnvironmentService(Service):
         self._rewards = WorkerWatch(roster=roster, kind=WorkerKind.REWARD)
         self._sandbox = sandbox_for(MODULE, lowest=options.sandbox_level)
         self._code = CodeFolders(
-            partial(artifacts.fetch, experience), packages=Packages(settings.packages)
-        )
-        self._worlds = JobWorlds(
-            sandbox=self._sandbox,
-            folders=self._code,
-            memory_bytes=options.code_memory_bytes,
-            max_processes=options.max_code_processes,
-            metrics=chassis.metrics,
+            partial(artifacts.fetch_into, experience),
+            packages=Packages(settings.packages, metrics=chassis.metrics),
         )
         self._tokenizers = tokenizers_of(settings.tokenizers, linger=self._linger)
+        self._worlds = self._make_worlds()
         self.stages = Stages(usage=chassis.usage)
         self._router = RolloutRouter(
             workers=self._rollouts,
@@ -112,7 +107,12 @@ class EnvironmentService(Service):
         chassis.usage.measure_slots(
             lambda: self.worker.num_open, capacity=options.slots + options.eval_slots
         )
-        self._membership = Membership(roster=roster, report=self.report, ended=self._end_job)
+        self._membership = Membership(
+            roster=roster,
+            report=self.report,
+            ended=self._end_job,
+            kept=lambda: self._worlds.jobs,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress
         progress.watch(
@@ -135,6 +135,15 @@ class EnvironmentService(Service):
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             await task
+
+    def _make_worlds(self) -> JobWorlds:
+        return JobWorlds(
+            sandbox=self._sandbox,
+            folders=self._code,
+            memory_bytes=self._options.code_memory_bytes,
+            max_processes=self._options.max_code_processes,
+            metrics=self._chassis.metrics,
+        )
 
     def _jobs(self, experience: ExperienceAsyncStub) -> Jobs:
         jobs: JobsAsyncStub = JobsStub(self._channel)

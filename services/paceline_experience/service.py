@@ -16,6 +16,7 @@ from paceline.config.load import validate
 from paceline.config.service import ExperienceOptions
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, PacelineError
+from paceline.fair_queue import QueueOwner
 from paceline.server.chassis import Chassis, Service
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import GaugeSet
@@ -87,7 +88,9 @@ class ExperienceService(Service):
         self._quotas = Quotas(self._settings.limits)
         self._roster = Roster(lease_s=options.member_lease_s)
         self._dry_run = DryRun(timeout_s=options.plugins_s, memory_bytes=options.plugins_bytes)
-        self._code = CodeFolders(self._artifacts.whole, packages=Packages(self._settings.packages))
+        self._code = CodeFolders(
+            self._artifacts.copy, packages=Packages(self._settings.packages, metrics=self._metrics)
+        )
         self._own_tasks = self._make_own_tasks()
         self._own_functions = self._make_own_functions()
         self._ledgers = Ledgers(
@@ -171,6 +174,15 @@ class ExperienceService(Service):
             metrics=self._metrics,
         )
 
+    def _live_code(self) -> dict[QueueOwner, str]:
+        """The code of live jobs."""
+        live = [(job_id, each.spec) for job_id, each in self._ledgers.active.items()]
+        return {
+            QueueOwner(spec.tenant, job_id): spec.code.digest
+            for job_id, spec in live
+            if spec.code is not None
+        }
+
     def _watermarks(self, job_id: str) -> Watermarks:
         return Watermarks(self._settings.run_dir / "watermarks" / f"{job_id}.json")
 
@@ -188,6 +200,7 @@ class ExperienceService(Service):
             tasks.create_task(self._keep_ownership(), name="ownership")
             tasks.create_task(self._open_ledgers(), name="open")
             tasks.create_task(self._sweep(tasks), name="sweep")
+            tasks.create_task(self._own_tasks.follow(self._live_code), name="packages")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._liveness.run(), name="liveness")
             tasks.create_task(self._own_functions.sweep(), name="own functions")
@@ -299,6 +312,7 @@ class ExperienceService(Service):
             jobs=self._jobs,
             ledgers=self._ledgers,
             roster=self._roster,
+            watermarks=self._watermarks,
             refusals=RefusedCallers(self._metrics),
         )
         chassis.authorize(credentials.check)
@@ -325,7 +339,7 @@ class ExperienceService(Service):
             roster=self._roster,
             tracker=self._tracker,
             training=self._training,
-            ended_jobs=self._job_service.ended_lately,
+            ended_jobs=self._job_service.ended,
         )
         add_JobsServicer_to_server(jobs, chassis.server)
         add_ExperienceServicer_to_server(experience, chassis.server)

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,20 @@ from paceline import wire
 from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
 from paceline.config.precision import Dtype
-from paceline.config.quota import MAX_SPEC_BYTES
+from paceline.config.quota import MAX_CODE_BYTES, MAX_SPEC_BYTES
 from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
     InvalidError,
+    LimitError,
+    PacelineError,
     PermissionDeniedError,
     UnavailableError,
 )
 from paceline.telemetry.logs import Log
-from paceline.transport.operations import operation
+from paceline.transport.operations import CODE_BYTES_KEY, operation
 from paceline.transport.principal import ALL_TENANTS, Principal
+from paceline.transport.request_reader import timely
 from paceline.transport.rpc import backoff_s
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
@@ -40,6 +43,9 @@ log = Log("jobs")
 SUBMIT = operation("Jobs", "SubmitJob")
 UPLOAD = operation("Jobs", "UploadCode")
 WATCH = operation("Jobs", "WatchJob")
+UPLOAD_S = 900.0
+PIECE_BYTES = 1 << 20
+DRAIN_S = 5.0
 SUBMIT_S = 60.0  # plug-ins are tried, and tasks of a job's own code are listed
 
 
@@ -104,6 +110,24 @@ class JobApi:
         )
         return job
 
+    async def upload(
+        self, requests: AsyncIterator[pb.UploadCodeRequest], who: Principal
+    ) -> pb.Code:
+        """Pass on an archive of code, piece by piece as it arrives."""
+        arriving = timely(requests)
+        first = await anext(arriving, pb.UploadCodeRequest())
+        announced = [(CODE_BYTES_KEY, str(checked(first).num_bytes))]
+        pieces = _pieces(first, arriving)
+        try:
+            code = await self._upstream.send(
+                UPLOAD, pieces, who, timeout_s=UPLOAD_S, metadata=announced
+            )
+        except PacelineError:
+            await _drain(arriving)
+            raise
+        log.info("uploaded", code=code.digest, files=code.num_files, tenant=who.tenant)
+        return code
+
     async def watch(
         self, request: pb.WatchJobRequest, who: Principal
     ) -> AsyncIterator[pb.JobEvent]:
@@ -141,6 +165,30 @@ class JobApi:
             self._on_refusal(Refusal(who, who.source, "job.submit", "tenant"))
             raise
         return spec
+
+
+async def _pieces(
+    first: pb.UploadCodeRequest, rest: AsyncIterator[pb.UploadCodeRequest]
+) -> AsyncIterator[pb.UploadCodeRequest]:
+    """The same archive in pieces of bounded size."""
+    announced = pb.UploadCodeRequest(digest=first.digest, num_bytes=first.num_bytes)
+    yield announced
+    total, message = 0, first
+    while message is not None:
+        total += len(message.archive)
+        if total > MAX_CODE_BYTES:
+            raise LimitError(f"code: more than {MAX_CODE_BYTES} bytes, which nobody may upload")
+        for start in range(0, len(message.archive), PIECE_BYTES):
+            yield pb.UploadCodeRequest(archive=message.archive[start : start + PIECE_BYTES])
+        message = await anext(rest, None)
+
+
+async def _drain(requests: AsyncIterator[pb.UploadCodeRequest]) -> None:
+    """Read on for a while: many clients read an answer only when they have sent everything."""
+    with suppress(TimeoutError, PacelineError):
+        async with asyncio.timeout(DRAIN_S):
+            async for _ in requests:
+                pass
 
 
 def decode(text: str | bytes, *, allow_yaml: bool) -> Any:

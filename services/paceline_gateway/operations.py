@@ -17,12 +17,17 @@ from paceline_gateway.job_api import JobApi
 from paceline_gateway.upstream import Upstream
 
 Handler = Callable[[Any, Principal], Any]
-"""Takes a request and its caller; returns an awaitable reply or an async iterator of replies."""
+"""Takes a request, or an async iterator of them, and its caller; returns an awaitable reply or an
+async iterator of replies."""
 
 
 def handlers(upstream: Upstream, jobs: JobApi) -> Mapping[Operation, Handler]:
     """Handlers by operation; most are forwarded unchanged."""
-    custom: Mapping[str, Handler] = {"SubmitJob": jobs.submit, "WatchJob": jobs.watch}
+    custom: Mapping[str, Handler] = {
+        "SubmitJob": jobs.submit,
+        "UploadCode": jobs.upload,
+        "WatchJob": jobs.watch,
+    }
     return {each: custom.get(each.name) or _forward(upstream, each) for each in for_users()}
 
 
@@ -48,6 +53,8 @@ def _method(each: Operation, behaviour: Callable[..., Any]) -> Any:
         if each.streams_replies
         else grpc.unary_unary_rpc_method_handler
     )
+    if each.streams_requests:
+        make = grpc.stream_unary_rpc_method_handler
     return make(
         behaviour,
         request_deserializer=each.request.FromString,

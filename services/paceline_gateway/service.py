@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from grpc_health.v1 import health_pb2_grpc
 
 from paceline.code.sealed import sandbox_for
-from paceline.code.token_process import MODULE as TOKENIZER
+from paceline.code.tokenizers.process import MODULE as TOKENIZER
 from paceline.config.load import validate
 from paceline.config.precision import Dtype
 from paceline.config.service import GatewayOptions, TlsSettings

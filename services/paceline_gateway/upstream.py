@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from paceline.telemetry.usage import Usage, nowhere
 from paceline.transport.operations import Operation
 from paceline.transport.principal import Principal
 from paceline.transport.rpc import call, stream
+from paceline.transport.sending import send
 from paceline_gateway.messages import checked
 from paceline_gateway.readiness import hide_upstream_details
 
@@ -43,6 +44,26 @@ class Upstream:
                 on_behalf_of=who,
             )
 
+    async def send(
+        self,
+        each: Operation,
+        requests: AsyncIterator[Any],
+        who: Principal,
+        *,
+        timeout_s: float,
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> Any:
+        """The reply to a stream of messages, once the service has accepted to read it."""
+        with hide_upstream_details():
+            return await send(
+                self._method(each),
+                (checked(request) async for request in requests),
+                timeout_s=timeout_s,
+                on_behalf_of=who,
+                metadata=metadata,
+                waits=True,
+            )
+
     async def stream(self, each: Operation, request: Message, who: Principal) -> AsyncIterator[Any]:
         """The replies, until the stream ends or breaks."""
         with hide_upstream_details():
@@ -53,7 +74,10 @@ class Upstream:
                 yield reply
 
     def _make(self, each: Operation) -> Any:
-        make = self._channel.unary_stream if each.streams_replies else self._channel.unary_unary
+        channel = self._channel
+        make = channel.unary_stream if each.streams_replies else channel.unary_unary
+        if each.streams_requests:
+            make = channel.stream_unary
         return make(
             each.path,
             request_serializer=each.request.SerializeToString,

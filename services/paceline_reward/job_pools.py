@@ -45,7 +45,7 @@ class JobPools:
         processes: int,
         memory_bytes: int = 2 << 30,
         sandbox_level: int = LANDLOCK,
-        folder_of: Callable[[str], Awaitable[CodeFolder]],
+        folder_of: Callable[[str, QueueOwner], Awaitable[CodeFolder]],
         max_processes: int = MAX_PROCESSES,
         idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
@@ -94,6 +94,11 @@ class JobPools:
         over = [key for key in self._pools if key[0].job_id == job_id]
         await asyncio.gather(*(self._pools.pop(key).pool.close() for key in over))
 
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs that have children."""
+        return {key[0].job_id for key in self._pools}
+
     async def sweep(self) -> None:
         """Close pools that have been idle for long, until cancelled."""
         while True:
@@ -126,7 +131,7 @@ class JobPools:
                 return
 
     async def _start(self, code: str, owner: QueueOwner) -> ChildProcess:
-        folder = await self._folder_of(code)
+        folder = await self._folder_of(code, owner)
         release = await self._cap.take(owner)
         try:
             process = await start_sealed(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from paceline.code.folders import CodeFolders
 from paceline.code.packages import Packages
@@ -81,7 +81,10 @@ class RewardService(Service):
         if self._channel is not None:
             roster: RosterAsyncStub = RosterStub(self._channel)
             self._membership = Membership(
-                roster=roster, report=self.report, ended=self._job_pools.end
+                roster=roster,
+                report=self.report,
+                ended=self._end_job,
+                kept=lambda: self._job_pools.jobs | self._code.jobs,
             )
 
     async def run(self) -> None:
@@ -119,8 +122,12 @@ class RewardService(Service):
             await self._channel.close()
         await self._code.close()
 
-    async def _fetch(self, digest: str) -> bytes:
+    async def _end_job(self, job_id: str) -> None:
+        await self._job_pools.end(job_id)
+        await self._code.end(job_id)
+
+    async def _fetch(self, digest: str, into: BinaryIO) -> None:
         if self._channel is None:
             raise UnavailableError("this reward worker has no experience service")
         experience: ExperienceAsyncStub = ExperienceStub(self._channel)
-        return await artifacts.fetch(experience, digest)
+        await artifacts.fetch_into(experience, digest, into)

@@ -43,7 +43,7 @@ async def fetch_files(
         path = folder / name
         if path.exists() and digest_of(path.read_bytes()) == digest:
             continue
-        data = await artifacts.fetch(experience, digest, timeout_s=START_TIMEOUT_S)
+        data = await artifacts.fetch(experience, digest)
         await asyncio.to_thread(path.write_bytes, data)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline import wire
-from paceline.code.job_tokenizers import JobTokenizer, Tokenizers
+from paceline.code.tokenizers.jobs import JobTokenizer, Tokenizers
 from paceline.enums import JobState, Purpose
 from paceline.progress import LedgerProgress
 from paceline.server import artifacts

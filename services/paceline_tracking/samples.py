@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from paceline.code.job_tokenizers import JobTokenizer
+from paceline.code.tokenizers.jobs import JobTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import Purpose
 from paceline.errors import PacelineError

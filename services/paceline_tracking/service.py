@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.code.job_tokenizers import tokenizers_of
+from paceline.code.tokenizers.jobs import tokenizers_of
 from paceline.config import parse_job
 from paceline.config.load import validate
 from paceline.config.service import TrackingOptions

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from typing import BinaryIO
 
 
 def digest_of(content: bytes) -> str:
     """The hexadecimal SHA-256 that identifies an artifact, or the code of a job."""
     return hashlib.sha256(content).hexdigest()
+
+
+def digest_of_file(file: BinaryIO) -> str:
+    """As `digest_of`, of a whole file."""
+    file.seek(0)
+    found = hashlib.sha256()
+    while part := file.read(1 << 20):
+        found.update(part)
+    return found.hexdigest()
 
 
 def task_id(environment: str, payload: str, seed: int) -> str:

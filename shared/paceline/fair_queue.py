@@ -37,8 +37,10 @@ class FairQueue:
     A tenant or job with a long queue gets its share and no more.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, most_of_tenant: int | None = None) -> None:
+        """A tenant holds `most_of_tenant` at a time, so that another need not wait for it."""
         self.slots = slots
+        self._most_of_tenant = slots if most_of_tenant is None else most_of_tenant
         self._free = slots
         self._waiting: dict[QueueOwner, deque[asyncio.Future[None]]] = {}
         self._tenants = _Usage()
@@ -81,7 +83,9 @@ class FairQueue:
                 waiter.set_result(None)
 
     def _next_owner(self) -> QueueOwner | None:
-        return min(self._waiting, key=self._rank, default=None)
+        used, most = self._tenants.used, self._most_of_tenant
+        allowed = (owner for owner in self._waiting if used[owner.tenant] < most)
+        return min(allowed, key=self._rank, default=None)
 
     def _rank(self, owner: QueueOwner) -> tuple[int, int, int, int]:
         return (*self._tenants.rank(owner.tenant), *self._jobs.rank(owner.job_id))

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -23,6 +23,7 @@ from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE, WorldError
 from paceline.config.packages import PackageSettings
 from paceline.errors import InvalidError
+from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.plugins import Environment, Observation, StepResult
 from paceline.testing import environments
 from paceline.types import Task
@@ -164,10 +165,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def worlds() -> AsyncIterator[JobWorlds]:
     class Example(CodeFolders):
-        async def folder(self, digest: str) -> CodeFolder:
+        async def folder(self, digest: str, owner: QueueOwner = NO_OWNER) -> CodeFolder:
             return CodeFolder(EXAMPLES / "verifiers" / digest)
 
-    async def fetch(digest: str) -> bytes:
+    async def fetch(digest: str, into: BinaryIO) -> None:
         raise AssertionError(digest)
 
     sandbox, folders = sandbox_for(MODULE), Example(fetch, packages=Packages(PackageSettings()))

@@ -13,7 +13,7 @@ LIMITS = (
     ("rollout_workers", "Rollout workers", "Over all jobs."),
     ("episodes", "Episodes in flight", "Over all jobs."),
 )
-SIZES = "(spec|model_files|code|task|trajectory|metrics)_bytes"
+SIZES = "(spec|model_files|code|uploaded|task|trajectory|metrics)_bytes"
 FULL = ((None, "blue"), (0.8, "orange"), (1.0, "red"))
 
 

@@ -5,10 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from paceline.errors import DeadlineError
 from paceline.telemetry.metrics import Metrics
 from paceline_environment.episodes.stages import Stages
+
+
+@runtime_checkable
+class Loads(Protocol):
+    """An environment that lives in a process where it has to be loaded first."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a call waits for that."""
+        ...
+
+    def loading_s(self) -> float:
+        """How long calls have waited for that."""
+        ...
 
 
 class EnvironmentCalls:
@@ -27,18 +42,25 @@ class EnvironmentCalls:
         self._open: set[EnvironmentCall] = set()
         self._finished: dict[str, tuple[int, float]] = {}  # calls and seconds, not exported yet
 
-    def begin(self, name: str, limit_s: float, task: asyncio.Task[None]) -> EnvironmentCall:
-        """A context in which `task` may spend `limit_s` seconds.
+    def begin(
+        self,
+        name: str,
+        limit_s: float,
+        task: asyncio.Task[None],
+        loads: Loads | None = None,
+    ) -> EnvironmentCall:
+        """A context in which `task` may spend `limit_s` seconds, besides those that `loads` says.
 
         It raises DeadlineError if `sweep` finds that it took longer.
         """
-        return EnvironmentCall(self, name, limit_s, task)
+        return EnvironmentCall(self, name, limit_s, task, loads)
 
     def sweep(self) -> None:
         """End calls that exceed their limit, and export the metrics of those that have ended."""
         now = self.clock()
         for call in self._open:
-            if now >= call.deadline:
+            call.show_loading()
+            if now >= call.deadline + call.loading_s:
                 call.expire()
         for name, (count, seconds) in self._finished.items():
             self._metrics.add("calls", count, call=name)
@@ -50,11 +72,17 @@ class EnvironmentCalls:
         self._open.add(call)
         self._stages.waiting["step"] += 1
 
+    def moved(self, call: EnvironmentCall, stage: str) -> None:
+        """A call has begun to wait for its environment to be loaded, or need not any more."""
+        self._stages.waiting[call.stage] -= 1
+        self._stages.left[call.stage] += 1
+        self._stages.waiting[stage] += 1
+
     def left(self, call: EnvironmentCall) -> None:
         """A call has ended."""
         self._open.discard(call)
-        self._stages.waiting["step"] -= 1
-        self._stages.left["step"] += 1
+        self._stages.waiting[call.stage] -= 1
+        self._stages.left[call.stage] += 1
         count, seconds = self._finished.get(call.name, (0, 0.0))
         self._finished[call.name] = (count + 1, seconds + call.seconds)
 
@@ -66,17 +94,28 @@ class EnvironmentCall:
         "_cancelling",
         "_expired",
         "_limit_s",
+        "_loaded_s",
+        "_loads",
         "_owner",
         "_started",
         "_task",
         "deadline",
         "name",
         "seconds",
+        "stage",
     )
 
     def __init__(
-        self, owner: EnvironmentCalls, name: str, limit_s: float, task: asyncio.Task[None]
+        self,
+        owner: EnvironmentCalls,
+        name: str,
+        limit_s: float,
+        task: asyncio.Task[None],
+        loads: Loads | None,
     ) -> None:
+        self.stage = "step"
+        self._loads = loads
+        self._loaded_s = loads.loading_s() if loads is not None else 0.0
         self.name = name
         self.seconds = 0.0
         self.deadline = 0.0
@@ -86,6 +125,18 @@ class EnvironmentCall:
         self._started = 0.0
         self._cancelling = 0
         self._expired = False
+
+    @property
+    def loading_s(self) -> float:
+        """Seconds of it in which the environment was loaded, so far."""
+        return 0.0 if self._loads is None else self._loads.loading_s() - self._loaded_s
+
+    def show_loading(self) -> None:
+        """Count it where it waits now: a load has a limit of its own."""
+        stage = "load" if self._loads is not None and self._loads.is_loading else "step"
+        if stage != self.stage:
+            self._owner.moved(self, stage)
+            self.stage = stage
 
     def expire(self) -> None:
         """Cancel the call, once."""
@@ -101,7 +152,7 @@ class EnvironmentCall:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.seconds = self._owner.clock() - self._started
+        self.seconds = self._owner.clock() - self._started - self.loading_s
         self._owner.left(self)
         if not self._expired:
             return

@@ -28,7 +28,7 @@ from paceline.types import (
     episode_id,
 )
 from paceline.v1 import reward_pb2
-from paceline_environment.episodes.calls import EnvironmentCalls
+from paceline_environment.episodes.calls import EnvironmentCalls, Loads
 from paceline_environment.episodes.resume import has_begun, resume_plan
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
@@ -81,6 +81,7 @@ class Episode:
         self._span = span
         self._task = task
         self._environment = self._job.make_environment(assignment.purpose)
+        self._loads = self._environment if isinstance(self._environment, Loads) else None
         self._builder = TranscriptBuilder()
         self._sampling = sampling_of(group, index)
         self._turn: Turn | None = None
@@ -298,7 +299,7 @@ class Episode:
     async def _timed(self, work: Awaitable[Result], name: str) -> Result:
         """Await a call of the environment, within the job's `step_timeout_s`."""
         limit_s = self._job.spec.tasks.step_timeout_s
-        call = self._peers.calls.begin(name, limit_s, self._task)
+        call = self._peers.calls.begin(name, limit_s, self._task, self._loads)
         try:
             with call, self._span.child(f"environment.{name}"):
                 return await work

@@ -9,7 +9,8 @@ from typing import Any
 from paceline.server.liveness import WorkProgress
 from paceline.telemetry.usage import Usage
 
-STAGES = ("room", "generate", "step", "score", "submit")  # room: waiting for a slot, in generate
+# room: waiting for a slot, in generate; load: until an environment is loaded in a process
+STAGES = ("room", "generate", "step", "load", "score", "submit")
 
 
 @dataclass(slots=True)

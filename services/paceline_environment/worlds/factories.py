@@ -23,16 +23,18 @@ def worlds_of(
     Raises:
         InvalidError: the environment is not installed here.
     """
-    name = spec.tasks.environment
+    name, load_s = spec.tasks.environment, spec.tasks.load_timeout_s
+    tenant = spec.tenant
     if spec.code is not None and spec.has_own_environment:
-        return worlds.of(job_id, code=spec.code.digest, target=name, tenant=spec.tenant)
+        code = spec.code.digest
+        return worlds.of(job_id, code=code, target=name, tenant=tenant, load_s=load_s)
     plugin = registry.environment(name)
     if plugin.worlds_in == "worker":
         make = plugin.load_world()
     else:
         target = registry.target("environments", name)
         sealed = plugin.worlds_in == "sealed"
-        make = worlds.installed(job_id, target=target, sealed=sealed, tenant=spec.tenant)
+        make = worlds.installed(job_id, target=target, sealed=sealed, tenant=tenant, load_s=load_s)
     if not plugin.settings:
         return make
 

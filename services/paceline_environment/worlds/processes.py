@@ -17,6 +17,7 @@ EPISODES_PER_PROCESS = 32
 MAX_PROCESSES = 32  # of a job; beyond, processes get more episodes
 MAX_ALONE = 32  # episodes of a job in processes of their own
 IDLE_S = 30.0
+LOAD_S = 300.0
 # A process with a call that was given up for so long is killed: its other episodes are moved, which
 # takes a moment, or are lost if they cannot be replayed.
 STUCK_S = {True: 0.5, False: 5.0}
@@ -31,6 +32,7 @@ class HostProcess:
     process: WorldProcess
     alone: bool  # for one episode that may have ended another process
     release: Release  # gives its place back
+    loading: asyncio.Task[None]  # its environment; calls wait for it
     episodes: int = 0
     replayable: bool = True  # all of them
     idle_since: float = 0.0
@@ -39,7 +41,13 @@ class HostProcess:
     @property
     def usable(self) -> bool:
         """Whether another episode may live in it."""
-        return not (self.process.ended or self.alone or self.process.late)
+        return not (self.process.ended or self.alone or self.process.late or self.unloadable)
+
+    @property
+    def unloadable(self) -> bool:
+        """Whether its environment could not be loaded."""
+        loading = self.loading
+        return loading.done() and (loading.cancelled() or loading.exception() is not None)
 
 
 class JobProcesses:
@@ -54,9 +62,13 @@ class JobProcesses:
         episodes: int = EPISODES_PER_PROCESS,
         cap: ProcessCap | None = None,
         owner: QueueOwner = NO_OWNER,
+        load_s: float = LOAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start` makes a process with so many threads; `episodes` share one."""
+        """`start` makes a process with so many threads; `episodes` share one.
+
+        Loading the environment in it may take `load_s` seconds.
+        """
         self.target = target
         self.clock = clock
         self._start_process = start
@@ -64,6 +76,7 @@ class JobProcesses:
         self._episodes = episodes
         self._cap = cap or ProcessCap(MAX_PROCESSES + MAX_ALONE)
         self._owner = owner
+        self._load_s = load_s
         self._hosts: list[HostProcess] = []
         self._starting = asyncio.Lock()
         self._closed = ""  # why no process is started any more
@@ -74,7 +87,7 @@ class JobProcesses:
         return len(self._hosts)
 
     async def host(self, *, alone: bool = False) -> HostProcess:
-        """A process for one more episode, which `leave` gives back.
+        """A process for one more episode, which `leave` gives back; it may still be loading.
 
         Raises:
             PacelineError: none can be started, or the code cannot be had.
@@ -102,12 +115,24 @@ class JobProcesses:
         except BaseException:
             release()
             raise
-        host = HostProcess(process, alone, release)
+        loading = asyncio.create_task(self._load(process), name="load environment")
+        host = HostProcess(process, alone, release, loading)
         self._hosts.append(host)
         if self._closed:  # meanwhile
             await self._drop(host, self._closed)
             raise WorldError(f"environment: {self._closed}")
         return host
+
+    async def _load(self, process: WorldProcess) -> None:
+        """Import the environment, before a call counts that has to wait for it."""
+        try:
+            async with asyncio.timeout(self._load_s):
+                await process.call(op="load")
+        except TimeoutError:
+            why = f"did not load within {self._load_s:g} s (tasks.load_timeout_s)"
+            log.warning("environment did not load", environment=self.target, seconds=self._load_s)
+            await process.kill(f"it {why}")
+            raise WorldError(f"environment: {why}") from None
 
     async def give(self, *, moving: bool = False) -> bool:
         """End a process for another job; whether there was one.
@@ -130,7 +155,7 @@ class JobProcesses:
         host.episodes -= 1
         host.idle_since = self.clock()
         unused = not host.episodes and (host.alone or self._cap.wanted)
-        if host.process.ended or unused:
+        if host.process.ended or host.unloadable or unused:
             await self._drop(host, "its episode is over")
 
     async def sweep(self) -> None:
@@ -142,7 +167,7 @@ class JobProcesses:
                 log.warning("process of an environment is stuck", environment=self.target)
                 host.killed = True
                 await self._drop(host, "another episode of its process did not end its call")
-            elif not host.episodes and now - host.idle_since > IDLE_S:
+            elif not host.episodes and host.loading.done() and now - host.idle_since > IDLE_S:
                 await self._drop(host, "it is idle")
 
     async def close(self, why: str = "the worker ends") -> None:
@@ -155,3 +180,4 @@ class JobProcesses:
             self._hosts.remove(host)
         host.release()
         await host.process.kill(why)
+        await asyncio.gather(host.loading, return_exceptions=True)

@@ -37,6 +37,18 @@ class RemoteWorld:
         self._task: Task | None = None
         self._seed = 0
         self._actions: list[str] = []
+        self._loading_s = 0.0  # spent until now
+        self._loading_since: float | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a call waits until the environment is loaded in a process."""
+        return self._loading_since is not None
+
+    def loading_s(self) -> float:
+        """How long calls have waited until the environment was loaded, in seconds."""
+        since, now = self._loading_since, self._processes.clock()
+        return self._loading_s + (0.0 if since is None else now - since)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """See `Environment`."""
@@ -93,11 +105,29 @@ class RemoteWorld:
             self._host = None
             await self._processes.leave(host)
         host = self._host = await self._processes.host(alone=alone)
+        await self._loaded(host)
         if again:
             await self._reset(host)
             for action in self._actions:
                 await self._step(host, action)
         return host
+
+    async def _loaded(self, host: HostProcess) -> None:
+        """Wait until the environment is loaded.
+
+        Raises:
+            WorldError: it cannot be, or takes too long.
+            ProcessEndedError: its process was ended for another job.
+        """
+        self._loading_since = self._processes.clock()
+        try:
+            await asyncio.shield(host.loading)
+        except ProcessEndedError as error:
+            if host.killed:
+                raise
+            raise WorldError(f"environment: while it was loaded: {error.message}") from None
+        finally:
+            self._loading_s, self._loading_since = self.loading_s(), None
 
     async def _reset(self, host: HostProcess) -> Observation:
         assert self._task is not None

@@ -15,7 +15,7 @@ from paceline.fair_queue import QueueOwner
 from paceline.plugins import Environment
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.metrics import Metrics
-from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, JobProcesses, Start
+from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, LOAD_S, JobProcesses, Start
 from paceline_environment.worlds.remote import RemoteWorld
 
 _SWEEP_S = 0.25
@@ -42,24 +42,31 @@ class JobWorlds:
         self._jobs: dict[str, JobProcesses] = {}
 
     def of(
-        self, job_id: str, *, code: str, target: str, tenant: str = ""
+        self, job_id: str, *, code: str, target: str, tenant: str = "", load_s: float = LOAD_S
     ) -> Callable[..., Environment]:
-        """The factory of worlds of a job, whose code has this digest."""
-        folder, owner = partial(self._folders.folder, code), QueueOwner(tenant, job_id)
-        return self._made(owner, target, folder, self._sealed(target))
+        """The factory of worlds of a job, whose code has this digest and loads in `load_s`."""
+        owner = QueueOwner(tenant, job_id)
+        folder = partial(self._folders.folder, code, owner)
+        return self._made(owner, target, folder, self._sealed(target), load_s=load_s)
 
     def installed(
-        self, job_id: str, *, target: str, sealed: bool, tenant: str = ""
+        self,
+        job_id: str,
+        *,
+        target: str,
+        sealed: bool,
+        tenant: str = "",
+        load_s: float = LOAD_S,
     ) -> Callable[..., Environment]:
         """The factory of worlds of an installed environment, for one job."""
         owner = QueueOwner(tenant, job_id)
         if sealed:
-            return self._made(owner, target, _no_code, self._sealed(target))
+            return self._made(owner, target, _no_code, self._sealed(target), load_s=load_s)
 
         async def start(_: CodeFolder, threads: int) -> WorldProcess:
             return await WorldProcess.start_open(target, threads=threads)
 
-        return self._made(owner, target, _no_code, start, episodes=_OPEN_EPISODES)
+        return self._made(owner, target, _no_code, start, load_s=load_s, episodes=_OPEN_EPISODES)
 
     def _sealed(self, target: str) -> Start:
         async def start(code: CodeFolder, threads: int) -> WorldProcess:
@@ -77,6 +84,7 @@ class JobWorlds:
         folder: Callable[[], Awaitable[CodeFolder]],
         start: Start,
         *,
+        load_s: float,
         episodes: int = EPISODES_PER_PROCESS,
     ) -> Callable[..., Environment]:
         processes = self._jobs.get(owner.job_id)
@@ -88,6 +96,7 @@ class JobWorlds:
                 episodes=episodes,
                 cap=self._cap,
                 owner=owner,
+                load_s=load_s,
             )
 
         def make(**options: Any) -> Environment:
@@ -104,19 +113,25 @@ class JobWorlds:
             if await each.give(moving=each.num_processes >= least):
                 return
 
-    async def prepare(self, code: str) -> None:
+    async def prepare(self, code: str, owner: QueueOwner) -> None:
         """Fetch code and install what it requires, before an episode waits for it.
 
         Raises:
             PacelineError: as `CodeFolders.folder`.
         """
-        await self._folders.folder(code)
+        await self._folders.folder(code, owner)
 
     async def end(self, job_id: str) -> None:
-        """A job is over: kill its processes at once."""
+        """A job is over: kill its processes at once, and let its packages go."""
         processes = self._jobs.pop(job_id, None)
         if processes is not None:
             await processes.close("its job is over")
+        await self._folders.end(job_id)
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs for which something is kept."""
+        return {*self._jobs} | self._folders.jobs
 
     async def sweep(self) -> None:
         """End stuck and idle processes, until cancelled."""

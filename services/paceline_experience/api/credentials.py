@@ -6,6 +6,7 @@ fields of its request, so a method that is added is checked like all others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline import wire
@@ -34,14 +35,22 @@ from paceline.v1.roster_pb2 import JoinRequest
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.store.watermarks import Watermarks
 
 
 class Credentials:
     """Issues the credentials of all jobs, and refuses calls that they do not cover."""
 
     def __init__(
-        self, *, jobs: JobStore, ledgers: Ledgers, roster: Roster, refusals: RefusedCallers
+        self,
+        *,
+        jobs: JobStore,
+        ledgers: Ledgers,
+        roster: Roster,
+        watermarks: Callable[[str], Watermarks],
+        refusals: RefusedCallers,
     ) -> None:
+        self._watermarks = watermarks
         self._jobs = jobs
         self._ledgers = ledgers
         self._roster = roster
@@ -120,9 +129,20 @@ class Credentials:
             raise PermissionDeniedError(f"worker_id: {credential} is for another worker")
         if isinstance(request, GetArtifactRequest):
             await self._check_artifact(credential, request.digest)
-        ledger = self._ledgers.peek(credential.job_id)
-        if credential.incarnation and ledger is not None:
-            _check_newest(credential.incarnation, ledger.incarnation)
+        if credential.incarnation:
+            newest = await self._newest_incarnation(credential.job_id)
+            _check_newest(credential.incarnation, newest)
+
+    async def _newest_incarnation(self, job_id: str) -> int:
+        """Of the ledger, or while it is not open, of what outlives this process.
+
+        Opening it may take long, or be impossible, and the caller may only want to say so.
+        """
+        ledger = self._ledgers.peek(job_id)
+        if ledger is not None:
+            return ledger.incarnation
+        (noted,) = await self._jobs.noted(job_id, "incarnation")
+        return max(int(noted or 0), self._watermarks(job_id).highest("incarnation"))
 
     async def _check_artifact(self, credential: JobCredential, digest: str) -> None:
         job = await self._jobs.get(credential.job_id)

@@ -175,8 +175,8 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
     async def GetArtifact(
         self, request: pb.GetArtifactRequest, context: Any
     ) -> AsyncIterator[pb.ArtifactChunk]:
-        """A small file, in chunks."""
-        async for data in self._artifacts.chunks(request.digest):
+        """A file, in chunks."""
+        async for data in self._artifacts.chunks(request.digest, max(0, request.offset)):
             yield pb.ArtifactChunk(data=data)
 
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from paceline import wire
 from paceline.enums import JobState, Purpose
-from paceline.transport.operations import bounded
+from paceline.transport.operations import CODE_BYTES_KEY, bounded
 from paceline.transport.principal import Role, caller
+from paceline.transport.request_reader import timely
+from paceline.transport.sending import accept
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline_experience.fleet.routes import RoutePlanner
@@ -16,6 +18,7 @@ from paceline_experience.jobs.history import JobMetricRow
 from paceline_experience.jobs.jobs import JobStore, unknown_job
 from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.service import JobService, read_spec
+from paceline_experience.jobs.uploads import CodePiece
 from paceline_experience.tenancy.audit_log import AuditLog
 
 
@@ -53,15 +56,27 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             change.target = job.status.job_id
         return wire.to_proto(job, types_pb2.Job)
 
-    async def UploadCode(self, request: pb.UploadCodeRequest, context: Any) -> pb.Code:
+    async def UploadCode(
+        self, request_iterator: AsyncIterator[pb.UploadCodeRequest], context: Any
+    ) -> pb.Code:
         """Store code for jobs of the caller's tenant."""
         who = caller(context)
         async with self._audit.change(who, "code.upload", tenant=who.tenant) as change:
             who.check_role(Role.SUBMIT)
             who.check_code()
-            digest, names = await self._job_service.upload_code(who.tenant, request.archive)
-            change.target = digest
-        return pb.Code(digest=digest, num_files=len(names))
+            pieces = (
+                CodePiece(each.archive, each.digest, each.num_bytes)
+                async for each in timely(request_iterator)
+            )
+            pairs = {str(key): value for key, value in context.invocation_metadata() or ()}
+            code = await self._job_service.uploads.receive(
+                who.tenant,
+                pieces,
+                num_bytes=int(pairs.get(CODE_BYTES_KEY, 0)),
+                accept=lambda: accept(context),
+            )
+            change.target = code.digest
+        return pb.Code(digest=code.digest, num_files=len(code.names))
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> types_pb2.Job:
         """One job."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,9 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
         roster: Roster,
         tracker: RoutePlanner,
         training: Training,
-        ended_jobs: Callable[[], Iterable[str]],
+        ended_jobs: Callable[[Iterable[str]], Awaitable[Iterable[str]]],
     ) -> None:
+        """`ended_jobs` returns jobs that have ended lately, and those given that have ended."""
         self._roster = roster
         self._tracker = tracker
         self._training = training
@@ -52,7 +53,7 @@ class RosterServicer(roster_pb2_grpc.RosterServicer):
             transfers=[wire.from_proto(each, TransferProgress) for each in request.transfers],
         )
         self._tracker.progress(member)
-        return pb.HeartbeatReply(ended_jobs=self._ended_jobs())
+        return pb.HeartbeatReply(ended_jobs=await self._ended_jobs(request.kept_jobs))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         """Leave the roster."""

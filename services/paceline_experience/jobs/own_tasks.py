@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from paceline.code.folders import CodeFolders
+from paceline.code.folders import CodeFolder, CodeFolders
 from paceline.code.install import InstallError
+from paceline.code.package_cache import PackageQuotaError
 from paceline.code.requirements import REQUIREMENTS
 from paceline.code.world_process import (
     ProcessEndedError,
@@ -20,17 +23,22 @@ from paceline.code.world_process import (
 )
 from paceline.config import JobSpec
 from paceline.digest import digest_of
-from paceline.errors import InvalidError, UnavailableError
+from paceline.errors import InvalidError, PacelineError, QuotaError, UnavailableError
+from paceline.fair_queue import QueueOwner
 from paceline.plugins import TaskSource
 from paceline.sandbox.sandbox import Sandbox
+from paceline.telemetry.logs import Log
 from paceline.types import Task
 from paceline_experience.ledger.sources import Sources, task_sources
 from paceline_experience.store.artifacts import ArtifactStore
 
+log = Log("own tasks")
 MAX_TASKS = 200_000
 MAX_BYTES = 64 << 20  # of the tasks of a job, as JSON
 _FIELDS = ("task_id", "environment", "payload", "seed", "domain")
 _AT_A_TIME = 2  # lists of a tenant that are made
+_FOLLOW_S = 1.0
+_KEEP_S = 5.0  # until the next job is looked after
 _ROW_BYTES = 64  # what a row costs besides its text
 
 
@@ -90,6 +98,7 @@ class OwnTasks:
         self._store = store
         self._timeout_s = timeout_s
         self._slots: dict[str, asyncio.Semaphore] = {}  # by tenant
+        self._numbers = itertools.count()
         self._listing: dict[str, asyncio.Task[bytes]] = {}
 
     async def sources(self, spec: JobSpec) -> Sources:
@@ -107,22 +116,63 @@ class OwnTasks:
         held_out = await self._source(_Listing.of(spec, "eval", spec.eval.seed, overlaid))
         return Sources(train, held_out)
 
-    async def prepare(self, code: str) -> None:
+    async def follow(self, live: Callable[[], Mapping[QueueOwner, str]]) -> None:
+        """Keep the packages of live jobs, until cancelled, so that what a tenant uses is known.
+
+        `live` returns the code of each.
+        """
+        kept: dict[QueueOwner, str] = {}
+        while True:
+            now = live()
+            for owner in kept.keys() - now.keys():
+                del kept[owner]
+                await self._folders.end(owner.job_id)
+            for owner, code in now.items():
+                if owner not in kept and await self._keep(code, owner):
+                    kept[owner] = code
+            await asyncio.sleep(_FOLLOW_S)
+
+    async def _keep(self, code: str, owner: QueueOwner) -> bool:
+        try:
+            async with asyncio.timeout(_KEEP_S):
+                await self._folders.folder(code, owner)
+        except TimeoutError:  # goes on
+            return False
+        except PacelineError as error:  # whoever needs them hears of it too
+            log.warning("packages of a job cannot be kept", job=owner.job_id, error=error)
+            await self._folders.end(owner.job_id)
+            return False
+        return True
+
+    async def prepare(self, code: str, tenant: str) -> None:
         """Install what a code requires, so that its submitter hears what is wrong with it.
 
         Raises:
             InvalidError: it cannot be installed.
+            QuotaError: packages of the tenant's jobs take as much as they may.
             UnavailableError: it takes long; goes on, so that a later call finds it.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._folders.folder(code)
+                async with self._for_a_moment(code, tenant):
+                    pass
+        except PackageQuotaError as error:
+            raise QuotaError(f"code: {error.message}") from None
         except InstallError as error:
             raise InvalidError(f"code: {error.message}") from None
         except TimeoutError:
             raise UnavailableError(
                 f"code: {REQUIREMENTS}: still being installed; submit again in a minute"
             ) from None
+
+    @asynccontextmanager
+    async def _for_a_moment(self, code: str, tenant: str) -> AsyncGenerator[CodeFolder]:
+        """A folder of code and its packages, before a job exists for which they are kept."""
+        owner = QueueOwner(tenant, f"submit-{next(self._numbers)}")
+        try:
+            yield await self._folders.folder(code, owner)
+        finally:
+            await self._folders.end(owner.job_id)
 
     async def close(self) -> None:
         """End all processes."""
@@ -148,8 +198,8 @@ class OwnTasks:
     async def _listed(self, wanted: _Listing) -> bytes:
         """All tasks, compressed."""
         field, target = wanted.field, wanted.target
-        async with self._slots.setdefault(wanted.tenant, asyncio.Semaphore(_AT_A_TIME)):
-            folder = await self._folders.folder(wanted.code)
+        slots = self._slots.setdefault(wanted.tenant, asyncio.Semaphore(_AT_A_TIME))
+        async with slots, self._for_a_moment(wanted.code, wanted.tenant) as folder:
             process = await WorldProcess.start(
                 self._sandbox, folder, target, threads=1, memory_bytes=self._memory_bytes
             )

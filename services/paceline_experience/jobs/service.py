@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.code.archive import check as check_archive
 from paceline.code.modules import missing_modules
 from paceline.code.requirements import REQUIREMENTS
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
 from paceline.enums import EXPLAINED, JobState, StopReason, check_job_transition
-from paceline.errors import ConfigError, InvalidError, NotFoundError, UnavailableError
+from paceline.errors import ConfigError, InvalidError, NotFoundError, StoreError, UnavailableError
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
 from paceline.telemetry.logs import Log
@@ -31,6 +30,7 @@ from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
+from paceline_experience.jobs.uploads import Uploads
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.sources import check_plugins
 from paceline_experience.store.artifacts import ArtifactStore
@@ -78,6 +78,7 @@ class JobService:
         self._clock = clock
         self._jobs = jobs
         self._artifacts = artifacts
+        self.uploads = Uploads(artifacts=artifacts, quotas=quotas)
         self._history = history
         self._ledgers = ledgers
         self._tracker = tracker
@@ -125,17 +126,6 @@ class JobService:
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
 
-    async def upload_code(self, tenant: str, archive: bytes) -> tuple[str, list[str]]:
-        """Store code for jobs of a tenant; returns its digest and the names of its files.
-
-        Raises:
-            InvalidError: it cannot be unpacked.
-            LimitError: it is too large.
-        """
-        self._quotas.check(tenant, "code_bytes", len(archive))
-        names = await asyncio.to_thread(check_archive, archive)
-        return await self._artifacts.put_code(tenant, archive, names), names
-
     async def _check_code(self, spec: JobSpec) -> None:
         if spec.code is None:
             return
@@ -149,7 +139,7 @@ class JobService:
         if wrong := list(missing_modules(spec, names)):
             raise ConfigError("; ".join(wrong))
         if REQUIREMENTS in names and self._own_tasks is not None:
-            await self._own_tasks.prepare(spec.code.digest)
+            await self._own_tasks.prepare(spec.code.digest, spec.tenant)
 
     def _check_sizes(self, spec: JobSpec, files: Mapping[str, bytes]) -> None:
         num_bytes = len(spec.model_dump_json().encode())
@@ -267,11 +257,24 @@ class JobService:
             await self._jobs.transition(job_id, state, reason=reason, **fields)
         self._retire(job_id)
 
-    def ended_lately(self) -> list[str]:
-        """Jobs of which nothing is sampled or scored any more, for workers that miss a reply."""
+    async def ended(self, kept: Iterable[str] = ()) -> list[str]:
+        """Jobs of which nothing is sampled or scored any more.
+
+        Those that have ended lately, for workers that miss a reply, and those of `kept`, for
+        workers that miss more, or that have asked for something of a job after its end.
+        """
         since = self._clock() - _ENDED_S
         self._ended = {job_id: at for job_id, at in self._ended.items() if at >= since}
-        return list(self._ended)
+        others = {*kept} - self._ended.keys() - self._ledgers.active.keys()
+        return [*self._ended, *[each for each in sorted(others) if await self._is_over(each)]]
+
+    async def _is_over(self, job_id: str) -> bool:
+        try:
+            return (await self._jobs.get(job_id)).status.state.terminal
+        except NotFoundError:
+            return True
+        except StoreError:
+            return False  # asked again soon
 
     def _retire(self, job_id: str) -> None:
         self._ended[job_id] = self._clock()

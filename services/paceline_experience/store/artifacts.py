@@ -1,19 +1,23 @@
-"""Content-addressed storage for small files of jobs."""
+"""Content-addressed storage for files of jobs; archives of code are stored in parts."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import BinaryIO
 
 from paceline.digest import digest_of
-from paceline.errors import LimitError, NotFoundError
+from paceline.errors import NotFoundError
 from paceline.transport.principal import ALL_TENANTS
 from paceline_experience.store.store import Store
 
 CHUNK_BYTES = 1 << 20
 UNUSED_S = 7 * 86400  # what no job has used is kept for so long
-MAX_UPLOADED_BYTES = 256 << 20  # code of a tenant within that time
+_HELD_S = 86400  # parts outlive what names them
+_STARTED_S = 3600  # parts of an upload that nothing names yet
 
 
 class ArtifactStore:
@@ -29,21 +33,42 @@ class ArtifactStore:
             await self._store.command("SETNX", _key(digests[name]), data)
         return digests
 
-    async def put_code(self, tenant: str, archive: bytes, names: Sequence[str]) -> str:
-        """Store code, with the `names` in it, until a job keeps it; returns its digest.
+    async def put_code(
+        self, tenant: str, digest: str, archive: BinaryIO, names: Sequence[str]
+    ) -> None:
+        """Store code, with the `names` in it, until a job keeps it.
 
         `tenant` has uploaded it, or may use it if that is `ALL_TENANTS`.
-
-        Raises:
-            LimitError: the tenant has uploaded too much lately.
         """
-        digest = digest_of(archive)
+        if not await self._stored(digest):
+            await self._put_parts(digest, archive)
+        num_bytes = archive.seek(0, os.SEEK_END)
         key = _code_key(tenant, digest)
-        if not await self._store.command("EXISTS", key):
-            await self._check_uploads(tenant, digest, len(archive))
-        for name, value in ((_key(digest), archive), (key, json.dumps(list(names)))):
-            await self._store.command("SET", name, value, "NX", "EX", UNUSED_S)
-        return digest
+        if await self._store.command("SET", key, json.dumps(list(names)), "NX", "EX", UNUSED_S):
+            uploads = f"uploads:{tenant}"
+            await self._store.command("ZADD", uploads, time.time(), f"{digest}:{num_bytes}")
+            await self._store.command("EXPIRE", uploads, UNUSED_S)
+
+    async def _put_parts(self, digest: str, archive: BinaryIO) -> None:
+        """Store an archive in parts; nobody sees one of which some are missing."""
+        upload, parts = uuid.uuid4().hex, list[str]()
+        archive.seek(0)
+        try:
+            while data := archive.read(CHUNK_BYTES):
+                parts.append(f"part:{upload}:{len(parts)}")
+                await self._store.command("SET", parts[-1], data, "EX", _STARTED_S)
+            for part in parts:
+                await self._store.command("EXPIRE", part, UNUSED_S + _HELD_S)
+            named = ("SET", _parts_key(digest), json.dumps(parts), "NX", "EX", UNUSED_S)
+            if await self._store.command(*named):
+                parts = []
+        finally:
+            for part in parts:  # somebody else was faster, or it has failed
+                await self._store.command("DEL", part)
+
+    async def _stored(self, digest: str) -> bool:
+        keys = (_parts_key(digest), _key(digest))
+        return any([await self._store.command("EXISTS", key) for key in keys])
 
     async def names_of(self, tenant: str, digest: str) -> list[str]:
         """The names in code that a tenant may use.
@@ -53,28 +78,24 @@ class ArtifactStore:
         """
         for owner in (tenant, ALL_TENANTS):
             names = await self._store.command("GET", _code_key(owner, digest))
-            if names is not None and await self._store.command("EXISTS", _key(digest)):
+            if names is not None and await self._stored(digest):
                 return json.loads(names)
         raise NotFoundError(f"code {digest!r} is not known")
 
     async def keep_code(self, tenant: str, digest: str) -> None:
         """Keep code for good, since a job needs it."""
-        for key in (_key(digest), _code_key(tenant, digest), _code_key(ALL_TENANTS, digest)):
+        parts = await self._parts(digest)
+        whole = (_parts_key(digest), _key(digest))
+        for key in (*parts, *whole, _code_key(tenant, digest), _code_key(ALL_TENANTS, digest)):
             await self._store.command("PERSIST", key)
 
-    async def _check_uploads(self, tenant: str, digest: str, num_bytes: int) -> None:
-        """Count an upload, unless there were too many in the time that they are kept for."""
+    async def uploaded(self, tenant: str, digest: str) -> int:
+        """Bytes of code that a tenant has uploaded within a week, besides what has this digest."""
         key, now = f"uploads:{tenant}", time.time()
         await self._store.command("ZREMRANGEBYSCORE", key, "-inf", now - UNUSED_S)
         members: list[bytes] = await self._store.command("ZRANGE", key, 0, -1)
-        total = num_bytes + sum(int(each.rpartition(b":")[2]) for each in members)
-        if total > MAX_UPLOADED_BYTES:
-            raise LimitError(
-                f"code: tenant {tenant!r} has uploaded {total - num_bytes} bytes within a week; "
-                f"at most {MAX_UPLOADED_BYTES} are kept"
-            )
-        await self._store.command("ZADD", key, now, f"{digest}:{num_bytes}")
-        await self._store.command("EXPIRE", key, UNUSED_S)
+        found = (each.decode().rpartition(":") for each in members)
+        return sum(int(size) for known, _, size in found if known != digest)
 
     async def tasks(self, name: str) -> bytes | None:
         """Stored tasks; None if there are none of this name, or nobody has asked for long."""
@@ -95,22 +116,40 @@ class ArtifactStore:
         """Store needs by a name that says what declares them."""
         await self._store.command("SET", f"needs:{name}", json.dumps(needs), "EX", UNUSED_S)
 
-    async def whole(self, digest: str) -> bytes:
-        """The content; raises as `chunks`."""
-        return b"".join([data async for data in self.chunks(digest)])
+    async def copy(self, digest: str, into: BinaryIO) -> None:
+        """Write the content to a file; raises as `chunks`."""
+        async for data in self.chunks(digest):
+            into.write(data)
 
-    async def chunks(self, digest: str) -> AsyncIterator[bytes]:
-        """The content in chunks of at most 1 MiB.
+    async def chunks(self, digest: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """The content from an offset, in chunks of at most 1 MiB.
 
         Raises:
             NotFoundError: nothing with this digest is stored.
         """
+        if parts := await self._parts(digest):
+            for part in parts[offset // CHUNK_BYTES :]:
+                data: bytes | None = await self._store.command("GET", part)
+                if data is None:
+                    raise NotFoundError(f"artifact {digest!r} is not known any more")
+                yield data[offset % CHUNK_BYTES :]
+                offset = 0
+            return
         key = _key(digest)
         if not await self._store.command("EXISTS", key):
             raise NotFoundError(f"artifact {digest!r} is not known")
         size = await self._store.command("STRLEN", key)
-        for start in range(0, size, CHUNK_BYTES):
+        for start in range(offset, size, CHUNK_BYTES):
             yield await self._store.command("GETRANGE", key, start, start + CHUNK_BYTES - 1)
+
+    async def _parts(self, digest: str) -> list[str]:
+        """Keys of the parts of an archive, each but the last of 1 MiB; none: it is not in parts."""
+        stored = await self._store.command("GET", _parts_key(digest))
+        return [] if stored is None else json.loads(stored)
+
+
+def _parts_key(digest: str) -> str:
+    return f"archive:{digest}"
 
 
 def _code_key(tenant: str, digest: str) -> str:

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, aclosing
 
-from paceline.code.token_frames import Answer, Call, ShowCall, TextCall
-from paceline.code.token_process import TokenProcess, TokenProcessError
+from paceline.code.tokenizers.frames import Answer, Call, ShowCall, TextCall
+from paceline.code.tokenizers.process import TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import BusyError, ConfigError, InvalidError
 from paceline.plugins import Message, Observation

@@ -15,6 +15,7 @@ SIZES = (
     "spec_bytes",
     "model_files_bytes",
     "code_bytes",
+    "uploaded_bytes",
     "task_bytes",
     "trajectory_bytes",
     "metrics_bytes",
@@ -38,6 +39,7 @@ class TenantUsage:
     spec_bytes: int = 0
     model_files_bytes: int = 0
     code_bytes: int = 0
+    uploaded_bytes: int = 0
     task_bytes: int = 0
     trajectory_bytes: int = 0
     metrics_bytes: int = 0

@@ -184,6 +184,7 @@ def _add_tenants(commands: Any) -> None:
         "spec": "a job file",
         "model-files": "the small files of a job's model",
         "code": "the packed code of a job",
+        "uploaded": "all code that is uploaded within a week",
         "task": "a task",
         "trajectory": "an episode",
         "metrics": "the metrics of one trainer step",

@@ -61,8 +61,8 @@ def run(arguments: Namespace) -> int:
         Client(local.url, token=local.token) as client,
     ):
         prepared, archive = calls.with_code(spec)
-        if archive:  # the digest tells whether a job is the same
-            client.send(calls.upload(archive))
+        if archive is not None:  # the digest tells whether a job is the same
+            client.upload(archive)
             spec = parse_job(prepared)
         job_id = _same_live_job(client, spec) or client.submit(spec).status.job_id
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+import os
+import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -15,10 +19,44 @@ from paceline.api.documents import CodeView, JobView
 from paceline.code.archive import pack
 from paceline.config import JobSpec
 from paceline.config.documents import read_yaml
-from paceline.digest import digest_of
 
+_PIECE_BYTES = 256 << 10
 View = TypeVar("View", bound=BaseModel)
 Spec = JobSpec | Mapping[str, Any] | Path | str
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Packed code in a file without a name; it can be sent several times."""
+
+    file: BinaryIO
+    digest: str
+    num_bytes: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Archive:
+        """Pack a folder; raises as `pack`."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115  as long as this object
+        digest = pack(folder, file)
+        return cls(file, digest, file.seek(0, os.SEEK_END))
+
+    def pieces(self) -> Iterator[bytes]:
+        """The archive from its start."""
+        at = 0
+        while data := self._piece(at):
+            at += len(data)
+            yield data
+
+    async def pieces_in_loop(self) -> AsyncIterator[bytes]:
+        """As `pieces`."""
+        at = 0
+        while data := await asyncio.to_thread(self._piece, at):
+            at += len(data)
+            yield data
+
+    def _piece(self, at: int) -> bytes:
+        self.file.seek(at)
+        return self.file.read(_PIECE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +68,10 @@ class RestCall(Generic[View]):
     view: type[View]
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    body: BaseModel | Mapping[str, Any] | str | bytes | None = None
+    body: BaseModel | Mapping[str, Any] | str | bytes | Archive | None = None
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `httpx` to send the request."""
+    def arguments(self, *, in_loop: bool = False) -> dict[str, Any]:
+        """Keyword arguments for `httpx` to send the request; `in_loop`: for its `AsyncClient`."""
         headers = dict(self.headers)
         if self.body is not None:
             headers.setdefault("content-type", "application/json")
@@ -42,7 +80,7 @@ class RestCall(Generic[View]):
             "url": self.path,
             "params": _drop_empty(self.params),
             "headers": headers,
-            "content": _content(self.body),
+            "content": _content(self.body, in_loop=in_loop),
         }
 
 
@@ -50,14 +88,16 @@ def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "", ())}
 
 
-def _content(body: BaseModel | Mapping[str, Any] | str | bytes | None) -> str | bytes | None:
+def _content(body: Any, *, in_loop: bool) -> Any:
+    if isinstance(body, Archive):
+        return body.pieces_in_loop() if in_loop else body.pieces()
     if isinstance(body, BaseModel):
         return body.model_dump_json()
     return json.dumps(_drop_empty(body)) if isinstance(body, Mapping) else body
 
 
-def with_code(spec: Spec) -> tuple[Spec, bytes]:
-    """The job with the digest of its code, and the packed code; empty if it brings none.
+def with_code(spec: Spec) -> tuple[Spec, Archive | None]:
+    """The job with the digest of its code, and the packed code; None if it brings none.
 
     The folder `code.path` is relative to the job file, or to the working directory without one.
 
@@ -72,14 +112,19 @@ def with_code(spec: Spec) -> tuple[Spec, bytes]:
     code = raw.get("code") if isinstance(raw, Mapping) else None
     path = code.get("path") if isinstance(code, Mapping) and not code.get("digest") else None
     if not isinstance(path, str) or not path or not isinstance(raw, Mapping):
-        return spec, b""  # what is wrong with it, the gateway says
-    archive = pack(folder / path)
-    return {**raw, "code": {"path": path, "digest": digest_of(archive)}}, archive
+        return spec, None  # what is wrong with it, the gateway says
+    archive = Archive.of(folder / path)
+    return {**raw, "code": {"path": path, "digest": archive.digest}}, archive
 
 
-def upload(archive: bytes) -> RestCall[CodeView]:
-    """Upload packed code."""
-    headers = {"content-type": "application/zip"}
+def upload(archive: Archive) -> RestCall[CodeView]:
+    """Upload packed code, in pieces."""
+    digest = base64.b64encode(bytes.fromhex(archive.digest)).decode()
+    headers = {
+        "content-type": "application/zip",
+        "content-length": str(archive.num_bytes),
+        "repr-digest": f"sha-256=:{digest}:",
+    }
     return RestCall("POST", "/v1/code", CodeView, headers=headers, body=archive)
 
 

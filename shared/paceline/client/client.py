@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from paceline import errors
-from paceline.api.documents import JobEvent, JobView
+from paceline.api.documents import CodeView, JobEvent, JobView
 from paceline.client import calls
-from paceline.client.calls import RestCall, Spec, View
+from paceline.client.calls import Archive, RestCall, Spec, View
 from paceline.client.operations import AsyncOperations, Operations
 from paceline.errors import DeadlineError, PacelineError, UnavailableError
 
@@ -157,9 +157,19 @@ class Client(Operations, AbstractContextManager["Client"]):
         Code in a folder `code.path` is packed and uploaded first.
         """
         spec, archive = calls.with_code(spec)
-        if archive:
-            self.send(calls.upload(archive))
+        if archive is not None:
+            self.upload(archive)
         return self.send(calls.submit(spec, request_id=request_id))
+
+    def upload(self, archive: Archive) -> CodeView:
+        """Upload packed code; again while the connection breaks, for `outage_s` seconds."""
+        outage = _Outage(self._outage_s)
+        while True:
+            try:
+                return self.send(calls.upload(archive))
+            except PacelineError as error:
+                outage.record(error)
+            time.sleep(POLL_S)
 
     def watch(self, job_id: str) -> Iterator[JobEvent]:
         """The current state, then every change until the job ends."""
@@ -241,9 +251,19 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
         Code in a folder `code.path` is packed and uploaded first.
         """
         spec, archive = await asyncio.to_thread(calls.with_code, spec)
-        if archive:
-            await self.send(calls.upload(archive))
+        if archive is not None:
+            await self.upload(archive)
         return await self.send(calls.submit(spec, request_id=request_id))
+
+    async def upload(self, archive: Archive) -> CodeView:
+        """Upload packed code; again while the connection breaks, for `outage_s` seconds."""
+        outage = _Outage(self._outage_s)
+        while True:
+            try:
+                return await self.send(calls.upload(archive))
+            except PacelineError as error:
+                outage.record(error)
+            await asyncio.sleep(POLL_S)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobEvent]:
         """The current state, then every change until the job ends."""
@@ -276,7 +296,7 @@ class AsyncClient(AsyncOperations, AbstractAsyncContextManager["AsyncClient"]):
     async def send(self, request: RestCall[View]) -> View:
         """Send one call."""
         try:
-            response = await self._http.request(**request.arguments())
+            response = await self._http.request(**request.arguments(in_loop=True))
         except httpx.TransportError as error:
             raise unreachable(error, self.url) from None
         return read(response, request.view)

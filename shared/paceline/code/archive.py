@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-import io
 import os
+import shutil
 import stat
+import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from pathspec import GitIgnoreSpec
 
 from paceline.code.requirements import MAX_BYTES, REQUIREMENTS, parse
-from paceline.config.quota import MAX_CODE_BYTES
-from paceline.digest import digest_of
+from paceline.config.quota import GIB, MAX_CODE_BYTES
+from paceline.digest import digest_of_file
 from paceline.errors import ConfigError, IntegrityError, InvalidError, UnavailableError
 
 IGNORE_FILE = ".gitignore"
 ALWAYS_IGNORED = (".git/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/", ".DS_Store")
 MAX_FILES = 2000
-MAX_UNPACKED_BYTES = 4 * MAX_CODE_BYTES
+MAX_UNPACKED_BYTES = GIB
+_BLOCK_BYTES = 1 << 20
+# The end of an archive and a comment; what it lists of its files is read whole by `zipfile`.
+_END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
+_TAIL_BYTES, _LISTED_BYTES = _END.size + (1 << 16), 4 << 20
 _MOST_NAME = 255  # bytes of a file or folder
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
 
 
-def pack(folder: Path) -> bytes:
+def pack(folder: Path, into: BinaryIO) -> str:
     """Pack a folder, without what its `.gitignore` and `ALWAYS_IGNORED` leave out.
+
+    Returns the digest of the archive.
 
     Raises:
         ConfigError: it is no folder, is too large, or has links or devices.
@@ -40,32 +48,33 @@ def pack(folder: Path) -> bytes:
         files = sorted(_files(folder))
         if not files:
             raise ConfigError(f"code.path: {folder} has no files")
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in files:
                 info = zipfile.ZipInfo(name, _EPOCH)
                 info.external_attr = 0o644 << 16
                 info.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(info, (folder / name).read_bytes())
+                with (folder / name).open("rb") as source, archive.open(info, "w") as packed:
+                    shutil.copyfileobj(source, packed, _BLOCK_BYTES)
     except OSError as error:
         raise ConfigError(f"code.path: {error.filename or folder}: {error.strerror}") from None
-    if packed.tell() > MAX_CODE_BYTES:
-        raise ConfigError(f"code.path: {folder}: {_too_large(packed.tell(), MAX_CODE_BYTES)}")
+    size = into.seek(0, os.SEEK_END)
+    if size > MAX_CODE_BYTES:
+        raise ConfigError(f"code.path: {folder}: {_too_large(size, MAX_CODE_BYTES)}")
     if REQUIREMENTS in files:
         parse((folder / REQUIREMENTS).read_bytes())
-    return packed.getvalue()
+    return digest_of_file(into)
 
 
-def check(archive: bytes) -> list[str]:
-    """The names of the files of an archive that can be unpacked.
+def check(archive: BinaryIO, *, most_bytes: int = MAX_UNPACKED_BYTES) -> list[str]:
+    """The names of the files of an archive that can be unpacked, to at most `most_bytes`.
 
     Raises:
         InvalidError: it is none, has paths outside, links, or too much in it, or requirements that
             are wrong.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            names = [info.filename for info in _checked(opened)]
+        with _opened(archive) as opened:
+            names = [info.filename for info in _checked(opened, most_bytes)]
             if REQUIREMENTS in names:
                 with opened.open(REQUIREMENTS) as source:
                     parse(source.read(MAX_BYTES + 1))
@@ -74,7 +83,9 @@ def check(archive: bytes) -> list[str]:
         raise InvalidError(f"code: not a zip archive: {error}") from None
 
 
-def unpack(archive: bytes, digest: str, into: Path) -> Path:
+def unpack(
+    archive: BinaryIO, digest: str, into: Path, *, most_bytes: int = MAX_UNPACKED_BYTES
+) -> Path:
     """The folder `into/digest` with the files, which nobody can write.
 
     Raises:
@@ -84,13 +95,13 @@ def unpack(archive: bytes, digest: str, into: Path) -> Path:
     target = into / digest
     if target.is_dir():
         return target
-    if digest_of(archive) != digest:
+    if digest_of_file(archive) != digest:
         raise IntegrityError(f"code: the archive of {digest} has another digest")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=into) as name:
         folder = Path(name) / digest
         folder.mkdir()
-        _extract(archive, folder)
+        _extract(archive, folder, most_bytes)
         try:
             folder.rename(target)
         except OSError:
@@ -99,19 +110,35 @@ def unpack(archive: bytes, digest: str, into: Path) -> Path:
     return target
 
 
-def _extract(archive: bytes, folder: Path) -> None:
-    left = MAX_UNPACKED_BYTES
+def _opened(archive: BinaryIO) -> zipfile.ZipFile:
+    """Open an archive whose list of files is not too long to read."""
+    size = archive.seek(0, os.SEEK_END)
+    start = archive.seek(max(0, size - _TAIL_BYTES))
+    tail = archive.read(_TAIL_BYTES)
+    is_last = tail[-_END.size :].startswith(_END_MARK) and tail.endswith(b"\0\0")
+    at = len(tail) - _END.size if is_last else tail.rfind(_END_MARK)
+    if at < 0 or len(tail) - at < _END.size:
+        raise zipfile.BadZipFile("it has no end")
+    listed_bytes = _END.unpack_from(tail, at)[5]
+    archive.seek(max(0, start + at - 20))
+    if listed_bytes > _LISTED_BYTES or archive.read(4) == _ZIP64_MARK:
+        raise InvalidError(f"code: too many files; at most {MAX_FILES} are allowed")
+    archive.seek(0)
+    return zipfile.ZipFile(archive)
+
+
+def _extract(archive: BinaryIO, folder: Path, left: int) -> None:
     try:
-        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-            for info in _checked(opened):
+        with _opened(archive) as opened:
+            for info in _checked(opened, left):
                 path = folder / info.filename
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with opened.open(info) as source:
-                    data = source.read(left + 1)  # its header may lie
-                if len(data) > left:
-                    raise InvalidError(f"code: {_too_large(len(data), MAX_UNPACKED_BYTES)}")
-                left -= len(data)
-                path.write_bytes(data)
+                with opened.open(info) as source, path.open("wb") as target:
+                    while data := source.read(_BLOCK_BYTES):  # its header may lie
+                        left -= len(data)
+                        if left < 0:
+                            raise InvalidError("code: has more in it than its header says")
+                        target.write(data)
                 path.chmod(0o444)
     except OSError as error:
         raise UnavailableError(f"code: cannot be unpacked here: {error.strerror}") from None
@@ -146,12 +173,12 @@ def _files(folder: Path) -> Iterator[str]:
             yield name
 
 
-def _checked(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def _checked(archive: zipfile.ZipFile, most_bytes: int) -> list[zipfile.ZipInfo]:
     infos = [info for info in archive.infolist() if not info.is_dir()]
     if not 0 < len(infos) <= MAX_FILES:
         raise InvalidError(f"code: {len(infos)} files; from 1 to {MAX_FILES} are allowed")
-    if (total := sum(info.file_size for info in infos)) > MAX_UNPACKED_BYTES:
-        raise InvalidError(f"code: {_too_large(total, MAX_UNPACKED_BYTES)}")
+    if (total := sum(info.file_size for info in infos)) > most_bytes:
+        raise InvalidError(f"code: {_too_large(total, most_bytes)}")
     seen = set[str]()
     for info in infos:
         path = PurePosixPath(info.filename)

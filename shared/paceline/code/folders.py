@@ -10,13 +10,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from paceline.code.archive import unpack
 from paceline.code.packages import Packages, PackageSet
+from paceline.fair_queue import NO_OWNER, QueueOwner
 
 MOST_FOLDERS = 32
 KEPT_S = 3600.0  # processes that read a folder are asked for again within this time
-Fetch = Callable[[str], Awaitable[bytes]]
+Fetch = Callable[[str, BinaryIO], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class CodeFolders:
     def __init__(
         self, fetch: Fetch, *, packages: Packages, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`fetch` returns the archive with a digest."""
+        """`fetch` writes the archive with a digest to a file."""
         self._fetch = fetch
         self._packages = packages
         self._root = tempfile.TemporaryDirectory(prefix="paceline-code-")
@@ -48,8 +50,8 @@ class CodeFolders:
         self._used: dict[str, float] = {}  # when each was last asked for
         self._clock = clock
 
-    async def folder(self, digest: str) -> CodeFolder:
-        """The folder with this code, and that of the packages it requires.
+    async def folder(self, digest: str, owner: QueueOwner = NO_OWNER) -> CodeFolder:
+        """The folder with this code, and that of the packages it requires, kept until `end`.
 
         Raises:
             InstallError: they cannot be installed.
@@ -58,7 +60,16 @@ class CodeFolders:
         found = await self._unpacked(digest)
         if found.wanted is None:
             return CodeFolder(found.path)
-        return CodeFolder(found.path, await self._packages.folder(found.wanted))
+        return CodeFolder(found.path, await self._packages.folder(found.wanted, owner))
+
+    async def end(self, job_id: str) -> None:
+        """A job is over: packages that no other uses may be deleted."""
+        self._packages.end(job_id)
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs for which something is kept."""
+        return self._packages.jobs
 
     async def close(self) -> None:
         """Delete all folders, and end what is being installed."""
@@ -91,6 +102,7 @@ class CodeFolders:
                 await asyncio.to_thread(shutil.rmtree, gone, True)
 
     async def _make(self, digest: str) -> _Unpacked:
-        archive = await self._fetch(digest)
-        folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
+        with tempfile.TemporaryFile() as archive:
+            await self._fetch(digest, archive)
+            folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
         return _Unpacked(folder, await asyncio.to_thread(self._packages.wanted, folder))

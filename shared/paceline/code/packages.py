@@ -7,8 +7,6 @@ of them can change what another one gets. No process of a job can write there.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -17,22 +15,26 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from paceline.code.install import InstallError, install, shared_versions, size_of
+from paceline.code.file_locks import locked
+from paceline.code.install import InstallError, install, shared_versions
+from paceline.code.package_cache import ALL, DRAFT, PackageCache, PackageQuotaError, lock_of
 from paceline.code.requirements import REQUIREMENTS, WHEELS, parse
 from paceline.config.packages import PackageSettings
 from paceline.digest import digest_of
+from paceline.fair_queue import NO_OWNER, FairQueue, QueueOwner
+from paceline.telemetry.metrics import Metrics
 
-KEPT_S = 6 * 3600.0  # sets that were used so lately are not deleted
 RETRY_S = 60.0  # until what could not be installed is tried again
-AT_A_TIME = 2
-_LOCKED_S = 0.1
+AT_A_TIME, MOST_OF_TENANT = 3, 2  # installations: another tenant need not wait for one
 _MOST_FAILED = 256  # that are remembered
-_BUILT, _GONE = "new-", "old-"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +68,49 @@ class PackageSet:
         return cls(requirements, wheels if own else None, name)
 
 
+@dataclass(slots=True)
+class _Use:
+    """That jobs of a tenant use a set."""
+
+    jobs: set[str]
+    made: asyncio.Task[Path] | None = None
+    fd: int | None = None  # of the lock that keeps it
+
+
 class Packages:
-    """Sets of packages in a folder that other workers of this machine may share."""
+    """Sets of packages in a folder that other workers of this machine may share.
+
+    What a job has asked for is kept until `end`.
+    """
 
     def __init__(
-        self, settings: PackageSettings, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: PackageSettings,
+        *,
+        metrics: Metrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
+        self._metrics = metrics or Metrics()
         self._clock = clock
-        self._root: Path | None = None
-        self._slots = asyncio.Semaphore(AT_A_TIME)
-        self._installing: dict[str, asyncio.Task[Path]] = {}
-        self._failed: dict[str, tuple[float, str]] = {}
+        self._cache: PackageCache | None = None
+        self._slots = FairQueue(AT_A_TIME, most_of_tenant=MOST_OF_TENANT)
+        self._waiting = 0
+        self._uses: dict[tuple[str, str], _Use] = {}  # by tenant and name
+        self._failed: dict[tuple[str, str], tuple[float, str, type[InstallError]]] = {}
+        self._changes: set[asyncio.Task[Any]] = set()
 
     def wanted(self, code: Path) -> PackageSet | None:
         """See `PackageSet.of`."""
         return PackageSet.of(code, self._settings)
 
-    async def folder(self, wanted: PackageSet) -> Path:
+    async def folder(self, wanted: PackageSet, owner: QueueOwner = NO_OWNER) -> Path:
         """The folder to import these packages from; installs them if they are not there.
 
         Goes on if the caller gives up, so that the next call finds them.
 
         Raises:
+            PackageQuotaError: jobs of the tenant use as much as they may.
             InstallError: they cannot be installed; it is tried again after `RETRY_S`.
         """
         if not self._settings.install:
@@ -96,44 +118,98 @@ class Packages:
                 f"{REQUIREMENTS}: this installation installs no packages for jobs "
                 "(setting packages.install); copy pure Python ones into the folder of the code"
             )
-        when, why = self._failed.get(wanted.name, (0.0, ""))
+        key = owner.tenant, wanted.name
+        when, why, kind = self._failed.get(key, (0.0, "", InstallError))
         if why and self._clock() < when + RETRY_S:
-            raise InstallError(why)
-        task = self._installing.get(wanted.name)
-        if task is None:
-            task = self._installing[wanted.name] = asyncio.create_task(self._made(wanted))
-            task.add_done_callback(lambda _: self._installing.pop(wanted.name, None))
-        return await asyncio.shield(task)
+            raise kind(why)
+        use = self._uses.setdefault(key, _Use(set()))
+        use.jobs.add(owner.job_id)
+        if use.made is None:
+            use.made = asyncio.create_task(self._made(wanted, owner, use))
+        return await asyncio.shield(use.made)
+
+    def end(self, job_id: str) -> None:
+        """A job is over: what only it has used may be deleted."""
+        for key, use in list(self._uses.items()):
+            use.jobs.discard(job_id)
+            if not use.jobs:
+                self._let_go(key, use)
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs for which something is kept."""
+        return {job_id for use in self._uses.values() for job_id in use.jobs}
 
     async def close(self) -> None:
-        """End all installations."""
-        tasks = list(self._installing.values())
+        """End all installations, and keep nothing any more."""
+        tasks = [use.made for use in self._uses.values() if use.made is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._changes, return_exceptions=True)
+        for key, use in list(self._uses.items()):
+            self._let_go(key, use)
 
-    async def _made(self, wanted: PackageSet) -> Path:
+    def _let_go(self, key: tuple[str, str], use: _Use) -> None:
+        """Keep a set no longer; one that is being installed is let go once it is there."""
+        if use.fd is not None and self._cache is not None:
+            self._cache.release(use.fd)
+            use.fd = None
+            self._uses.pop(key, None)
+
+    async def _made(self, wanted: PackageSet, owner: QueueOwner, use: _Use) -> Path:
+        key = owner.tenant, wanted.name
         try:
-            self._failed.pop(wanted.name, None)
-            root = self._root = self._root or await asyncio.to_thread(_root_of, self._settings)
-            target = root / wanted.name
-            if await asyncio.to_thread(_found, target):
-                return target
-            async with _locked(root, wanted.name), self._slots:
-                if not await asyncio.to_thread(_found, target):
-                    await self._install(wanted, root)
+            self._failed.pop(key, None)
+            cache = await self._opened()
+            use.fd = cache.hold(wanted.name, owner.tenant)
+            if use.fd is None:
+                use.fd = await self._claimed(cache, wanted, owner)
         except (InstallError, OSError) as error:
+            self._uses.pop(key, None)
             told = error.message if isinstance(error, InstallError) else str(error)
+            kind = PackageQuotaError if isinstance(error, PackageQuotaError) else InstallError
             why = f"{REQUIREMENTS}: cannot be installed: {told}"
-            self._failed[wanted.name] = self._clock(), why
+            self._failed[key] = self._clock(), why, kind
             if len(self._failed) > _MOST_FAILED:
                 self._failed.pop(next(iter(self._failed)))
-            raise InstallError(why) from None
-        return target
+            raise kind(why) from None
+        if not use.jobs:  # they have ended meanwhile
+            self._let_go(key, use)
+        return cache.root / wanted.name
 
-    async def _install(self, wanted: PackageSet, root: Path) -> None:
+    async def _opened(self) -> PackageCache:
+        if self._cache is None:
+            root = await asyncio.to_thread(_root_of, self._settings)
+            self._cache = self._cache or PackageCache(root, self._settings)
+        return self._cache
+
+    async def _claimed(self, cache: PackageCache, wanted: PackageSet, owner: QueueOwner) -> int:
+        claim = partial(cache.claim, wanted.name, owner.tenant)
+        if (fd := await self._changed(claim)) is not None:
+            return fd
+        async with self._slot(owner), locked(lock_of(cache.root, wanted.name)):
+            fd = await self._changed(claim)  # another worker may have installed it meanwhile
+            return await self._install(wanted, owner.tenant, cache) if fd is None else fd
+
+    @asynccontextmanager
+    async def _slot(self, owner: QueueOwner) -> AsyncGenerator[None]:
+        self._count_waiting(1)
+        try:
+            await self._slots.acquire(owner)
+        finally:
+            self._count_waiting(-1)
+        try:
+            yield
+        finally:
+            self._slots.release(owner)
+
+    def _count_waiting(self, change: int) -> None:
+        self._waiting += change
+        self._metrics.set("package_installs_waiting", self._waiting)
+
+    async def _install(self, wanted: PackageSet, tenant: str, cache: PackageCache) -> int:
         """Install beside the target, and move there what is complete."""
-        draft = root / f"{_BUILT}{wanted.name}"
+        draft = cache.root / f"{DRAFT}{wanted.name}"
         shutil.rmtree(draft, ignore_errors=True)  # of a worker that was killed
         draft.mkdir()
         try:
@@ -141,11 +217,23 @@ class Packages:
                 wanted.requirements, wheels=wanted.wheels, into=draft, settings=self._settings
             )
             await asyncio.to_thread(_open_to_all, made)
-            async with _locked(root, "all"):
-                await asyncio.to_thread(_make_room, root, size_of(made), self._settings.cache_bytes)
-                made.rename(root / wanted.name)
+            return await self._changed(partial(cache.add, made, wanted.name, tenant))
         finally:
             await asyncio.to_thread(shutil.rmtree, draft, True)
+
+    async def _changed(self, change: Callable[[], Result]) -> Result:
+        """Change the folder while no other worker does, even if the caller gives up."""
+        task = asyncio.create_task(self._change(change))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _change(self, change: Callable[[], Result]) -> Result:
+        cache = await self._opened()
+        async with locked(cache.root / ALL, keep=True):
+            result = await asyncio.to_thread(change)
+            self._metrics.set("package_cache_bytes", await asyncio.to_thread(cache.count_bytes))
+            return result
 
 
 def _root_of(settings: PackageSettings) -> Path:
@@ -160,30 +248,6 @@ def _root_of(settings: PackageSettings) -> Path:
     return root
 
 
-def _found(target: Path) -> bool:
-    """Whether a set is there; it then counts as used."""
-    with suppress(FileNotFoundError):
-        os.utime(target)
-    return target.is_dir()
-
-
-@asynccontextmanager
-async def _locked(root: Path, name: str) -> AsyncGenerator[None]:
-    """Hold a lock among all workers of this machine; it is gone with its holder."""
-    with (root / f"{name}.lock").open("wb") as file:
-        while not _lock(file.fileno()):
-            await asyncio.sleep(_LOCKED_S)
-        yield
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _open_to_all(folder: Path) -> None:
     """Let every user read what is there, whatever the umask of this process is."""
     for parent, _, names in os.walk(folder):
@@ -192,42 +256,3 @@ def _open_to_all(folder: Path) -> None:
             path = Path(parent, name)
             if not path.is_symlink():
                 path.chmod(0o444)
-
-
-def _make_room(root: Path, num_bytes: int, most_bytes: int) -> None:
-    """Delete sets that were not used for long, the oldest first, until another one fits.
-
-    Raises:
-        InstallError: the others are in use.
-    """
-    for left in itertools.chain(root.glob(f"{_GONE}*"), _abandoned(root)):  # locked meanwhile
-        shutil.rmtree(left, ignore_errors=True)
-    found = sorted(_sets(root), key=lambda each: each.stat().st_mtime)
-    sizes = {each: size_of(each) for each in found}
-    total = num_bytes + sum(sizes.values())
-    for each in found:
-        if total <= most_bytes:
-            return
-        if time.time() - each.stat().st_mtime > KEPT_S:
-            gone = each.rename(root / f"{_GONE}{each.name}")
-            shutil.rmtree(gone, ignore_errors=True)
-            total -= sizes[each]
-    if total > most_bytes:
-        raise InstallError(
-            f"no room: {total} bytes with the packages in use; packages.cache_bytes is {most_bytes}"
-        )
-
-
-def _sets(root: Path) -> Iterator[Path]:
-    for each in root.iterdir():
-        if each.is_dir() and not each.name.startswith((_BUILT, _GONE)):
-            yield each
-
-
-def _abandoned(root: Path) -> Iterator[Path]:
-    """Drafts of workers that were killed."""
-    for draft in root.glob(f"{_BUILT}*"):
-        lock = root / f"{draft.name.removeprefix(_BUILT)}.lock"
-        with lock.open("ab") as file:
-            if _lock(file.fileno()):
-                yield draft

@@ -88,6 +88,9 @@ class _Worlds:
         op = request["op"]
         if op == "tasks":
             yield from self._tasks(request)
+        elif op == "load":
+            self._world_maker()
+            yield {}
         elif op == "reset":
             yield self._reset(request)
         elif op == "step":
@@ -114,16 +117,19 @@ class _Worlds:
         yield {"tasks": found, "size": size}
 
     def _reset(self, request: dict[str, Any]) -> dict[str, Any]:
-        with self._loading:
-            if self._make_world is None:
-                self._make_world = self._loaded().load_world()
-        world = self._make_world(**request["options"])
+        world = self._world_maker()(**request["options"])
         observation = self._call(world.reset, Task(**request["task"]), request["seed"])
         self._worlds[request["world"]] = world
         return {
             "observation": _observation(observation),
             "replayable": bool(getattr(world, "replayable", False)),
         }
+
+    def _world_maker(self) -> Callable[..., Any]:
+        with self._loading:
+            if self._make_world is None:
+                self._make_world = self._loaded().load_world()
+            return self._make_world
 
     def _loaded(self) -> EnvironmentPlugin:
         if self._plugin is None:

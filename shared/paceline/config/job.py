@@ -56,6 +56,9 @@ class TaskSpec(StrictModel):
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
     """Timeout of one reset or step of an environment; exceeding it is an infrastructure error."""
+    load_timeout_s: float = Field(default=300.0, gt=0, le=DAY_S)
+    """Timeout of loading an environment in a process of its own: imports and data that its modules
+    read. Resets and steps wait for it, and `step_timeout_s` counts only afterwards."""
     episode_timeout_s: float = Field(default=3600.0, gt=0, le=7 * DAY_S)
     """Timeout of a whole episode, including the time it waits for the policy."""
 

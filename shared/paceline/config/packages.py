@@ -30,3 +30,5 @@ class PackageSettings(StrictModel):
     """What the packages of one `requirements.txt` may take, unpacked."""
     cache_bytes: int = Field(default=8 * GIB, ge=MIB)
     """What all of them may take; those that were not used for longest go first."""
+    tenant_bytes: int = Field(default=4 * GIB, ge=MIB)
+    """What those of one tenant may take; a set that several use counts for each of them."""

@@ -13,7 +13,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 # Upper bounds for all quotas: each payload has to fit into a message along with others.
 MAX_SPEC_BYTES = MIB
 MAX_MODEL_FILES_BYTES = 32 * MIB
-MAX_CODE_BYTES = 16 * MIB
+MAX_CODE_BYTES = GIB  # sent in pieces
 MAX_TASK_BYTES = 8 * MIB
 MAX_TRAJECTORY_BYTES = 32 * MIB
 MAX_METRICS_BYTES = MIB
@@ -37,8 +37,10 @@ class Quota(StrictModel):
     """Job file as JSON, with all defaults; a larger one is refused."""
     model_files_bytes: int = Field(default=MAX_MODEL_FILES_BYTES, ge=1, le=MAX_MODEL_FILES_BYTES)
     """Total of the small files of a job's model; a job with more is refused."""
-    code_bytes: int = Field(default=MAX_CODE_BYTES, ge=1, le=MAX_CODE_BYTES)
+    code_bytes: int = Field(default=256 * MIB, ge=1, le=MAX_CODE_BYTES)
     """The packed code of a job; a larger upload is refused. 1: its jobs may bring none."""
+    uploaded_bytes: int = Field(default=GIB, ge=1, le=1 << 40)
+    """All code that it uploads within a week; more is refused."""
     task_bytes: int = Field(default=256 * KIB, ge=1, le=MAX_TASK_BYTES)
     """One task as produced by its source; the group of a larger one is dropped."""
     trajectory_bytes: int = Field(default=16 * MIB, ge=1, le=MAX_TRAJECTORY_BYTES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline import wire
@@ -23,6 +23,9 @@ Report = Callable[[], Worker]
 Ended = Callable[[str], Awaitable[None]]
 
 
+_KEPT_BEATS = 10  # heartbeats from one that names kept jobs to the next
+
+
 async def ignored(job_id: str) -> None:
     """For a worker that keeps nothing of a job."""
 
@@ -32,7 +35,7 @@ class Membership:
 
     `report` returns its current endpoint, version and load; `progress` returns the weights that it
     can serve to peers, complete or partial; `ended` is called with jobs that have ended lately,
-    with each of them several times.
+    with each of them several times, and with those of `kept` that have ended at any time.
     """
 
     def __init__(
@@ -42,12 +45,15 @@ class Membership:
         report: Report,
         progress: Callable[[], Sequence[TransferProgress]] = tuple,
         ended: Ended = ignored,
+        kept: Callable[[], Iterable[str]] = tuple,
         period_s: float = 1.0,
     ) -> None:
         self._roster = roster
         self._report = report
         self._progress = progress
         self._ended = ended
+        self._kept = kept
+        self._num_beats = 0
         self._period_s = period_s
 
     async def run(self) -> None:
@@ -79,12 +85,15 @@ class Membership:
             NotFoundError: the roster has forgotten this worker; join again.
         """
         worker, transfers = self._report(), self._progress()
+        names_kept = self._num_beats % _KEPT_BEATS == 0
+        self._num_beats += 1
         request = pb.HeartbeatRequest(
             worker_id=worker.worker_id,
             active_version=worker.active_version,
             load=worker.load,
             held_versions=[each.version for each in transfers],
             transfers=[wire.to_proto(each, pb.TransferProgress) for each in transfers],
+            kept_jobs=self._kept() if names_kept else (),
         )
         reply = await call(self._roster.Heartbeat, request, timeout_s=5.0)
         for job_id in reply.ended_jobs:

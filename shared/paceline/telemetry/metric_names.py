@@ -13,6 +13,7 @@ from paceline.enums import DropReason, EpisodeState, JobState, WorkerKind
 Kind = Literal["counter", "gauge", "histogram"]
 SERVICES = tuple(str(kind) for kind in WorkerKind)
 WORKERS = ("environment", "reward", "rollout", "trainer")
+_CODE = "experience environment"
 ALL = ("all",)
 OTHER = "other"  # replaces a label value beyond the limit in `VALUES`
 
@@ -54,12 +55,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     ),
     "reason": (
         *(str(reason) for reason in DropReason),
-        "hung",
-        "crashed",
-        "refused",
-        "missing",
-        "role",
-        "tenant",
+        *("hung", "crashed", "refused", "missing", "role", "tenant"),
     ),
     "cause": ("infra_error", "invalid", "oversized", "version_gone", "drain"),
     "purpose": ("train", "eval"),
@@ -352,10 +348,14 @@ NAMES: dict[str, Spec] = {
     ),
     # environment, reward and experience
     "code_processes_waiting": _gauge(
-        "code_processes_waiting",
-        "",
-        "environment reward experience",
-        "Sealed processes that wait for others to end, because of max_code_processes.",
+        "code_processes_waiting", "", f"reward {_CODE}", "Over max_code_processes, waiting."
+    ),
+    # experience and environment
+    "package_cache_bytes": _gauge(
+        "package_cache_bytes", "", _CODE, "Packages that jobs require, of all workers of a machine."
+    ),
+    "package_installs_waiting": _gauge(
+        "package_installs_waiting", "", _CODE, "Installations of packages that wait for others."
     ),
     # rollout
     "tokens": _counter("generated_tokens", "job", "rollout", "Tokens sampled."),

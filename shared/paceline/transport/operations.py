@@ -24,6 +24,9 @@ from paceline.enums import WorkerKind
 from paceline.transport.principal import Role
 from paceline.v1 import options_pb2
 
+# Metadata of UploadCode between services: the size of the archive, so that one that is too large is
+# refused before any of it is sent.
+CODE_BYTES_KEY = "paceline-code-bytes"
 _VERBS = ("get", "put", "post", "delete", "patch")
 
 

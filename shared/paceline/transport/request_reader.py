@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -13,6 +13,7 @@ from paceline.errors import DeadlineError, InvalidError
 
 # Time limit for one message to arrive.
 READ_TIMEOUT_S = 30.0
+Request = TypeVar("Request")
 CheckSize = Callable[[str, bytes], None]
 """Takes `/package.Service/Method` and an unparsed message; raises if it is too large."""
 ReadSlot = AbstractAsyncContextManager[Any]
@@ -51,6 +52,26 @@ def stream_reader(parse: Callable[[bytes], Any]) -> Read:
         return messages(requests)
 
     return read
+
+
+async def timely(
+    requests: AsyncIterable[Request], timeout_s: float = READ_TIMEOUT_S
+) -> AsyncIterator[Request]:
+    """The messages of a stream, each of which may take so long.
+
+    Raises:
+        DeadlineError: one took longer.
+    """
+    arriving = aiter(requests)
+    while True:
+        try:
+            async with asyncio.timeout(timeout_s):
+                each = await anext(arriving)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise DeadlineError(f"message: nothing was sent for {timeout_s:g} s") from None
+        yield each
 
 
 async def _first_of(requests: AsyncIterable[bytes]) -> bytes:

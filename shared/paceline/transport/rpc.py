@@ -179,7 +179,7 @@ async def call(
         if failure is not None and left < _MIN_ATTEMPT_S:
             raise failure
         try:
-            return await method(request, timeout=max(left, 0.001), **_on_behalf(on_behalf_of))
+            return await method(request, timeout=max(left, 0.001), **on_behalf(on_behalf_of))
         except aio.AioRpcError as error:
             pause = backoff_s(attempt)
             failure = translate(error)
@@ -201,11 +201,12 @@ async def stream(
 ) -> AsyncIterator[Reply]:
     """The replies of a server stream, errors translated; `on_behalf_of` as in `call`."""
     with translated():
-        async for reply in method(request, timeout=timeout_s, **_on_behalf(on_behalf_of)):
+        async for reply in method(request, timeout=timeout_s, **on_behalf(on_behalf_of)):
             yield reply
 
 
-def _on_behalf(principal: Principal | None) -> dict[str, Any]:
+def on_behalf(principal: Principal | None) -> dict[str, Any]:
+    """Arguments of a call that acts for a user."""
     return {} if principal is None else {"metadata": principal_metadata(principal)}
 
 

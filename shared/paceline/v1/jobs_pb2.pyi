@@ -74,16 +74,23 @@ class UploadCodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ARCHIVE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
     archive: _builtins.bytes
-    """zip"""
+    """the next piece of a zip archive"""
+    digest: _builtins.str
+    """Of the whole archive; where the first message has them, the rest has to agree."""
+    num_bytes: _builtins.int
     def __init__(
         self,
         *,
         archive: _builtins.bytes = ...,
+        digest: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "digest", b"digest", "num_bytes", b"num_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,7 +42,7 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
                 _registered_method=True)
-        self.UploadCode = channel.unary_unary(
+        self.UploadCode = channel.stream_unary(
                 '/paceline.v1.Jobs/UploadCode',
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_jobs__pb2.Code.FromString,
@@ -100,7 +100,7 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def UploadCode(self, request, context):
+    def UploadCode(self, request_iterator, context):
         """Idempotent: the same archive has the same digest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -165,7 +165,7 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.SubmitJobRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
             ),
-            'UploadCode': grpc.unary_unary_rpc_method_handler(
+            'UploadCode': grpc.stream_unary_rpc_method_handler(
                     servicer.UploadCode,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_jobs__pb2.Code.SerializeToString,
@@ -250,7 +250,7 @@ class Jobs(object):
             _registered_method=True)
 
     @staticmethod
-    def UploadCode(request,
+    def UploadCode(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -260,8 +260,8 @@ class Jobs(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/paceline.v1.Jobs/UploadCode',
             paceline_dot_v1_dot_jobs__pb2.UploadCodeRequest.SerializeToString,

@@ -37,7 +37,7 @@ class JobsStub:
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]
     """Idempotent on (tenant, request_id): the same request returns the same job."""
-    UploadCode: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]
+    UploadCode: _grpc.StreamUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]
     """Idempotent: the same archive has the same digest."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
@@ -57,7 +57,7 @@ class JobsAsyncStub(JobsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     """Idempotent on (tenant, request_id): the same request returns the same job."""
-    UploadCode: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]  # type: ignore[assignment]
+    UploadCode: _aio.StreamUnaryMultiCallable[_jobs_pb2.UploadCodeRequest, _jobs_pb2.Code]  # type: ignore[assignment]
     """Idempotent: the same archive has the same digest."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
@@ -84,7 +84,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def UploadCode(
         self,
-        request: _jobs_pb2.UploadCodeRequest,
+        request_iterator: _MaybeAsyncIterator[_jobs_pb2.UploadCodeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Code, _abc.Awaitable[_jobs_pb2.Code]]:
         """Idempotent: the same archive has the same digest."""

@@ -147,6 +147,7 @@ class HeartbeatRequest(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     HELD_VERSIONS_FIELD_NUMBER: _builtins.int
     TRANSFERS_FIELD_NUMBER: _builtins.int
+    KEPT_JOBS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     active_version: _builtins.int
     @_builtins.property
@@ -159,6 +160,10 @@ class HeartbeatRequest(_message.Message):
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransferProgress]:
         """of the held versions"""
 
+    @_builtins.property
+    def kept_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for which it keeps something; now and then"""
+
     def __init__(
         self,
         *,
@@ -167,10 +172,11 @@ class HeartbeatRequest(_message.Message):
         load: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         held_versions: _abc.Iterable[_builtins.int] | None = ...,
         transfers: _abc.Iterable[Global___TransferProgress] | None = ...,
+        kept_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "load", b"load", "transfers", b"transfers", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "held_versions", b"held_versions", "kept_jobs", b"kept_jobs", "load", b"load", "transfers", b"transfers", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,7 +221,7 @@ class HeartbeatReply(_message.Message):
     ENDED_JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ended_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """lately: cancelled, failed or done"""
+        """lately, or of kept_jobs: cancelled, failed or done"""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/tenants.proto\x12\x0bpaceline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19paceline/v1/options.proto\"\xe3\x02\n\x05Quota\x12\x16\n\tsubmitted\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04jobs\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frollout_workers\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x15\n\x08\x65pisodes\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\x19\n\x0cstored_bytes\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\nspec_bytes\x18\x07 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x08 \x01(\x03\x12\x12\n\ntask_bytes\x18\t \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\n \x01(\x03\x12\x15\n\rmetrics_bytes\x18\x0b \x01(\x03\x12\x12\n\ncode_bytes\x18\x0c \x01(\x03\x42\x0c\n\n_submittedB\x07\n\x05_jobsB\x12\n\x10_rollout_workersB\x0b\n\t_episodesB\x0f\n\r_stored_bytes\"\xf7\x01\n\x0bTenantUsage\x12\x11\n\tsubmitted\x18\x01 \x01(\x03\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x12\x17\n\x0frollout_workers\x18\x03 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x12\n\nspec_bytes\x18\x06 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x07 \x01(\x03\x12\x12\n\ntask_bytes\x18\x08 \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\t \x01(\x03\x12\x15\n\rmetrics_bytes\x18\n \x01(\x03\x12\x12\n\ncode_bytes\x18\x0b \x01(\x03\"u\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota\x12\x11\n\tis_custom\x18\x03 \x01(\x08\x12\'\n\x05usage\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TenantUsage\"$\n\x12ListTenantsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"8\n\x10ListTenantsReply\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Tenant\"D\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota2\xaf\x03\n\x07Tenants\x12\xb4\x01\n\x0bListTenants\x12\x1f.paceline.v1.ListTenantsRequest\x1a\x1d.paceline.v1.ListTenantsReply\"e\x90\x02\x01\xaa\xd4\x18K\n\x02\x01\x02\x10\x01\"CQuotas and usage by tenant; a tenant\'s token sees only that tenant.\x82\xd3\xe4\x93\x02\r\x12\x0b/v1/tenants\x12\xe6\x01\n\x08SetQuota\x12\x1c.paceline.v1.SetQuotaRequest\x1a\x13.paceline.v1.Tenant\"\xa6\x01\x90\x02\x02\xaa\xd4\x18X\n\x01\x01\x10\x03\"QReplace the quota of a tenant, or reset it to the default. Running jobs continue.\x82\xd3\xe4\x93\x02\x41\x1a\x1a/v1/tenants/{tenant}/quota:\x05quotaZ\x1c*\x1a/v1/tenants/{tenant}/quota\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/tenants.proto\x12\x0bpaceline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x19paceline/v1/options.proto\"\xfb\x02\n\x05Quota\x12\x16\n\tsubmitted\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\x04jobs\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1c\n\x0frollout_workers\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x15\n\x08\x65pisodes\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0e\n\x06weight\x18\x05 \x01(\x01\x12\x19\n\x0cstored_bytes\x18\x06 \x01(\x03H\x04\x88\x01\x01\x12\x12\n\nspec_bytes\x18\x07 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x08 \x01(\x03\x12\x12\n\ntask_bytes\x18\t \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\n \x01(\x03\x12\x15\n\rmetrics_bytes\x18\x0b \x01(\x03\x12\x12\n\ncode_bytes\x18\x0c \x01(\x03\x12\x16\n\x0euploaded_bytes\x18\r \x01(\x03\x42\x0c\n\n_submittedB\x07\n\x05_jobsB\x12\n\x10_rollout_workersB\x0b\n\t_episodesB\x0f\n\r_stored_bytes\"\x8f\x02\n\x0bTenantUsage\x12\x11\n\tsubmitted\x18\x01 \x01(\x03\x12\x0c\n\x04jobs\x18\x02 \x01(\x03\x12\x17\n\x0frollout_workers\x18\x03 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x12\n\nspec_bytes\x18\x06 \x01(\x03\x12\x19\n\x11model_files_bytes\x18\x07 \x01(\x03\x12\x12\n\ntask_bytes\x18\x08 \x01(\x03\x12\x18\n\x10trajectory_bytes\x18\t \x01(\x03\x12\x15\n\rmetrics_bytes\x18\n \x01(\x03\x12\x12\n\ncode_bytes\x18\x0b \x01(\x03\x12\x16\n\x0euploaded_bytes\x18\x0c \x01(\x03\"u\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota\x12\x11\n\tis_custom\x18\x03 \x01(\x08\x12\'\n\x05usage\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TenantUsage\"$\n\x12ListTenantsRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"8\n\x10ListTenantsReply\x12$\n\x07tenants\x18\x01 \x03(\x0b\x32\x13.paceline.v1.Tenant\"D\n\x0fSetQuotaRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12!\n\x05quota\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Quota2\xaf\x03\n\x07Tenants\x12\xb4\x01\n\x0bListTenants\x12\x1f.paceline.v1.ListTenantsRequest\x1a\x1d.paceline.v1.ListTenantsReply\"e\x90\x02\x01\xaa\xd4\x18K\n\x02\x01\x02\x10\x01\"CQuotas and usage by tenant; a tenant\'s token sees only that tenant.\x82\xd3\xe4\x93\x02\r\x12\x0b/v1/tenants\x12\xe6\x01\n\x08SetQuota\x12\x1c.paceline.v1.SetQuotaRequest\x1a\x13.paceline.v1.Tenant\"\xa6\x01\x90\x02\x02\xaa\xd4\x18X\n\x01\x01\x10\x03\"QReplace the quota of a tenant, or reset it to the default. Running jobs continue.\x82\xd3\xe4\x93\x02\x41\x1a\x1a/v1/tenants/{tenant}/quota:\x05quotaZ\x1c*\x1a/v1/tenants/{tenant}/quota\x1a\x04\xa8\xd4\x18\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,17 +40,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTS'].methods_by_name['SetQuota']._loaded_options = None
   _globals['_TENANTS'].methods_by_name['SetQuota']._serialized_options = b'\220\002\002\252\324\030X\n\001\001\020\003\"QReplace the quota of a tenant, or reset it to the default. Running jobs continue.\202\323\344\223\002A\032\032/v1/tenants/{tenant}/quota:\005quotaZ\034*\032/v1/tenants/{tenant}/quota'
   _globals['_QUOTA']._serialized_start=100
-  _globals['_QUOTA']._serialized_end=455
-  _globals['_TENANTUSAGE']._serialized_start=458
-  _globals['_TENANTUSAGE']._serialized_end=705
-  _globals['_TENANT']._serialized_start=707
-  _globals['_TENANT']._serialized_end=824
-  _globals['_LISTTENANTSREQUEST']._serialized_start=826
-  _globals['_LISTTENANTSREQUEST']._serialized_end=862
-  _globals['_LISTTENANTSREPLY']._serialized_start=864
-  _globals['_LISTTENANTSREPLY']._serialized_end=920
-  _globals['_SETQUOTAREQUEST']._serialized_start=922
-  _globals['_SETQUOTAREQUEST']._serialized_end=990
-  _globals['_TENANTS']._serialized_start=993
-  _globals['_TENANTS']._serialized_end=1424
+  _globals['_QUOTA']._serialized_end=479
+  _globals['_TENANTUSAGE']._serialized_start=482
+  _globals['_TENANTUSAGE']._serialized_end=753
+  _globals['_TENANT']._serialized_start=755
+  _globals['_TENANT']._serialized_end=872
+  _globals['_LISTTENANTSREQUEST']._serialized_start=874
+  _globals['_LISTTENANTSREQUEST']._serialized_end=910
+  _globals['_LISTTENANTSREPLY']._serialized_start=912
+  _globals['_LISTTENANTSREPLY']._serialized_end=968
+  _globals['_SETQUOTAREQUEST']._serialized_start=970
+  _globals['_SETQUOTAREQUEST']._serialized_end=1038
+  _globals['_TENANTS']._serialized_start=1041
+  _globals['_TENANTS']._serialized_end=1472
 # @@protoc_insertion_point(module_scope)

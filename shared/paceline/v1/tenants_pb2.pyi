@@ -36,6 +36,7 @@ class Quota(_message.Message):
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
     METRICS_BYTES_FIELD_NUMBER: _builtins.int
     CODE_BYTES_FIELD_NUMBER: _builtins.int
+    UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
     submitted: _builtins.int
     """unfinished jobs"""
     jobs: _builtins.int
@@ -54,6 +55,8 @@ class Quota(_message.Message):
     trajectory_bytes: _builtins.int
     metrics_bytes: _builtins.int
     code_bytes: _builtins.int
+    uploaded_bytes: _builtins.int
+    """of code, within a week"""
     def __init__(
         self,
         *,
@@ -69,10 +72,11 @@ class Quota(_message.Message):
         trajectory_bytes: _builtins.int = ...,
         metrics_bytes: _builtins.int = ...,
         code_bytes: _builtins.int = ...,
+        uploaded_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_stored_bytes", b"_stored_bytes", "_submitted", b"_submitted", "episodes", b"episodes", "jobs", b"jobs", "rollout_workers", b"rollout_workers", "stored_bytes", b"stored_bytes", "submitted", b"submitted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_stored_bytes", b"_stored_bytes", "_submitted", b"_submitted", "code_bytes", b"code_bytes", "episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_episodes", b"_episodes", "_jobs", b"_jobs", "_rollout_workers", b"_rollout_workers", "_stored_bytes", b"_stored_bytes", "_submitted", b"_submitted", "code_bytes", b"code_bytes", "episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes", "uploaded_bytes", b"uploaded_bytes", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__episodes: _TypeAlias = _typing.Literal["episodes"]  # noqa: Y015
     _WhichOneofArgType__episodes: _TypeAlias = _typing.Literal["_episodes", b"_episodes"]  # noqa: Y015
@@ -112,6 +116,7 @@ class TenantUsage(_message.Message):
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
     METRICS_BYTES_FIELD_NUMBER: _builtins.int
     CODE_BYTES_FIELD_NUMBER: _builtins.int
+    UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
     submitted: _builtins.int
     jobs: _builtins.int
     rollout_workers: _builtins.int
@@ -124,6 +129,7 @@ class TenantUsage(_message.Message):
     trajectory_bytes: _builtins.int
     metrics_bytes: _builtins.int
     code_bytes: _builtins.int
+    uploaded_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -138,10 +144,11 @@ class TenantUsage(_message.Message):
         trajectory_bytes: _builtins.int = ...,
         metrics_bytes: _builtins.int = ...,
         code_bytes: _builtins.int = ...,
+        uploaded_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_bytes", b"code_bytes", "episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_bytes", b"code_bytes", "episodes", b"episodes", "jobs", b"jobs", "metrics_bytes", b"metrics_bytes", "model_files_bytes", b"model_files_bytes", "rollout_workers", b"rollout_workers", "spec_bytes", b"spec_bytes", "stored_bytes", b"stored_bytes", "submitted", b"submitted", "task_bytes", b"task_bytes", "trajectory_bytes", b"trajectory_bytes", "uploaded_bytes", b"uploaded_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

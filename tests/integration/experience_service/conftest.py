@@ -30,9 +30,10 @@ from paceline import wire
 from paceline.config import ServiceSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
+from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, StopReason, WorkerKind
 from paceline.local.store import server_binary
-from paceline.server.chassis import Chassis, bind
+from paceline.server.chassis import Chassis, bind, serve
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor, call, connect, stream
 from paceline.v1 import experience_pb2 as ex
@@ -44,6 +45,8 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.tenants_pb2_grpc import TenantsStub
 from paceline_experience.service import build
 from paceline_experience.store.store import Store
+from paceline_gateway.service import GatewayService
+from paceline_gateway.service import build as build_gateway
 from paceline_harness.ports import free_port, held_port
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 SOURCE = "http://trainer"
 LIMIT_S = 100.0
 SLOTS = 16_384
+GATEWAY_TOKEN = "pl_bootstrap_of_these_tests"
 
 
 class Client:
@@ -533,3 +537,40 @@ def lives() -> Lives:
 def client_class() -> type[Client]:
     """All stubs on a channel of the test's own."""
     return Client
+
+
+@pytest.fixture
+async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
+    """Of the gateway."""
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
+
+    async def note(chassis: Chassis) -> GatewayService:
+        made.set_result(chassis)
+        return await build_gateway(chassis)
+
+    settings = ServiceSettings(
+        kind=WorkerKind.GATEWAY,
+        worker_id="gateway-0",
+        run_dir=folder,
+        experience=client.address,
+        grace_s=3.0,
+        token=GATEWAY_TOKEN,
+        tokenizers=TokenizerSettings(run_in="in_process"),
+        options={"http_port": 0},
+    )
+    serving = asyncio.create_task(serve(settings, note))
+    chassis = await made
+    while not (folder / "gateway.json").exists():
+        assert not serving.done(), serving
+        await asyncio.sleep(0.01)
+    yield json.loads((folder / "gateway.json").read_text())["http"]
+    chassis.stop()
+    assert await serving == 0
+
+
+@pytest.fixture
+def grpc(url: str, tmp_path: Path) -> str:
+    """Of the gateway too."""
+    return json.loads((tmp_path / "gateway" / "gateway.json").read_text())["grpc"]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import generate_latest
+from redis.asyncio import Redis
 
 from paceline import wire
 from paceline.config import ServiceSettings
-from paceline.enums import WorkerKind
+from paceline.enums import JobState, WorkerKind
 from paceline.errors import (
     AuthenticationError,
     DeadlineError,
@@ -322,6 +323,31 @@ async def test_credentials_outlive_the_service_and_end_with_their_incarnation(
         beat = roster_pb2.HeartbeatRequest(worker_id=job.workers[TRAINER])
         with pytest.raises(FencedError, match="incarnation 2 is not the newest, which is 3"):
             await call(trainer.roster.Heartbeat, beat)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["restarted", "the store has lost the grant"])
+async def test_a_replaced_trainer_is_refused_before_the_ledger_is_open_again(
+    one_store: str, client_class: type[Client], tmp_path: Path, lost: bool
+) -> None:
+    async with started(one_store, tmp_path, False, client_class) as place:
+        job = await place.job("own")
+        await place.client(WorkerKind.CONTROLLER).set_state(job.job_id, JobState.FAILED)
+    if lost:
+        async with Redis.from_url(one_store) as store:
+            records = [
+                key
+                async for key in store.scan_iter(f"*{job.job_id}*", _type="hash")
+                if await store.hexists(key, "incarnation") and await store.hexists(key, "name")
+            ]
+            (record,) = records
+            assert await store.hset(record, "incarnation", "1") == 0
+    # Nothing opens the ledger of a job that is over; others are opened before any call is taken,
+    # except those that cannot be opened for now.
+    async with started(one_store, tmp_path, False, client_class) as place:
+        old, new = (place.client(TRAINER, job.shown[name]) for name in ("old trainer", "trainer"))
+        with pytest.raises(FencedError, match="incarnation 1 is not the newest, which is 2"):
+            await old.set_state(job.job_id, JobState.FAILED)
+        await new.set_state(job.job_id, JobState.FAILED)
 
 
 async def test_only_workers_that_belong_to_a_job_get_one(client: Client) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from paceline.enums import JobState
 from paceline.errors import InvalidError
 from paceline.sandbox import landlock
 from paceline.transport.rpc import call
+from paceline.transport.sending import send
 from paceline.v1 import jobs_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -53,8 +55,14 @@ async def uploaded(client: Client, tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "own.py").write_text(CODE)
-    request = jobs_pb2.UploadCodeRequest(archive=pack(folder))
-    return {"digest": (await call(client.jobs.UploadCode, request)).digest}
+    archive = BytesIO()
+    pack(folder, archive)
+
+    async def messages() -> AsyncIterator[jobs_pb2.UploadCodeRequest]:
+        yield jobs_pb2.UploadCodeRequest(archive=archive.getvalue())
+
+    reply = await send(client.jobs.UploadCode, messages(), timeout_s=30.0)
+    return {"digest": reply.digest}
 
 
 def own(**experience: Any) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import wire
-from paceline.enums import EpisodeOutcome
+from paceline.enums import EpisodeOutcome, JobState, WorkerKind
+from paceline.server.membership import Membership
 from paceline.transport.rpc import call, connect
+from paceline.types import Worker
 from paceline.v1 import experience_pb2 as ex
 from paceline.v1 import options_pb2, roster_pb2, types_pb2
 
@@ -161,3 +163,27 @@ async def test_workers_that_died_while_the_service_was_away(
     async with later as client, worker(client, "b") as other:
         other.hello(2)
         assert list((await other.again(given)).attempts) == [2, 2]
+
+
+async def test_a_worker_hears_of_the_end_of_each_job_it_keeps_however_long_ago(
+    lives: Lives, store_url: str, tmp_path: Path
+) -> None:
+    async with lives(store_url, tmp_path) as client:
+        over, live = await begun(client), await begun(client)
+        await client.set_state(over, JobState.FAILED)
+    heard: list[str] = []
+
+    async def ended(job_id: str) -> None:
+        heard.append(job_id)
+
+    async with lives(store_url, tmp_path) as client:  # remembers no end that is new
+        worker = Worker(worker_id="w", kind=WorkerKind.ENVIRONMENT, endpoint="")
+        kept = [over, live, "never"]
+        member = Membership(
+            roster=client.roster, report=lambda: worker, ended=ended, kept=lambda: kept
+        )
+        await member.join()
+        await member.beat()
+        assert sorted(heard) == sorted([over, "never"])
+        await member.beat()
+        assert len(heard) == 2  # not asked again with every heartbeat

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,8 @@ from paceline.api.tenants import quota_from, tenant_from
 from paceline.client import calls
 from paceline.client.calls import RestCall
 from paceline.client.client import AsyncClient
-from paceline.config import ServiceSettings
 from paceline.config.quota import Quota
-from paceline.config.tokenizers import TokenizerSettings
-from paceline.enums import WorkerKind
+from paceline.digest import digest_of
 from paceline.errors import (
     ConfigError,
     InvalidError,
@@ -29,11 +27,9 @@ from paceline.errors import (
     PermissionDeniedError,
     QuotaError,
 )
-from paceline.server.chassis import Chassis, serve
 from paceline.transport.rpc import call, connect
 from paceline.v1 import tenants_pb2 as pb
 from paceline.v1.tenants_pb2_grpc import TenantsStub
-from paceline_gateway.service import GatewayService, build
 
 if TYPE_CHECKING:
     from conftest import Client
@@ -43,43 +39,6 @@ if TYPE_CHECKING:
 JSON = {"content-type": "application/json"}
 BELOW_ZERO = '{"jobs": -1}'
 ADMIN = "pl_bootstrap_of_these_tests"
-
-
-@pytest.fixture
-async def url(client: Client, tmp_path: Path) -> AsyncIterator[str]:
-    """Of the gateway."""
-    folder = tmp_path / "gateway"
-    folder.mkdir()
-    made: asyncio.Future[Chassis] = asyncio.get_running_loop().create_future()
-
-    async def note(chassis: Chassis) -> GatewayService:
-        made.set_result(chassis)
-        return await build(chassis)
-
-    settings = ServiceSettings(
-        kind=WorkerKind.GATEWAY,
-        worker_id="gateway-0",
-        run_dir=folder,
-        experience=client.address,
-        grace_s=3.0,
-        token=ADMIN,
-        options={"http_port": 0},
-        tokenizers=TokenizerSettings(run_in="in_process"),
-    )
-    serving = asyncio.create_task(serve(settings, note))
-    chassis = await made
-    while not (folder / "gateway.json").exists():
-        assert not serving.done(), serving
-        await asyncio.sleep(0.01)
-    yield json.loads((folder / "gateway.json").read_text())["http"]
-    chassis.stop()
-    assert await serving == 0
-
-
-@pytest.fixture
-def grpc(url: str, tmp_path: Path) -> str:
-    """Of the gateway too."""
-    return json.loads((tmp_path / "gateway" / "gateway.json").read_text())["grpc"]
 
 
 async def test_admins_set_quotas_and_tenants_see_their_own(url: str, client: Client) -> None:
@@ -152,6 +111,10 @@ def job_with_code(folder: Path, kind: str = "scoring:score") -> Path:
     return path
 
 
+def archive_of(data: bytes) -> calls.Archive:
+    return calls.Archive(BytesIO(data), digest_of(data), len(data))
+
+
 async def test_code_goes_up_with_a_job(url: str, tmp_path: Path) -> None:
     async with AsyncClient(url, token=ADMIN) as admin:
         token = (await admin.create_token("a", role="submit", tenant="a")).secret
@@ -166,12 +129,11 @@ async def test_code_goes_up_with_a_job(url: str, tmp_path: Path) -> None:
             await mine.submit(misspelt)
         with pytest.raises(InvalidError, match="content-type: '' is not application/zip"):
             await mine.send(RestCall("POST", "/v1/code", CodeView, headers={"content-type": ""}))
-        junk = calls.upload(b"no archive")
         with pytest.raises(InvalidError, match="code: not a zip archive"):
-            await mine.send(junk)
+            await mine.upload(archive_of(b"no archive"))
     async with AsyncClient(url, token=reader) as mine:
         with pytest.raises(PermissionDeniedError):
-            await mine.send(calls.upload(b"PK"))
+            await mine.upload(archive_of(b"PK"))
 
 
 async def test_code_of_one_tenant_is_unknown_to_others(url: str, tmp_path: Path) -> None:

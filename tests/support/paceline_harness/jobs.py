@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from paceline.enums import JobState, Purpose, TrackerState, check_job_transition
 from paceline.errors import NotFoundError, StateError
 from paceline.telemetry.metrics import Metrics
 from paceline.transport.rpc import SERVER_OPTIONS, ErrorInterceptor
+from paceline.transport.sending import accept
 from paceline.types import Job, JobStatus, TrackerStatus, Trajectory
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
@@ -56,11 +58,15 @@ class JobsInMemory(jobs_pb2_grpc.JobsServicer):
         async with self._changed:
             self._changed.notify_all()
 
-    async def UploadCode(self, request: pb.UploadCodeRequest, context: Any) -> pb.Code:
+    async def UploadCode(
+        self, request_iterator: AsyncIterator[pb.UploadCodeRequest], context: Any
+    ) -> pb.Code:
         """Store code."""
-        digest = digest_of(request.archive)
-        self.code[digest] = request.archive
-        return pb.Code(digest=digest, num_files=len(check(request.archive)))
+        await accept(context)
+        archive = b"".join([each.archive async for each in request_iterator])
+        digest = digest_of(archive)
+        self.code[digest] = archive
+        return pb.Code(digest=digest, num_files=len(check(BytesIO(archive))))
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> types_pb2.Job:
         """Store a job."""

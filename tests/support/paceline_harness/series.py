@@ -42,6 +42,8 @@ SAYS: dict[str, dict[str, Choices]] = {
         "resumed_tokens": {"failed_service": ("rollout", "environment")},
         "lost_tokens": {},
         **CODE,
+        "package_cache_bytes": {},
+        "package_installs_waiting": {},
     },
     "reward": {
         **EVERY,

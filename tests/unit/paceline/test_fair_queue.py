@@ -40,6 +40,23 @@ async def test_jobs_of_a_tenant_take_turns() -> None:
     assert max(index for index, owner in enumerate(order) if owner == OWNERS[1]) <= 7
 
 
+async def test_a_tenant_holds_no_more_than_its_most_so_that_another_need_not_wait() -> None:
+    queue = FairQueue(3, most_of_tenant=2)
+    long = [asyncio.create_task(queue.acquire(OWNERS[0])) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert sum(each.done() for each in long) == 2
+    async with asyncio.timeout(1):
+        await queue.acquire(OWNERS[3])
+    queue.release(OWNERS[3])
+    queue.release(OWNERS[0])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sum(each.done() for each in long) == 3
+    for each in long:
+        each.cancel()
+    await asyncio.gather(*long, return_exceptions=True)
+
+
 @settings(deadline=None)
 @given(
     slots=st.integers(1, 3),

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
@@ -22,6 +22,7 @@ from paceline.config.packages import PackageSettings
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.environments.gymnasium.tasks import GymnasiumTasks
 from paceline.errors import ConfigError, InvalidError
+from paceline.fair_queue import NO_OWNER, QueueOwner
 from paceline.sandbox import landlock
 from paceline_environment.worlds.factories import check_settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
@@ -82,11 +83,11 @@ async def worlds(tmp_path: Path) -> AsyncIterator[JobWorlds]:
             each.chmod(each.stat().st_mode | 0o5)
 
     class Here(CodeFolders):
-        async def folder(self, digest: str) -> CodeFolder:
+        async def folder(self, digest: str, owner: QueueOwner = NO_OWNER) -> CodeFolder:
             del digest
             return CodeFolder(folder)
 
-    async def fetch(digest: str) -> bytes:
+    async def fetch(digest: str, into: BinaryIO) -> None:
         raise AssertionError(digest)
 
     sandbox, folders = sandbox_for(MODULE), Here(fetch, packages=Packages(PackageSettings()))

@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import pytest
@@ -18,11 +19,13 @@ from paceline.code.packages import Packages
 from paceline.code.sealed import sandbox_for
 from paceline.code.world_process import MODULE, WorldError, WorldProcess
 from paceline.config.packages import PackageSettings
-from paceline.digest import digest_of
-from paceline.errors import PacelineError
+from paceline.errors import DeadlineError, PacelineError
 from paceline.plugins import Message
 from paceline.sandbox import landlock
+from paceline.telemetry.metrics import Metrics
 from paceline.types import Task
+from paceline_environment.episodes.calls import EnvironmentCalls
+from paceline_environment.episodes.stages import Stages
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.worlds import JobWorlds
@@ -299,7 +302,7 @@ async def test_a_target_that_is_no_environment(processes: JobProcesses) -> None:
         with pytest.raises(PacelineError, match=told):
             await world.reset(TASK, 0)
         await world.close()
-        assert await processes.give()
+        assert processes.num_processes == 0
 
 
 async def test_a_job_whose_turn_it_is_gets_a_process_of_the_one_with_most(
@@ -307,15 +310,15 @@ async def test_a_job_whose_turn_it_is_gets_a_process_of_the_one_with_most(
 ) -> None:
     """The episodes in it are moved and go on where they were."""
     (tmp_path / "world.py").write_text(WORLD)
-    archive = pack(tmp_path)
+    archive = BytesIO()
+    code = pack(tmp_path, archive)
 
-    async def fetch(digest: str) -> bytes:
-        return archive
+    async def fetch(digest: str, into: BinaryIO) -> None:
+        into.write(archive.getvalue())
 
     folders = CodeFolders(fetch, packages=Packages(PackageSettings()))
     sandbox = sandbox_for(MODULE)
     worlds = JobWorlds(sandbox=sandbox, folders=folders, memory_bytes=1 << 30, max_processes=2)
-    code = digest_of(archive)
     first, second = (worlds.of(job, code=code, target="world:ENVIRONMENT") for job in "ab")
     many = [first() for _ in range(EPISODES_PER_PROCESS + 1)]
     for world in many:
@@ -336,3 +339,116 @@ async def test_a_job_whose_turn_it_is_gets_a_process_of_the_one_with_most(
     await worlds.close()
     await sandbox.close()
     await folders.close()
+
+
+SLOW = (
+    """
+import json, time
+from pathlib import Path
+
+time.sleep(json.loads(Path(__file__).with_name("seconds.json").read_text()))
+"""
+    + WORLD
+)
+
+
+@pytest.fixture
+async def slow(tmp_path: Path) -> AsyncIterator[Callable[..., JobProcesses]]:
+    """Processes of a world that takes some seconds to load, and may take `load_s`."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "world.py").write_text(SLOW)
+    for each in (folder, *folder.parents):
+        if each.owner() == "root":
+            each.chmod(each.stat().st_mode | 0o5)
+    sandbox = sandbox_for(MODULE)
+    made: list[JobProcesses] = []
+
+    async def where() -> CodeFolder:
+        return CodeFolder(folder)
+
+    async def start(code: CodeFolder, threads: int) -> WorldProcess:
+        target, memory_bytes = "world:ENVIRONMENT", 1 << 30
+        return await WorldProcess.start(
+            sandbox, code, target, threads=threads, memory_bytes=memory_bytes
+        )
+
+    def make(*, takes_s: float, load_s: float) -> JobProcesses:
+        (folder / "seconds.json").write_text(json.dumps(takes_s))
+        made.append(
+            JobProcesses(start=start, folder=where, target="world:ENVIRONMENT", load_s=load_s)
+        )
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+    await sandbox.close()
+
+
+class Timed:
+    """Calls of worlds with a limit, as episodes make them."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.stages = Stages()
+        self._limit_s = limit_s
+        self._calls = EnvironmentCalls(stages=self.stages, metrics=Metrics())
+
+    async def call(self, world: RemoteWorld, work: Awaitable[Any]) -> Any:
+        task: Any = asyncio.current_task()
+        with self._calls.begin("call", self._limit_s, task, world):
+            return await work
+
+    async def sweep(self) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            self._calls.sweep()
+
+
+async def test_loading_has_a_limit_of_its_own_and_does_not_count_as_a_step(
+    slow: Callable[..., JobProcesses],
+) -> None:
+    processes, timed = slow(takes_s=1.5, load_s=30.0), Timed(limit_s=1.0)
+    sweeping = asyncio.create_task(timed.sweep())
+    worlds = [RemoteWorld(processes, {}) for _ in range(5)]
+    resets = asyncio.gather(*(timed.call(each, each.reset(TASK, 0)) for each in worlds))
+    while timed.stages.waiting["load"] < 5:
+        await asyncio.sleep(0.01)
+    assert timed.stages.waiting["step"] == 0  # none of which would look stuck
+    assert [each.text for each in await resets] == ["hello"] * 5
+    assert processes.num_processes == 1
+    assert sum(timed.stages.waiting.values()) == 0
+    with pytest.raises(DeadlineError, match="more than 1 s"):  # the limit of steps is as before
+        await timed.call(worlds[0], worlds[0].step("sleep 5"))
+    sweeping.cancel()
+
+
+async def test_what_does_not_load_in_time_is_ended_and_named(
+    slow: Callable[..., JobProcesses],
+) -> None:
+    processes = slow(takes_s=60.0, load_s=0.5)
+    worlds = [RemoteWorld(processes, {}) for _ in range(3)]
+    resets = [each.reset(TASK, 0) for each in worlds]
+    for each in await asyncio.gather(*resets, return_exceptions=True):
+        assert isinstance(each, WorldError)
+        assert "did not load within 0.5 s (tasks.load_timeout_s)" in each.message
+    await asyncio.gather(*(each.close() for each in worlds))
+    assert processes.num_processes == 0
+
+
+async def test_a_process_that_ends_while_it_loads_is_no_fault_of_an_episode(
+    slow: Callable[..., JobProcesses],
+) -> None:
+    processes = slow(takes_s=60.0, load_s=30.0)
+    worlds = [RemoteWorld(processes, {}) for _ in range(3)]
+    resets = [asyncio.create_task(each.reset(TASK, 0)) for each in worlds]
+    while not all(each.is_loading for each in worlds):
+        await asyncio.sleep(0.01)
+    for each in psutil.Process().children(recursive=True):
+        if not each.children():
+            each.kill()
+    for reset in resets:
+        with pytest.raises(WorldError, match="while it was loaded"):
+            await reset
+    await asyncio.gather(*(each.close() for each in worlds))
+    assert processes.num_processes == 0

@@ -107,7 +107,7 @@ async def pools(
 
     making = asyncio.Lock()
 
-    async def folder_of(code: str) -> CodeFolder:
+    async def folder_of(code: str, owner: QueueOwner) -> CodeFolder:
         async with making:
             if code not in folders:
                 made = tmp_path / f"code-{code}"
@@ -118,7 +118,7 @@ async def pools(
                 write_wheel(made / "wheels", "paceline_leaf", files={"paceline_leaf.py": LEAF})
                 wanted = installing.wanted(made)
                 assert wanted is not None
-                folders[code] = CodeFolder(made, await installing.folder(wanted))
+                folders[code] = CodeFolder(made, await installing.folder(wanted, owner))
             return folders[code]
 
     tmp_path.chmod(0o755)

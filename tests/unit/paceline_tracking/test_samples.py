@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from paceline.code.job_tokenizers import JobTokenizer, LocalTokenizer
+from paceline.code.tokenizers.jobs import JobTokenizer, LocalTokenizer
 from paceline.config.tracking import TrackedSamples
 from paceline.enums import JobState, Purpose, TokenSource
 from paceline.errors import UnavailableError

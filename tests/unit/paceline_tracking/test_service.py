@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from paceline.code.job_tokenizers import JobTokenizer
+from paceline.code.tokenizers.jobs import JobTokenizer
 from paceline.config.service import TrackingOptions
 from paceline.enums import JobState, Purpose, TrackerState
 from paceline.errors import NotFoundError, UnavailableError

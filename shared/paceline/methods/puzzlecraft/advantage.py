@@ -33,7 +33,7 @@ def puzzlecraft(
     before, rewards = episode_advantages_before(batch), check(batch.rewards)
     weights = np.zeros(len(rewards))
     for group in members(batch.groups):
-        answers = [batch.answers[index] for index in group.tolist()]
+        answers = [batch.answers[int(index)] for index in group]
         spread = distinct(answers) if dispersion == "distinct" else entropy(answers, choices)
         mean = min(max(float(rewards[group].mean()), 0.0), 1.0)
         weights[group] = scale * mean * (1.0 - mean) * spread**exponent

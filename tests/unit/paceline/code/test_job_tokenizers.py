@@ -15,14 +15,14 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from paceline.code.frames import FrameError
-from paceline.code.job_tokenizers import (
+from paceline.code.tokenizers.frames import ShowCall, Shown, framed, read_answers
+from paceline.code.tokenizers.jobs import (
     MAX_ENDS,
     JobTokenizer,
     LocalTokenizer,
     ProcessTokenizers,
 )
-from paceline.code.token_frames import ShowCall, Shown, framed, read_answers
-from paceline.code.token_process import TokenProcess
+from paceline.code.tokenizers.process import TokenProcess
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import InvalidError, LimitError, PacelineError
 from paceline.plugins import Message, Observation

@@ -4,38 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from paceline.code import packages as module
 from paceline.code.install import SHARED, InstallError
+from paceline.code.package_cache import PackageQuotaError
 from paceline.code.packages import Packages
 from paceline.config.packages import PackageSettings
+from paceline.fair_queue import QueueOwner
+from paceline.telemetry.metrics import Metrics
 from paceline_harness.processes import goes_on
 from paceline_harness.wheels import write_wheel
 
 MIB = 1 << 20
-Make = Callable[..., Packages]
+
+
+class Make:
+    """Makes packages as different workers of a machine have them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.made: list[Packages] = []
+        self._folder = folder
+
+    def __call__(self, *, metrics: Metrics | None = None, **settings: object) -> Packages:
+        given = {"no_index": True, "folder": self._folder, "timeout_s": 60.0} | settings
+        self.made.append(Packages(PackageSettings.model_validate(given), metrics=metrics))
+        return self.made[-1]
 
 
 @pytest.fixture
 async def packages(tmp_path: Path) -> AsyncIterator[Make]:
-    made: list[Packages] = []
-
-    def make(**settings: object) -> Packages:
-        given = {"no_index": True, "folder": tmp_path / "cache", "timeout_s": 60.0} | settings
-        made.append(Packages(PackageSettings.model_validate(given)))
-        return made[-1]
-
+    make = Make(tmp_path / "cache")
     yield make
-    for each in made:
+    for each in make.made:
         await each.close()
 
 
@@ -46,10 +53,10 @@ def code_of(folder: Path, *requirements: str) -> Path:
     return folder
 
 
-async def installed(packages: Packages, code: Path) -> Path:
+async def installed(packages: Packages, code: Path, *, tenant: str = "t", job: str = "job") -> Path:
     wanted = packages.wanted(code)
     assert wanted is not None
-    return await packages.folder(wanted)
+    return await packages.folder(wanted, QueueOwner(tenant, job))
 
 
 def version_in(folder: Path, name: str) -> str:
@@ -141,21 +148,48 @@ async def test_one_that_takes_too_long_is_given_up(packages: Make, tmp_path: Pat
     assert not [each for each in children if "pip_child" in " ".join(each.cmdline())]
 
 
-@pytest.mark.slow
-async def test_the_least_recently_used_make_room(packages: Make, tmp_path: Path) -> None:
-    made = packages(cache_bytes=2 * MIB)
-    found: list[Path] = []
-    for number in range(3):
-        code = code_of(tmp_path / f"code{number}", "leaf")
-        write_wheel(code / "wheels", "leaf", files={"leaf.txt": str(number) * (900 << 10)})
-        if number == 2:
-            with pytest.raises(InstallError, match="no room"):
-                await installed(made, code)
-            long_ago = time.time() - module.KEPT_S - 60
-            os.utime(found[0], (long_ago, long_ago))
-            made = packages(cache_bytes=2 * MIB)
-        found.append(await installed(made, code))
-    assert [each.is_dir() for each in found] == [False, True, True]
+def big(folder: Path, letter: str) -> Path:
+    """Code that requires a package of 900 KiB."""
+    code = code_of(folder / f"code-{letter}", "leaf")
+    write_wheel(code / "wheels", "leaf", files={"leaf.txt": letter * (900 << 10)})
+    return code
+
+
+async def test_what_a_job_of_any_worker_uses_is_not_deleted(packages: Make, tmp_path: Path) -> None:
+    one, other = packages(cache_bytes=MIB), packages(cache_bytes=MIB)
+    first, second = big(tmp_path, "a"), big(tmp_path, "b")
+    found = await installed(one, first, job="1")
+    assert await installed(other, first, job="2") == found
+    one.end("1")
+    with pytest.raises(InstallError, match=r"no room: .* packages\.cache_bytes"):
+        await installed(one, second, job="3")
+    with pytest.raises(PackageQuotaError, match=r"'t' use; packages\.tenant_bytes is 1048576"):
+        await installed(packages(tenant_bytes=MIB), second, job="3")
+    assert found.is_dir()
+    await other.close()
+    assert (await installed(packages(cache_bytes=MIB), second, job="3")).is_dir()
+    assert not found.exists()
+
+
+async def test_a_tenant_does_not_wait_for_the_installations_of_another(
+    packages: Make, tmp_path: Path
+) -> None:
+    metrics = Metrics()
+    made = packages(metrics=metrics)
+    flood = [
+        asyncio.create_task(installed(made, big(tmp_path, letter), tenant="flood"))
+        for letter in "abcd"
+    ]
+    while not metrics.registry.get_sample_value("paceline_package_installs_waiting"):
+        await asyncio.sleep(0.01)
+    # Even what the other has asked for too.
+    await installed(made, tmp_path / "code-d", tenant="modest")
+    assert sum(not each.done() for each in flood) >= 1
+    await asyncio.gather(*flood)
+    assert metrics.registry.get_sample_value("paceline_package_installs_waiting") == 0
+    total = metrics.registry.get_sample_value("paceline_package_cache_bytes")
+    assert total is not None
+    assert total > 4 * (900 << 10)
 
 
 KILLED = """
@@ -193,6 +227,7 @@ async def test_a_worker_that_is_killed_while_it_installs_leaves_nothing_half_don
     found = await installed(packages(), code)
     assert len(list(found.glob("leaf*.py"))) == 3000
     assert not list(cache.glob("new-*"))
+    assert [each.name for each in cache.glob("*.lock")] == ["all.lock"]
 
 
 async def test_a_folder_that_others_could_write_to_is_not_used(

@@ -82,9 +82,9 @@ def test_nothing_gets_through_that_pip_would_read_otherwise(text: str) -> None:
 def test_wrong_requirements_are_refused_when_packed_and_when_uploaded(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("-e .\n")
     with pytest.raises(InvalidError, match="line 1"):
-        pack(tmp_path)
+        pack(tmp_path, io.BytesIO())
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("requirements.txt", "-e .\n")
     with pytest.raises(InvalidError, match="line 1"):
-        check(made.getvalue())
+        check(made)

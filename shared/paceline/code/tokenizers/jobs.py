@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from paceline.code.sealed import sandbox_for
-from paceline.code.token_frames import Answer, Call, ShowCall, Shown, TextCall
-from paceline.code.token_process import MODULE, TokenProcess, TokenProcessError
+from paceline.code.tokenizers.frames import Answer, Call, ShowCall, Shown, TextCall
+from paceline.code.tokenizers.process import MODULE, TokenProcess, TokenProcessError
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.telemetry.logs import Log

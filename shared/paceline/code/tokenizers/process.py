@@ -11,7 +11,7 @@ from paceline.code.folders import CodeFolder
 from paceline.code.frames import HEAD, FrameError, frame
 from paceline.code.open_process import OpenProcess
 from paceline.code.sealed import OWN, start_sealed
-from paceline.code.token_frames import (
+from paceline.code.tokenizers.frames import (
     Answer,
     Call,
     Told,
@@ -28,7 +28,7 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 from paceline.tokens.chat import TOKENIZER
 
-MODULE = "paceline.code.token_child"
+MODULE = "paceline.code.tokenizers.child"
 _END_S = 5.0
 log = Log("tokenizers")
 

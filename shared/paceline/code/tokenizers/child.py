@@ -13,7 +13,7 @@ import time
 from typing import Any, BinaryIO
 
 from paceline.code.frames import HEAD, requests, take_pipes
-from paceline.code.token_frames import (
+from paceline.code.tokenizers.frames import (
     MAX_ERROR_CHARS,
     Answer,
     AnswerFrame,

@@ -1,0 +1,1 @@
+"""Tokenizers and chat templates of jobs, in processes of their job or in this one."""
