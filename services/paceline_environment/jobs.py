@@ -88,6 +88,8 @@ class GroupContext:
         self.assignment = assignment
         self.task = task
         self.holders = PrefixHolders()
+        starts = assignment.starts
+        self.starts = dict(zip(assignment.indices, starts, strict=True)) if starts else {}
         self._rendered: dict[Any, _First | InvalidError] = {}
         self._rendering = asyncio.Lock()
 

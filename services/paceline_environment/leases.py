@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.v1.experience_pb2_grpc import ExperienceAsyncStub
 
 _REASONS = wire.numbers_of(GiveBackReason, pb.GiveBackReason.DESCRIPTOR)
+_DRAIN = _REASONS[GiveBackReason.DRAIN]
 log = Log("leases")
 _STREAM_S = 24 * 3600.0
 _MAX_BACKOFF_S = 1.0
@@ -55,7 +56,8 @@ class LeaseOutbox:
 class LeaseClient:
     """Client of `Experience.Lease`.
 
-    `hello` returns the first message of a stream: all free slots, and all open episodes to renew.
+    `receive` gets what to start, to abort, and to give back with its progress. `hello` returns the
+    first message of a stream: all free slots, and all open episodes to renew.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class LeaseClient:
         worker_id: str,
         environments: Sequence[str],
         hello: Callable[[], LeaseOutbox],
-        receive: Callable[[list[Assignment], list[Key]], None],
+        receive: Callable[[list[Assignment], list[Key], list[Key]], None],
         linger: Linger = at_once,
     ) -> None:
         self._experience = experience
@@ -110,7 +112,8 @@ class LeaseClient:
                     attempt = 0
                     self._receive(
                         [wire.from_proto(message, Assignment) for message in reply.assignments],
-                        [Key(m.job_id, m.group_id, m.index, m.attempt) for m in reply.abort],
+                        [_key_of(m) for m in reply.abort if m.reason != _DRAIN],
+                        [_key_of(m) for m in reply.abort if m.reason == _DRAIN],
                     )
             except PacelineError as error:
                 log.warning("lease stream lost", error=error)
@@ -168,6 +171,10 @@ def messages(outbox: LeaseOutbox, **first: object) -> list[pb.LeaseRequest]:
 
 def _num_tokens(progress: EpisodeProgress) -> int:
     return sum(len(transcript.tokens) for transcript in progress.transcripts)
+
+
+def _key_of(message: pb.EpisodeKey) -> Key:
+    return Key(message.job_id, message.group_id, message.index, message.attempt)
 
 
 def _key(key: Key, reason: GiveBackReason | None = None, detail: str = "") -> pb.EpisodeKey:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import wire
@@ -106,8 +107,14 @@ class EpisodeWorker:
         renew = [leased.key for leased in self._open.values()]
         return LeaseOutbox(train, evals, renew=renew, renew_is_complete=True)
 
-    def receive(self, assignments: list[Assignment], aborts: list[Key]) -> None:
-        """Start new assignments and cancel aborted episodes."""
+    def receive(
+        self, assignments: list[Assignment], aborts: list[Key], recalled: Sequence[Key] = ()
+    ) -> None:
+        """Start new assignments, cancel aborted episodes, give back recalled ones."""
+        for key in recalled:
+            leased = self._open.get(key[:3])
+            if leased is not None and leased.key.attempt == key.attempt and not leased.scored:
+                self._hand_over(leased, "recalled")
         for key in aborts:
             leased = self._open.get(key[:3])
             if leased is not None and leased.key.attempt == key.attempt:
@@ -164,11 +171,14 @@ class EpisodeWorker:
             if leased.scored and leased.task is not None:
                 submitting.append(leased.task)
                 continue
-            if self._leases is not None and leased.episode is not None:
-                self._leases.renew([], [leased.episode.progress()])
-            self._give_back(leased, GiveBackReason.DRAIN, "")
+            self._hand_over(leased, "")
         if submitting:
             await asyncio.wait(submitting, timeout=timeout_s)
+
+    def _hand_over(self, leased: OpenEpisode, detail: str) -> None:
+        if self._leases is not None and leased.episode is not None:
+            self._leases.renew([], [leased.episode.progress()])
+        self._give_back(leased, GiveBackReason.DRAIN, detail)
 
     def _due(self, leased: OpenEpisode, now: float) -> bool:
         if leased.episode is None or leased.scored:

@@ -128,6 +128,7 @@ class DropReason(StrEnum):
     STALE = "stale"
     FILTERED = "filtered"
     SURPLUS = "surplus"
+    REPAIRED = "repaired"  # a filter has asked for another episode in its place
     GROUP_FAILED = "group_failed"
     INVALID = "invalid"
     OVERSIZED = "oversized"

@@ -38,6 +38,8 @@ class LedgerProgress:
     """Training episodes by state, and `admitted`."""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     """Dropped training episodes by reason."""
+    filtered: dict[str, int] = field(default_factory=dict[str, int])
+    """Groups that filters have dropped, by the reason that they gave."""
     tokens_generated: int = 0
     """Policy tokens sampled for training, not including `eval_tokens`."""
     eval_tokens: int = 0
@@ -54,6 +56,8 @@ class LedgerProgress:
     ready_groups: int = 0
     headroom_groups: int = 0
     """Groups that could be admitted now."""
+    group_size: int = 0
+    """Mean size of the last groups; that of the job if they are all alike."""
     payload_bytes: int = 0
     waiting: bool = False
     """Whether the trainer waits for a batch."""

@@ -182,6 +182,19 @@ class EpisodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """What an allocator has decided on one episode; zeros mean the job's own limits."""
+
+    variant: str = ""
+    meta: str = ""  # JSON
+    parent: int = -1  # sibling whose first `parent_tokens` tokens it continues; -1: none
+    parent_tokens: int = 0
+    max_turns: int = 0
+    max_tokens: int = 0  # of the policy, over all turns
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """The unit of lease: episodes `indices` of one group, all for the same task."""
 
@@ -197,6 +210,7 @@ class Assignment:
     min_version: int = -1  # samples of older versions are too stale to train on
     progress: tuple[EpisodeProgress, ...] = ()
     traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is sampled
+    starts: tuple[EpisodeStart, ...] = ()  # of each episode; empty: nothing special
 
 
 @dataclass(frozen=True, slots=True)

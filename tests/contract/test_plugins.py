@@ -15,6 +15,7 @@ from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.testing import (
     advantages,
+    allocators,
     environments,
     filters,
     rewards,
@@ -128,6 +129,11 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_a_filter_that_repairs() -> None:
+    picks = [((0.0, 1.0, 0.25), (1,)), ((0.0, 0.0), ())]
+    filters.fulfils_the_contract("repairing", keeps=[(1.0, 1.0)], picks=picks)
+
+
 @pytest.mark.parametrize("name", built_in("samplers"))
 def test_samplers(name: str) -> None:
     samplers.fulfils_the_contract(name, SAMPLERS.get(name))
@@ -135,6 +141,17 @@ def test_samplers(name: str) -> None:
 
 def test_a_sampler_that_learns() -> None:
     samplers.fulfils_the_contract("weakest", {"width": 6})
+
+
+@pytest.mark.parametrize("name", built_in("allocators"))
+def test_allocators(name: str) -> None:
+    allocators.fulfils_the_contract(name, sizes=[(lambda task, index: float(task == index), 4)])
+
+
+def test_an_allocator_with_waves_and_a_memory() -> None:
+    allocators.fulfils_the_contract("any_waves", {"seed": 3})
+    sizes = [(lambda task, index: 0.0, 6), (lambda task, index: 1.0, 2)]  # pyright: ignore
+    allocators.fulfils_the_contract("depth", sizes=sizes)
 
 
 ADVANTAGE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -264,6 +281,7 @@ class SlotSuite:
         ),
         (filters, not_a_decision, {}, "the decision on .* is False; expected Keep or Drop"),
         (filters, beyond, {}, r"the decision on .*: indices \[1\] of 1 episodes"),
+        (filters, "these", {"options": {"indices": [7]}}, r"indices \[7\] of 1 episodes"),
         (filters, fickle(), {"keeps": [(0.0, 1.0)]}, r"is \(0, 1\) once, then \(0,\)"),
         (filters, "balanced", {"options": {"keep": 2}, "drops": [(1.0, 1.0)]}, r"\(0, 1\) of"),
         (
@@ -272,6 +290,8 @@ class SlotSuite:
             {},
             "rewound to its first state, it yields another order|continues with other tasks",
         ),
+        (allocators, "any_waves", {"options": {"deed": "crowd"}}, "a wave of 600 episodes; 1 to"),
+        (allocators, "any_waves", {"options": {"deed": "orphan"}}, "parent 99 has not finished"),
         (samplers, Impatient, {}, "`remember` or `observe` changes the cursor|draws another task"),
         (advantages, too_large, {}, "finite float32 numbers"),
         (SlotSuite("aggregations"), per_micro_batch, {}, "micro-batches: divide by tokens.scale"),

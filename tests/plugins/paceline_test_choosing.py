@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.digest import number
-from paceline.plugins import Drop, FinishedGroup, Keep
+from paceline.plugins import Drop, FinishedGroup, Keep, Repair
 
 
 def chosen(task: int, size: int, seed: int) -> list[int]:
@@ -34,6 +34,18 @@ def successes(group: FinishedGroup) -> Keep | Drop:
     """Keep the episodes with a reward."""
     indices = [index for index, reward in enumerate(group.rewards) if reward > 0]
     return Keep(indices) if indices else Drop("none")
+
+
+def repairing(group: FinishedGroup, *, below: float = 0.5) -> Keep | Repair:
+    """Have episodes with less reward generated again."""
+    poor = [index for index, reward in enumerate(group.rewards) if reward < below]
+    return Repair(poor) if poor else Keep()
+
+
+def any_repair(group: FinishedGroup, *, seed: int) -> Keep | Repair:
+    """Have any subset of the episodes generated again."""
+    indices = chosen(group.task, len(group.rewards), seed)
+    return Repair(indices) if indices else Keep()
 
 
 def having(group: FinishedGroup, **values: Any) -> Keep | Drop:

@@ -114,6 +114,7 @@ class Collector:
             tokens=self._counters.advanced(job.job_id, "tokens", wants.sampled_tokens),
             open_episodes=wants.queued + wants.leased,
             headroom_groups=wants.headroom_groups,
+            mean_group=wants.group_size,
             published=self._published(job.job_id, _newest(trainers)),
             spreading_s=seconds if _behind(trainers, rollouts) else 0.0,
             measuring=wants.measuring,

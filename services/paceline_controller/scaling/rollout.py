@@ -129,7 +129,7 @@ def _guess(job: JobSignals, believed: Estimates, *, size: float, options: Scalin
     overlap = overlap_steps(
         max_staleness=spec.max_staleness, publish_every=job.spec.trainer.publish_every
     )
-    tokens = believed.tokens_at_least(job.open_episodes / spec.group_size)
+    tokens = believed.tokens_at_least(job.open_episodes / job.group_size)
     rate = needed_rate(
         per_step=tokens * spec.batch_groups,
         step_s=options.first_step_s,
@@ -154,9 +154,9 @@ def _requests(job: JobSignals, believed: Estimates, overlap: int) -> float:
     One batch is trained then, and those of the steps that overlap are being sampled.
     """
     spec = job.spec.experience
-    episodes = max(1, overlap) * spec.batch_groups * spec.group_size
+    episodes = max(1, overlap) * spec.batch_groups * job.group_size
     if spec.max_in_flight is not None:
-        episodes = min(episodes, max(spec.max_in_flight, spec.group_size))
+        episodes = min(episodes, max(spec.max_in_flight, job.group_size))
     return max(1.0, episodes * believed.generating)
 
 

@@ -35,15 +35,21 @@ class JobSignals:
     tokens: float = 0.0  # sampled, also for dropped groups and evaluations
     open_episodes: int = 0  # queued or leased
     headroom_groups: int = 0  # that admission would admit at this moment
+    mean_group: int = 0  # episodes of the last groups, on average; 0: unknown
     published: float = 0.0  # versions
     spreading_s: float = 0.0  # time that most rollout workers lacked the newest version
     measuring: bool = False  # an evaluation is open
     pools: Mapping[str, PoolSignals] = field(default_factory=dict[str, PoolSignals])
 
     @property
+    def group_size(self) -> int:
+        """Episodes of a group, on average."""
+        return self.mean_group or self.spec.experience.group_size
+
+    @property
     def wanted_episodes(self) -> int:
         """Open episodes, and those that would be admitted on request."""
-        return self.open_episodes + self.headroom_groups * self.spec.experience.group_size
+        return self.open_episodes + self.headroom_groups * self.group_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -29,7 +29,7 @@ from paceline.types import (
 )
 from paceline.v1 import reward_pb2
 from paceline_environment.episodes.calls import EnvironmentCalls, Loads
-from paceline_environment.episodes.resume import has_begun, resume_plan
+from paceline_environment.episodes.resume import has_begun, resume_plan, unread_turns
 from paceline_environment.episodes.scoring import Scoring
 from paceline_environment.episodes.stages import Stages
 from paceline_environment.episodes.turn import Turn
@@ -83,6 +83,7 @@ class Episode:
         self._environment = self._job.make_environment(assignment.purpose)
         self._loads = self._environment if isinstance(self._environment, Loads) else None
         self._builder = TranscriptBuilder()
+        self._start = group.starts.get(index)
         self._sampling = sampling_of(group, index)
         self._turn: Turn | None = None
         self._actions: list[str] = []
@@ -146,9 +147,12 @@ class Episode:
         self._worker = turn.last
         self._truncated = reason is FinishReason.LENGTH
         self._turn_ends.append(turn.tokens[-1] if turn.tokens else -1)
-        has_tools = bool(self._observations[0].tools)
-        self._text = await self._job.tokenizer.turn_text(turn.tokens, keep_special=has_tools)
+        self._text = await self._turn_text(turn.tokens)
         return self._text
+
+    async def _turn_text(self, tokens: Sequence[int]) -> str:
+        has_tools = bool(self._observations[0].tools)
+        return await self._job.tokenizer.turn_text(tokens, keep_special=has_tools)
 
     async def step(self, action: str) -> None:
         """Apply an action and render the next observation, unless the episode is over."""
@@ -211,6 +215,9 @@ class Episode:
         turns = self._builder.turns
         turn.shared = turns[0].start if turns else len(turn.prefix)
         remaining = spec.sampling.max_context - len(turn.prefix)
+        if self._start is not None and self._start.max_tokens:
+            left = self._start.max_tokens - self._builder.num_policy_tokens
+            remaining = min(remaining, max(left, 1))
         if remaining < self._sampling.max_tokens:
             turn.sampling = replace(self._sampling, max_tokens=remaining)
         return turn
@@ -230,6 +237,12 @@ class Episode:
 
     async def _resume(self, progress: EpisodeProgress) -> bool:
         """Rebuild the environment from the actions; False if the episode has to restart."""
+        unread = unread_turns(progress)
+        if unread:
+            actions = list(progress.actions)
+            for place, tokens in unread.items():
+                actions[place] = await self._turn_text(tokens)
+            progress = replace(progress, actions=tuple(actions))
         plan = resume_plan(progress, replayable=self._environment.replayable)
         stages, metrics = self._peers.stages, self._peers.metrics
         if plan is None:
@@ -247,8 +260,9 @@ class Episode:
             tokens, logprobs, versions = plan.builder.pop_turn()
             turn = self._turn = self._make_turn(plan.builder.tokens.copy())
             turn.tokens, turn.logprobs, turn.versions = tokens, logprobs, versions
-        stages.tokens_resumed += plan.num_policy_tokens
-        metrics.add("resumed_tokens", plan.num_policy_tokens, failed_service="environment")
+        if self._attempt > 1:  # else they are those of a sibling
+            stages.tokens_resumed += plan.num_policy_tokens
+            metrics.add("resumed_tokens", plan.num_policy_tokens, failed_service="environment")
         return True
 
     async def _replay(self, action: str, end: int) -> None:
@@ -271,9 +285,17 @@ class Episode:
         turns = self._builder.turns
         if not replayed and turns:
             self._builder.mark_step(turns[-1].start, reward=result.reward)
-        if result.truncated:
+        if result.truncated or (not result.done and self._is_spent()):
             self._truncated = True
         self.over = result.done or self._truncated
+
+    def _is_spent(self) -> bool:
+        """Whether the limits of an allocator leave it no further turn."""
+        start = self._start
+        if start is None:
+            return False
+        turns, tokens = len(self._actions), self._builder.num_policy_tokens
+        return 0 < start.max_turns <= turns or 0 < start.max_tokens <= tokens
 
     async def _show(self, observation: Observation) -> None:
         """Append an observation; if it does not fit, the episode ends as truncated."""
@@ -370,6 +392,8 @@ class Episode:
                 rollout_workers=tuple(self._workers),
                 engine=engine,
                 precision=precision,
+                prompt_variant=self._start.variant if self._start else "",
+                variant_meta=self._start.meta if self._start else "",
                 trace=self._span.traceparent,
             ),
         )
@@ -379,4 +403,8 @@ def sampling_of(group: GroupContext, index: int) -> SamplingParams:
     """Sampling parameters of an episode; the seed depends on group and index, not on attempt."""
     assignment = group.assignment
     seed = number(assignment.seed, index) >> 1
-    return replace(group.job.samplings[assignment.purpose], seed=seed)
+    sampling = replace(group.job.samplings[assignment.purpose], seed=seed)
+    start = group.starts.get(index)
+    if start is None or not start.temperature:
+        return sampling
+    return replace(sampling, temperature=start.temperature)

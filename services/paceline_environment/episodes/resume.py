@@ -30,6 +30,20 @@ def has_begun(progress: EpisodeProgress) -> bool:
     return bool(progress.transcripts and progress.transcripts[0].tokens)
 
 
+def unread_turns(progress: EpisodeProgress) -> dict[int, tuple[int, ...]]:
+    """Tokens of turns whose action is not known, by place: those of a sibling that it continues."""
+    if not has_begun(progress) or not progress.transcripts[0].branch_token:
+        return {}
+    transcript = progress.transcripts[0]
+    tokens, turns = transcript.tokens, TranscriptBuilder.resume(transcript).turns
+    known = zip(progress.actions, turns, strict=False)
+    return {
+        place: tokens[span.start : span.end]
+        for place, (action, span) in enumerate(known)
+        if not action
+    }
+
+
 def resume_plan(progress: EpisodeProgress, *, replayable: bool) -> ResumePlan | None:
     """How to resume; None: the episode has to restart.
 

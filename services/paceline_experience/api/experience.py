@@ -245,6 +245,7 @@ def demand_to(job_id: str, live: LedgerProgress) -> pb.JobDemand:
         accepted_groups=live.accepted_groups,
         sampled_tokens=live.tokens_generated + live.eval_tokens,
         measuring=live.eval is not None,
+        group_size=live.group_size,
     )
 
 

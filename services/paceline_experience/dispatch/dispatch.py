@@ -135,6 +135,8 @@ class Dispatcher:
 
     async def _next_delta(self, session: _Session) -> LeaseDelta | None:
         abort, session.abort = session.abort, []
+        for job_id, entry in self._ledgers.active.items():
+            abort += [JobKey(job_id, key) for key in entry.ledger.recalled(session.worker_id)]
         assignments: list[Assignment] = []
         exhausted: set[str] = set()  # jobs that had fewer episodes than expected
         try:
@@ -205,7 +207,7 @@ class Dispatcher:
             tenant=tenant,
             demand=demand,
             reserved=self._accounting.reserved(entry.job.status.job_id),
-            group=entry.spec.experience.group_size,
+            group=demand.group,
             held=entry.ledger.held(session.worker_id),
         )
 

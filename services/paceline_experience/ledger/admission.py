@@ -14,7 +14,7 @@ class AdmissionLimits:
     """Settings that bound admission."""
 
     batch_groups: int
-    group_size: int
+    group_size: int  # mean, if groups differ
     max_staleness: int
     max_in_flight: int | None
     payload_bytes: int

@@ -143,13 +143,18 @@ class Batches:
             batch_id=f"{step}-{_digest(chosen)}",
             step=step,
             groups=tuple(g.group_id for g in chosen),
-            stats=replace(shares.batch_stats(chosen, state, step), trainer_wait_s=wait_s),
+            stats=replace(
+                shares.batch_stats(chosen, state, step),
+                trainer_wait_s=wait_s,
+                **asdict(self._groups.losses.beside(chosen)),
+            ),
             notes=found.notes,
             age_steps=state.age_steps(chosen),
         )
         await self._core.change(
             "take", incarnation, step, record_text(batch), *found.script_arguments
         )
+        self._groups.losses.reset()
         self._core.learned(found.memory)
         self._waited_s, self._waiting_since = self._waited_s + wait_s, None
         state.batches[step] = batch

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from paceline.enums import EpisodeState
 
+FILTER = "filter:"
+_MAX_REASONS = 32
 _TRAINING = [str(s) for s in EpisodeState if s is not EpisodeState.MEASURED]
 
 
@@ -18,6 +20,17 @@ def by_state(numbers: Counter[str]) -> dict[str, int]:
 def by_reason(numbers: Counter[str]) -> dict[str, int]:
     """Dropped training episodes by reason."""
     return {k.removeprefix("drop:"): n for k, n in numbers.items() if k.startswith("drop:") and n}
+
+
+def by_filter(numbers: Counter[str]) -> dict[str, int]:
+    """Groups that filters have dropped, by their reason."""
+    return {k.removeprefix(FILTER): n for k, n in numbers.items() if k.startswith(FILTER)}
+
+
+def filter_reason(numbers: Counter[str], reason: str) -> str:
+    """The name under which a reason is counted: there are at most 32, and `other`."""
+    known = by_filter(numbers)
+    return reason if reason in known or len(known) < _MAX_REASONS else "other"
 
 
 def by_age(numbers: Counter[str]) -> dict[str, int]:

@@ -3,71 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from paceline import wire
 from paceline.enums import DropReason, EpisodeOutcome, EpisodeState
 from paceline.errors import InvalidError
 from paceline.telemetry.logs import Log
 from paceline.text import clipped
-from paceline.types import Trajectory
-from paceline.v1 import types_pb2
+from paceline.types import EpisodeProgress, Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
+from paceline_experience.ledger.generation.allocation import (
+    Allocation,
+    GroupSizes,
+    Wave,
+    repeated,
+    starts_of,
+)
+from paceline_experience.ledger.generation.losses import Losses
+from paceline_experience.ledger.generation.prefix import prefix_of
+from paceline_experience.ledger.generation.submission import Report, Submission, submission
 from paceline_experience.ledger.own.later import LaterDecisions
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
-from paceline_experience.ledger.records import EpisodeSummary, OutcomeRecord, record_text
-from paceline_experience.ledger.state import GroupRecord, payload_name
+from paceline_experience.ledger.records import OutcomeRecord, record_text
+from paceline_experience.ledger.state import DROPPED, GroupRecord, payload_name
 from paceline_experience.ledger.task_cursor import Draw
-from paceline_experience.store.payloads import PayloadStore, pack
+from paceline_experience.store.payloads import PayloadStore
 
-ANSWER_BYTES = 256
+MAX_REPAIRS = 3  # of a group, by filters
+_MORE, _CLOSE = "more", "close"  # verdicts on a group that stays open
+_STAYS_OPEN = frozenset({_MORE, _CLOSE})
 log = Log("groups")
-
-
-class Verdict(StrEnum):
-    """The outcome of an attempt; values as `report.lua` expects them."""
-
-    OK = "ok"
-    REQUEUE = "again"  # an infrastructure failure, or an expired lease
-    DRAIN = "drain"  # its worker drains: uses up no attempt
-    INVALID = "invalid"
-    OVERSIZED = "oversized"
-    GONE = "gone"  # its pinned version is gone
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The outcome of one attempt."""
-
-    group_id: str
-    index: int
-    attempt: int
-    verdict: Verdict
-    detail: str = ""  # human-readable
-    result: EpisodeSummary | None = None  # None: not finished
-
-    @property
-    def unusable(self) -> bool:
-        """Whether another attempt would end the same way, so that the group is dropped."""
-        return self.verdict in {Verdict.INVALID, Verdict.OVERSIZED}
-
-    def script_argument(self, max_bytes: int) -> dict[str, object]:
-        """As `report.lua` takes it, with a detail of at most `max_bytes`."""
-        fields: dict[str, object] = {
-            "group": self.group_id,
-            "index": self.index,
-            "attempt": self.attempt,
-            "verdict": self.verdict,
-        }
-        if self.result is not None:
-            text = record_text(self.result)
-            return {**fields, "result": text, "policy_tokens": self.result.policy_tokens}
-        return {**fields, "detail": clipped(self.detail, max_bytes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +46,41 @@ class GroupDecision:
     verdict: str  # `ready`, or the reason to drop the group
     detail: str = ""  # what was wrong with it
     left_out: tuple[int, ...] = ()  # episodes that the filters leave out of a group that is kept
-    outcome: str = ""  # for advantages with a memory
+    outcome: str = ""  # for plug-ins with a memory
+    surplus: tuple[int, ...] | None = None
+    """It is closed early: what is still open is dropped, and these, which were too late."""
+    filtered_for: str = ""  # the reason of the filter that drops it
+    repaired: tuple[int, ...] = ()  # episodes that are dropped for others of the wave
+    wave: Wave | None = None  # the verdict is `more`: these begin, and the group stays open
 
     def script_argument(self) -> dict[str, object]:
         """As `decide.lua` takes it."""
-        return {
+        fields: dict[str, object] = {
             "group": self.group_id,
             "verdict": self.verdict,
             "detail": self.detail,
             "left_out": self.left_out,
             "outcome": self.outcome,
         }
+        if self.surplus is not None:
+            fields["surplus"] = self.surplus
+        if self.filtered_for:
+            fields["filtered_for"] = self.filtered_for
+        if self.wave is not None:
+            fields |= {"count": self.wave.count, "starts": self.wave.starts}
+        if self.repaired:
+            fields["repaired"] = self.repaired
+        return fields
+
+
+_Decided = tuple[GroupRecord, GroupDecision]
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A submitted trajectory, ready to be stored; an empty payload is not stored."""
+class _Over:
+    """A group on which filters decide; `late`: it has enough, without these finished episodes."""
 
-    report: Report
-    payload: bytes
-    message: pb.Trajectory
-
-    @property
-    def name(self) -> str:
-        """Name of its payload."""
-        return payload_name(self.report.group_id, self.report.index, self.report.attempt)
-
-
-def _parts(score: pb.Score) -> dict[str, float]:
-    """The parts of a reward that has several."""
-    if len(score.parts) < 2:
-        return {}
-    return {name: value for name, value in score.parts.items() if math.isfinite(value)}
+    late: tuple[int, ...] | None = None
 
 
 class Groups:
@@ -123,11 +94,15 @@ class Groups:
         compress_over_bytes: int,
         observe: bool = False,
         own: OwnParts = NO_PARTS,
+        allocation: Allocation | None = None,
     ) -> None:
         """`observe`: keep the outcomes of decided groups until the next batch is fixed.
 
         `own`: the filters that came with the job.
         """
+        self.allocation = allocation
+        self.sizes = GroupSizes(core.spec.experience.group_size)
+        self.losses = Losses()
         self._core = core
         self._payloads = payloads
         self._observe = observe
@@ -137,6 +112,11 @@ class Groups:
         self._num_accepted, self._accepted_bytes = 0, 0
         self._filters = FilterChain(core.spec, own)
         self._later = LaterDecisions(self._decide_later) if self._filters.slow else None
+
+    @property
+    def problem(self) -> str:
+        """Why no group can be started any more, so that the job fails; empty: they can."""
+        return "" if self.allocation is None else self.allocation.problem
 
     @property
     def mean_bytes(self) -> float:
@@ -149,12 +129,23 @@ class Groups:
         owned = {name for g in self._core.state.groups.values() for name in g.payloads()}
         await self.free([name for name in self._sizes if name not in owned and name not in listed])
         self.payload_bytes = sum(self._sizes.values())
+        training = (g for g in self._core.state.groups.values() if g.accepted and not g.is_eval)
+        for group in sorted(training, key=lambda each: each.seq):
+            self.sizes.add(len(group.states))
 
     async def submit(
         self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]
     ) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
-        submissions = [self._submission(item) for item in trajectories]
+        submissions = [
+            submission(
+                item,
+                limits=self._core.limits,
+                compress_over_bytes=self._compress_over,
+                waves=self.allocation is not None,
+            )
+            for item in trajectories
+        ]
         async with self._core.transaction() as state:
             new: dict[str, bytes] = {}
             for each in submissions:
@@ -183,36 +174,6 @@ class Groups:
         index = submission.report.index
         return group is not None and 0 <= index < len(group.states) and group.states[index] in "ql"
 
-    def _submission(self, item: Trajectory | pb.Trajectory | bytes) -> Submission:
-        if isinstance(item, Trajectory):
-            message = wire.to_proto(item, pb.Trajectory)
-        elif isinstance(item, bytes):
-            message = pb.Trajectory.FromString(item)
-        else:
-            message = item
-        key = (message.group_id, message.index, message.attempt)
-        score = message.score
-        if score.status == types_pb2.SCORE_STATUS_INFRA_ERROR or not math.isfinite(score.reward):
-            return Submission(Report(*key, Verdict.REQUEUE, score.detail), b"", message)
-        data = item if isinstance(item, bytes) else message.SerializeToString()
-        if problem := self._core.limits.excess("trajectory_bytes", len(data)):
-            return Submission(Report(*key, Verdict.OVERSIZED, problem), b"", message)
-        payload = pack(data, self._compress_over)
-        transcripts = message.transcripts
-        versions = [run.version for t in transcripts for run in t.versions]
-        result = EpisodeSummary(
-            attempt=message.attempt,
-            reward=score.reward,
-            truncated=message.truncated,
-            policy_tokens=sum(len(t.logprobs) for t in transcripts),
-            tokens=sum(len(t.tokens) for t in transcripts),
-            oldest_version=min(versions, default=-1),
-            num_bytes=len(payload),
-            answer=clipped(score.normalised_answer, ANSWER_BYTES),
-            parts=_parts(score),
-        )
-        return Submission(Report(*key, Verdict.OK, result=result), payload, message)
-
     async def report(self, reports: Sequence[Report]) -> list[EpisodeOutcome]:
         """Inside a transaction: record outcomes of attempts and settle their groups."""
         state = self._core.state
@@ -226,9 +187,15 @@ class Groups:
         answer: list[str] = await self._core.change("report", json.dumps(argument))
         outcomes = [EpisodeOutcome(each) for each in answer]
         gone = {name: g for name, g in before.items() if g and name not in state.groups}
+        for group in gone.values():
+            self.losses.note(group, None)
         await self._requeue_failed(reports, gone)
         await self.free([name for g in gone.values() for name in g.payloads()])
-        await self.settle([name for name in before if name in state.open])
+        finished: dict[str, list[int]] = {}
+        for report, outcome in zip(reports, outcomes, strict=True):
+            if outcome is EpisodeOutcome.ACCEPTED:
+                finished.setdefault(report.group_id, []).append(report.index)
+        await self.settle([name for name in before if name in state.open], finished)
         if gone or any(outcome is EpisodeOutcome.REQUEUED for outcome in outcomes):
             self._core.work.fire()
         return outcomes
@@ -249,14 +216,33 @@ class Groups:
         if groups:
             await self._core.note(feed=self._core.cursor.state())
 
-    async def settle(self, names: Sequence[str]) -> None:
-        """Inside a transaction: apply the filters to those groups that are complete."""
-        state = self._core.state
-        complete = [state.groups[name] for name in names if state.groups[name].complete]
+    async def settle(
+        self, names: Sequence[str], finished: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """Inside a transaction: decide on those groups that are complete, or have enough.
+
+        `finished`: episodes that have just finished, in order; if not given, all that have.
+        """
+        decided: list[_Decided] = []
+        over: list[tuple[GroupRecord, _Over]] = []
+        for name in names:
+            group = self._core.state.groups[name]
+            new = group.finished() if finished is None else finished.get(name, ())
+            found = self._allocated(group, new)
+            if isinstance(found, GroupDecision):
+                decided.append((group, found))
+            elif found is not None:
+                over.append((group, found))
+        for group, found in over:
+            if self._later is None:
+                decision = await self._decision(group.without(found.late or ()))
+                decided.append((group, replace(decision, surplus=found.late)))
+            elif found.late is not None:
+                closing = GroupDecision(group.group_id, _CLOSE, surplus=found.late)
+                decided.append((group, closing))
+        await self._decide(decided)
         if self._later is not None:
-            self._later.add(complete)
-        elif complete:
-            await self._decide(complete, [await self._decision(group) for group in complete])
+            self._later.add([self._core.state.groups[group.group_id] for group, _ in over])
 
     def close(self) -> None:
         """Decide on nothing more."""
@@ -269,24 +255,53 @@ class Groups:
         async with self._core.transaction() as state:
             now = state.groups.get(group.group_id)
             if now is not None and now.complete and now.attempts == group.attempts:
-                await self._decide([now], [decision])
+                await self._decide([(now, decision)])
 
-    async def _decide(
-        self, complete: Sequence[GroupRecord], decisions: Sequence[GroupDecision]
-    ) -> None:
-        """Inside a transaction: do what was decided on complete groups."""
+    async def _decide(self, decided: Sequence[_Decided]) -> None:
+        """Inside a transaction: do what was decided on groups."""
+        if not decided:
+            return
         state = self._core.state
-        fields = [each.script_argument() for each in decisions]
+        fields = [decision.script_argument() for _, decision in decided]
         await self._core.change("decide", json.dumps(fields))
-        for group in complete:
+        ended = [group for group, decision in decided if decision.verdict not in _STAYS_OPEN]
+        for group in ended:
             if not group.is_eval:
                 self._core.meter.decided([f.reward for f in group.summaries()])
-        gone = [name for group in complete for name in self._gone(group)]
+                self.sizes.add(len(group.states))
+        for group, _ in decided:
+            after = state.groups.get(group.group_id)
+            if after is None or DROPPED in after.states:
+                self.losses.note(group, after)
+        gone = [name for group, _ in decided for name in self._gone(group)]
         await self.free(gone)
-        if gone:
+        if gone or len(ended) < len(decided):
             self._core.work.fire()
-        if any(group.group_id in state.groups for group in complete):
+        if any(group.group_id in state.groups for group in ended):
             self._core.ready.fire()
+
+    def _allocated(self, group: GroupRecord, new: Sequence[int]) -> GroupDecision | _Over | None:
+        """Whether a group is over, or gets another wave; None: it waits for its episodes."""
+        if self.allocation is None or group.is_eval or group.closed:
+            return _Over() if group.complete else None
+        try:
+            for count in range(1, len(new) + 1):
+                late = tuple(new[count:])  # as if they had not finished yet
+                if not late and group.complete:
+                    break
+                if self.allocation.enough(group.without(late)):
+                    return _Over(late)
+            if not group.complete:
+                return None
+            if wave := self.allocation.more(group, self._core.state.step):
+                return GroupDecision(group.group_id, _MORE, wave=wave)
+        except InvalidError as error:
+            return self._invalid(group, error)
+        return _Over()
+
+    def _invalid(self, group: GroupRecord, error: InvalidError) -> GroupDecision:
+        detail = clipped(error.message, self._core.limits.settings.reason_bytes)
+        return GroupDecision(group.group_id, DropReason.INVALID, detail=detail)
 
     def _gone(self, before: GroupRecord) -> Iterable[str]:
         """Payloads of episodes that a group has lost."""
@@ -297,17 +312,27 @@ class Groups:
     async def _decision(self, group: GroupRecord) -> GroupDecision:
         """What becomes of a complete group, according to the filters."""
         try:
-            kept = await self._filters.kept(finished_group(group))
+            found = await self._filters.decision(finished_group(group))
         except InvalidError as error:
             log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
-            detail = clipped(error.message, self._core.limits.settings.reason_bytes)
-            return GroupDecision(group.group_id, DropReason.INVALID, detail=detail)
-        left_out = tuple(i for i in range(len(group.states)) if i not in kept) if kept else ()
+            return self._invalid(group, error)
+        # Filters know the finished episodes only, by their place among them.
+        finished = group.finished()
+        if found.repair and group.repairs < MAX_REPAIRS:
+            again = tuple(finished[place] for place in found.repair)
+            return GroupDecision(group.group_id, _MORE, wave=repeated(group, again), repaired=again)
+        if found.repair:
+            found = found.without_repair()
+        kept = found.kept
+        places = tuple(n for n in range(len(finished)) if n not in kept) if kept else ()
+        left_out = tuple(finished[place] for place in places)
+        reason = filter_reason(self._core.state.counts, found.reason) if not kept else ""
         return GroupDecision(
             group.group_id,
             EpisodeState.READY if kept else DropReason.FILTERED,
             left_out=left_out,
-            outcome=self._observed(group, filtered=not kept, left_out=left_out),
+            outcome=self._observed(group, filtered=not kept, left_out=places),
+            filtered_for=reason,
         )
 
     def _observed(
@@ -340,6 +365,30 @@ class Groups:
             OutcomeRecord(seq=group.seq, task=group.position, failed=reason, pick=group.pick)
         )
 
+    async def prefixes(self, group: GroupRecord, indices: Sequence[int]) -> list[EpisodeProgress]:
+        """What those of these episodes that continue a sibling begin with."""
+        if not group.starts:
+            return []
+        starts = starts_of(group)
+        found: list[EpisodeProgress] = []
+        for index in indices:
+            parent, tokens = starts[index].parent or (-1, 0)
+            sibling = group.results[parent] if parent >= 0 else None
+            if sibling is None:
+                continue
+            name = payload_name(group.group_id, parent, sibling.attempt)
+            (payload,) = await self._payloads.get([name])
+            begun = prefix_of(
+                payload,
+                tokens,
+                parent=parent,
+                group_id=group.group_id,
+                index=index,
+                attempt=group.attempts[index],
+            )
+            found += [begun] if begun else []
+        return found
+
     async def drop(self, names: Sequence[str], reason: DropReason) -> None:
         """Inside a transaction: drop whole groups."""
         if not names:
@@ -360,6 +409,8 @@ class Groups:
             for name in names
         ]
         await self._core.change("decide", json.dumps(decisions))
+        for group in groups:
+            self.losses.note(group, None)
         await self.free(payloads)
         if again:
             await self._requeue_tasks(again)

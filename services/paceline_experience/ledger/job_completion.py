@@ -167,7 +167,7 @@ class JobCompletion:
 
     def _fatal_problem(self) -> str:
         """Why the job cannot go on; empty if it can."""
-        if problem := self._core.problem or self._batches.problem:
+        if problem := self._core.problem or self._groups.problem or self._batches.problem:
             return problem
         state, spec = self._core.state, self._core.spec.experience
         invalid, ended = state.counts["groups:invalid"], state.counts["groups:ended"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline import wire
 from paceline.enums import DropReason, GiveBackReason, Purpose
@@ -21,22 +21,13 @@ from paceline_experience.ledger.admission import (
     serving_step,
 )
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.groups import Groups, Report, Verdict
+from paceline_experience.ledger.generation.allocation import Wave, episode_starts
+from paceline_experience.ledger.generation.modes import EpisodeKey, Mode
+from paceline_experience.ledger.generation.submission import Report, Verdict
+from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.staleness import oldest_usable_version, stale_groups
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.ledger.task_cursor import Draw, draw_fields, stable_seed
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeKey:
-    """One lease: an attempt at an episode; `reason` and `detail` when it is returned."""
-
-    group_id: str
-    index: int
-    attempt: int
-    reason: GiveBackReason | None = None
-    detail: str = ""
-
 
 # All other reasons: requeue.
 _VERDICTS = {
@@ -61,12 +52,22 @@ class Demand:
     new: int  # those that would be admitted
     eval_leased: int
     eval_queued: int
+    group: int = 1  # episodes of a new group, on average
 
 
 @dataclass(slots=True)
 class _Plan:
     lease: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
-    admit: list[tuple[str, Draw]] = field(default_factory=list[tuple[str, Draw]])
+    admit: list[tuple[str, Draw, Wave | None]] = field(
+        default_factory=list[tuple[str, Draw, "Wave | None"]]
+    )
+
+
+def _wave_fields(wave: Wave | None) -> dict[str, object]:
+    """As `lease.lua` takes it."""
+    if wave is None:
+        return {}
+    return {"size": wave.count, **({"starts": wave.starts} if wave.starts else {})}
 
 
 class Leases:
@@ -85,26 +86,34 @@ class Leases:
         self._tasks = tasks
         self._eval_tasks = eval_tasks
         spec = core.spec.experience
-        self.limits = AdmissionLimits(
+        self._allocation = groups.allocation
+        self._limits = AdmissionLimits(
             batch_groups=spec.batch_groups,
             group_size=spec.group_size,
             max_staleness=spec.max_staleness,
             max_in_flight=spec.max_in_flight,
             payload_bytes=spec.payload_bytes,
         )
-        self._serving: frozenset[int] = frozenset()
+        self.mode = Mode(core)
+
+    @property
+    def limits(self) -> AdmissionLimits:
+        """What bounds admission, with the mean size of groups."""
+        if self._allocation is None:
+            return self._limits
+        return replace(self._limits, group_size=self._groups.sizes.mean())
 
     def serve(self, versions: frozenset[int]) -> None:
         """Rollout workers sample with these policy versions."""
-        if versions != self._serving:
-            self._serving = versions
+        if versions != self.mode.serving:
+            self.mode.serving = versions
             self._core.work.fire()
 
     def load(self) -> AdmissionLoad:
         """The current load that bounds admission."""
         state, counts = self._core.state, self._core.state.counts
         step = serving_step(
-            map(state.age, self._serving),
+            map(state.age, self.mode.serving),
             newest=state.age(state.version),
             step=state.step,
             max_staleness=self.limits.max_staleness,
@@ -126,13 +135,15 @@ class Leases:
     def demand(self) -> Demand:
         """Leased episodes, and those that could be."""
         state, counts = self._core.state, self._core.state.counts
-        new = 0 if self._core.cursor.exhausted else self.headroom() * self.limits.group_size
+        size, held = self.limits.group_size, self.mode.holds
+        new = 0 if self._core.cursor.exhausted or held else self.headroom() * size
         return Demand(
             leased=counts["leased"],
-            queued=0 if state.stop else counts["queued"],
+            queued=0 if state.stop or held else counts["queued"],
             new=new,
             eval_leased=counts["eval:leased"],
             eval_queued=counts["eval:queued"],
+            group=1 if self.mode.by_episode else size,
         )
 
     async def lease(
@@ -146,9 +157,11 @@ class Leases:
             plan = _Plan()
             if evals > 0:
                 self._plan_queued(plan, state, state.queued_evals, evals)
-            if train > 0 and not state.stop:
+            if train > 0 and not state.stop and not self.mode.holds:
+                await self._groups.drop(self.mode.outdated(), DropReason.STALE)
                 left = self._plan_queued(plan, state, state.queued, train)
-                self._plan_new(plan, state, worker_id, left, allow_partial=allow_partial)
+                partial = allow_partial or self.mode.by_episode
+                self._plan_new(plan, state, worker_id, left, allow_partial=partial)
             if not plan.lease:
                 return []
             await self._core.change("lease", self._arguments(plan, worker_id))
@@ -172,11 +185,19 @@ class Leases:
         tiny = 0 < credits < size and not plan.lease and state.held[worker_id] == 0
         groups = -(-credits // size) if allow_partial or tiny else credits // size
         for _ in range(min(self.headroom(), groups)):
+            if credits <= 0:  # the last one was larger than others
+                break
             drawn = self._core.cursor.draw()
             if drawn is None:
                 break
+            wave = None
+            if self._allocation is not None:
+                wave = self._allocation.start(drawn, state.step)
+                if wave is None:
+                    break
+                size = wave.count
             name = f"{self._core.job_id}.{drawn.name}"
-            plan.admit.append((name, drawn))
+            plan.admit.append((name, drawn, wave))
             plan.lease.append((name, list(range(min(size, credits)))))
             credits -= size
 
@@ -185,8 +206,11 @@ class Leases:
             "worker": worker_id,
             "max_staleness": self.limits.max_staleness,
             "batch_groups": self.limits.batch_groups,
-            "group_size": self.limits.group_size,
-            "admit": [{"group": name, **draw_fields(drawn)} for name, drawn in plan.admit],
+            "group_size": self._limits.group_size,
+            "admit": [
+                {"group": name, **draw_fields(drawn), **_wave_fields(wave)}
+                for name, drawn, wave in plan.admit
+            ],
             "lease": [{"group": name, "indices": indices} for name, indices in plan.lease],
             "feed": self._core.cursor.state() if plan.admit else "",
         }
@@ -237,6 +261,7 @@ class Leases:
             min_version=-1 if group.is_eval else floor,
             progress=tuple(progress),
             traces=self._core.traces.contexts(group.group_id, indices),
+            starts=episode_starts(group, indices),
         )
 
     def _task(self, group: GroupRecord) -> Task:
@@ -274,15 +299,21 @@ class Leases:
             if state.groups[name].attempts[index] > 1
         ]
         found: dict[str, list[EpisodeProgress]] = {}
-        if not wanted:
-            return found
-        fields = [f"{name}/{index}" for name, index, _ in wanted]
-        blobs = await self._core.store.command("HMGET", self._core.keys.progress, *fields)
-        for (name, _, attempt), blob in zip(wanted, blobs, strict=True):
-            if blob is not None:
-                message = pb.EpisodeProgress.FromString(blob)
-                message.attempt = attempt
-                found.setdefault(name, []).append(wire.from_proto(message, EpisodeProgress))
+        if wanted:
+            fields = [f"{name}/{index}" for name, index, _ in wanted]
+            blobs = await self._core.store.command("HMGET", self._core.keys.progress, *fields)
+            for (name, _, attempt), blob in zip(wanted, blobs, strict=True):
+                if blob is not None:
+                    message = pb.EpisodeProgress.FromString(blob)
+                    message.attempt = attempt
+                    found.setdefault(name, []).append(wire.from_proto(message, EpisodeProgress))
+        if self._allocation is not None:
+            for name, indices in plan.lease:
+                have = {each.index for each in found.get(name, ())}
+                group = state.groups[name]
+                prefixes = await self._groups.prefixes(group, [i for i in indices if i not in have])
+                if prefixes:
+                    found.setdefault(name, []).extend(prefixes)
         return found
 
     async def renew(
@@ -310,6 +341,7 @@ class Leases:
         for item in progress:
             seen = [t.oldest_version for t in item.transcripts if t.num_policy_tokens]
             group = state.groups[item.group_id]
+            group.sampled[item.index] = sum(t.num_policy_tokens for t in item.transcripts)
             if seen:
                 known = [group.oldest_seen] if group.oldest_seen >= 0 else []
                 group.oldest_seen = min([*seen, *known])

@@ -21,16 +21,18 @@ from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.context import Hooks, LedgerContext
-from paceline_experience.ledger.counts import by_age, by_reason, by_state
+from paceline_experience.ledger.counts import by_age, by_filter, by_reason, by_state
 from paceline_experience.ledger.evals import Evals
+from paceline_experience.ledger.generation.allocation import Allocation
+from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
-from paceline_experience.ledger.leases import Demand, EpisodeKey, Leases
+from paceline_experience.ledger.leases import Demand, Leases
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
 from paceline_experience.ledger.shares import BatchShare
-from paceline_experience.ledger.sources import learners_of, make_sampler
+from paceline_experience.ledger.sources import learners_of, make_allocator, make_sampler
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.trajectories import Trajectories
 from paceline_experience.ledger.verification import VerificationReport, verify
@@ -68,20 +70,20 @@ class JobLedger:
         meter: JobMeter | None = None,
         own: OwnParts = NO_PARTS,
     ) -> None:
-        sampler, kind = make_sampler(spec, len(tasks)), spec.experience.sampler.kind
+        sampler, allocator = make_sampler(spec, len(tasks)), make_allocator(spec)
         core = LedgerContext(
             store=store,
             keys=JobKeys(tenant, job_id),
             job_id=job_id,
             spec=spec,
             clock=clock or JobClock(store.now),
-            cursor=TaskCursor(sampler, kind=kind),
+            cursor=TaskCursor(sampler, kind=spec.experience.sampler.kind),
             limits=limits or JobLimits(tenant),
             epoch=epoch,
             watermarks=watermarks,
             tracer=tracer,
             meter=meter,
-            learners=learners_of(sampler, kind),
+            learners=learners_of(spec, sampler, allocator),
         )
         estimator = Estimator(core, own)
         groups = Groups(
@@ -90,6 +92,7 @@ class JobLedger:
             compress_over_bytes=options.compress_over_bytes,
             observe=estimator.observes,
             own=own,
+            allocation=Allocation(spec, allocator) if allocator else None,
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks, self._rows_reported = hooks, -1
@@ -137,10 +140,7 @@ class JobLedger:
     async def lease(
         self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
     ) -> list[Assignment]:
-        """Lease up to `train` and `evals` episodes, admitting groups as needed; may be empty.
-
-        With `allow_partial` the last new group may start with fewer episodes than it has.
-        """
+        """Lease up to `train` and `evals` episodes, admitting groups as needed (`Leases.lease`)."""
         return await self._leases.lease(
             worker_id=worker_id, train=train, evals=evals, allow_partial=allow_partial
         )
@@ -148,6 +148,10 @@ class JobLedger:
     def demand(self) -> Demand:
         """Leased episodes, and those that could be leased, as of the last change."""
         return self._leases.demand()
+
+    def recalled(self, worker_id: str) -> list[EpisodeKey]:
+        """Episodes that a worker is to give back with their progress."""
+        return self._leases.mode.recalled(worker_id)
 
     def held(self, worker_id: str) -> int:
         """Number of episodes of this job that a worker has on lease."""
@@ -174,7 +178,7 @@ class JobLedger:
             each.close()
 
     def wakeup(self) -> asyncio.Event:
-        """Set when there may be episodes to lease: take it before `lease`, wait for it after."""
+        """Set when there may be episodes to lease: taken before `lease`, awaited after it."""
         return self._core.work.event()
 
     async def renew(
@@ -197,17 +201,16 @@ class JobLedger:
         keep: Collection[EpisodeKey] = (),
         unless: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Requeue all leases of a worker but those to `keep`; returns how many.
-
-        Does nothing if `unless` is true once the transaction has begun.
-        """
+        """Requeue all leases of a worker but those to `keep` (`Leases.release`)."""
         return await self._leases.release(worker_id, keep=keep, unless=unless)
 
     async def submit(
         self, trajectories: Sequence[Trajectory | pb.Trajectory | bytes]
     ) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
-        return await self._groups.submit(trajectories)
+        outcomes = await self._groups.submit(trajectories)
+        self._leases.mode.recall()
+        return outcomes
 
     async def grant_incarnation(self) -> int:
         """Number the next start of the trainer; older incarnations are fenced from then on."""
@@ -223,12 +226,8 @@ class JobLedger:
         """An incarnation has failed (0: the newest); returns the count and reason of `Failures`."""
         async with self._core.transaction() as state:
             before, newest = state.meta.failures, state.meta.incarnation
-            after = before.record(
-                incarnation or newest,
-                newest=newest,
-                step=state.step,
-                reason=reason,
-            )
+            failed = incarnation or newest
+            after = before.record(failed, newest=newest, step=state.step, reason=reason)
             if after != before:
                 await self._core.note(failures=after)
         return after.count, after.reason
@@ -364,6 +363,7 @@ class JobLedger:
         """Handle expired leases, stragglers, evals and completion; call it every `sweep_s`."""
         await self._core.compare()
         await self._leases.expire()
+        self._leases.mode.recall()
         await self._leases.release_stragglers(self._batches.waiting_s)
         await self._evals.sweep()
         await self.record()
@@ -424,6 +424,7 @@ class JobLedger:
             accepted_groups=load.accepted_groups,
             ready_groups=len(state.ready),
             headroom_groups=self._leases.headroom(),
+            group_size=self._leases.limits.group_size,
             payload_bytes=load.payload_bytes,
             waiting=self._batches.waiting,
             waiting_s=self._batches.waiting_s,
@@ -440,6 +441,7 @@ class JobLedger:
         return {
             "counts": by_state(counts),
             "dropped": by_reason(counts),
+            "filtered": by_filter(counts),
             "tokens_generated": counts["tokens"],
             "eval_tokens": counts["eval:tokens"],
             "trained_tokens": counts["trained_tokens"],

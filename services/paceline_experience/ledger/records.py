@@ -61,6 +61,15 @@ class EpisodeSummary:
     num_bytes: int  # size of its payload
     answer: str = ""  # normalised and clipped
     parts: dict[str, float] = field(default_factory=dict[str, float])  # if it has several
+    turns: tuple[tuple[int, float, int], ...] = ()
+    """End, reward and flags (1: matched expert, 2: patched, 4: first error) of the first turns, if
+    the job has an allocator."""
+    inherited: int = 0  # policy tokens that it has from a sibling, and that are trained there
+
+    @property
+    def own_tokens(self) -> int:
+        """Policy tokens that were sampled for this episode."""
+        return self.policy_tokens - self.inherited
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,13 @@ class BatchStats:
     response_tokens_max: int = 0
     truncated_share: Exact = 0.0
     trainer_wait_s: Exact = 0.0
+    # As in `LengthBias`.
+    dropped_share: Exact = 0.0
+    dropped_tokens_mean: Exact = 0.0
+    aborted_share: Exact = 0.0
+    aborted_tokens_mean: Exact = 0.0
+    resumed_share: Exact = 0.0
+    resumed_tokens_mean: Exact = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +251,11 @@ def field_texts(**values: object) -> dict[str, str]:
 def record_text(record: object) -> str:
     """A record as JSON."""
     return _adapter(type(record)).dump_json(record).decode()
+
+
+def summary_text(summary: EpisodeSummary) -> str:
+    """The same for a summary, of which there are many: defaults are left out."""
+    return _adapter(EpisodeSummary).dump_json(summary, exclude_defaults=True).decode()
 
 
 def row_text(*, step: int, kind: str, values: Mapping[str, Any]) -> str:

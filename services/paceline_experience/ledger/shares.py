@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.enums import StopReason
 from paceline.v1 import experience_pb2, types_pb2
+from paceline_experience.ledger.generation.prefix import as_context, inherited
 from paceline_experience.ledger.records import BatchStats
 from paceline_experience.ledger.state import GroupRecord, LedgerState
 from paceline_experience.store.payloads import unpack
@@ -124,7 +125,9 @@ def train_samples(
     masked = weight == 0 or (mask_truncated and trajectory.truncated)
     start = 0
     found: list[BatchSample] = []
-    for row, transcript in enumerate(trajectory.transcripts, first_row):
+    for row, whole in enumerate(trajectory.transcripts, first_row):
+        skip = inherited(whole)
+        transcript = as_context(whole) if skip else whole
         sample = experience_pb2.TrainSample(
             group_id=trajectory.group_id,
             index=trajectory.index,
@@ -140,8 +143,9 @@ def train_samples(
             trace=trace,
             row=row,
         )
-        own = advantages if len(advantages) == 1 else advantages[start:][: len(transcript.logprobs)]
-        start += len(transcript.logprobs)
+        end = start + len(whole.logprobs)
+        own = advantages if len(advantages) == 1 else advantages[start + skip : end]
+        start = end
         found.append(
             BatchSample(
                 data=_with_advantages(sample, own),
@@ -187,7 +191,7 @@ def batch_stats(groups: Sequence[GroupRecord], state: LedgerState, step: int) ->
         staleness=dict(sorted(Counter(ages).items())),
         batch_episodes=len(episodes),
         batch_groups=len(groups),
-        batch_tokens=int(lengths.sum()),
+        batch_tokens=sum(f.own_tokens for f in episodes),
         response_tokens_mean=float(lengths.mean()),
         response_tokens_max=int(lengths.max()),
         truncated_share=sum(f.truncated for f in episodes) / len(episodes),

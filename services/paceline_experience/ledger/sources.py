@@ -15,9 +15,9 @@ from paceline.config.named import NamedPlugin, named, problems
 from paceline.errors import InvalidError
 from paceline.plugins import (
     Advantages,
+    Allocator,
     Context,
     EpisodeBatch,
-    GroupOutcome,
     Learns,
     Sampler,
     TaskSource,
@@ -26,15 +26,17 @@ from paceline.plugins import (
 from paceline.types import Task
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import estimate, parts_of
-from paceline_experience.ledger.filters.chain import called, trial_group
+from paceline_experience.ledger.filters.chain import answered, trial_group
+from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NoParts
-from paceline_experience.ledger.task_cursor import TaskCursor
+from paceline_experience.ledger.records import OutcomeRecord
+from paceline_experience.ledger.task_cursor import Draw, TaskCursor
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
 _TRIED_TASKS = 100  # for a sampler of tasks that are not built here
-LEDGER_PLUGINS = frozenset({"environments", "samplers", "filters", "advantages"})
+LEDGER_PLUGINS = frozenset({"environments", "samplers", "allocators", "filters", "advantages"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def try_plugins(spec: JobSpec) -> None:
     """
     check_plugins(spec)
     sources = None if spec.has_own_environment else task_sources(spec)
-    position = _try_sampler(spec, len(sources.train) if sources else _TRIED_TASKS)
+    position = _try_generation(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
         _try_task(sources.train, position, spec, field="tasks.options")
     if sources is not None and sources.evals is not None:
@@ -113,7 +115,7 @@ def try_plugins(spec: JobSpec) -> None:
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:
             with _plugin_errors(each.options_field, each.name):
-                called(registry.find("filters", each.name), trial_group(parts), each.options)
+                answered(registry.find("filters", each.name), trial_group(parts), each.options)
     _try_advantages(spec, parts)
 
 
@@ -140,34 +142,66 @@ def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:
     return make(num_tasks, seed=tasks.seed, epochs=tasks.epochs, **sampler.options)
 
 
-def learners_of(sampler: Sampler, kind: str) -> list[LearningPlugin]:
+def make_allocator(spec: JobSpec) -> Allocator | None:
+    """The allocator of a job, if it has one."""
+    found = spec.experience.allocator
+    if found is None:
+        return None
+    make = registry.find("allocators", found.kind)
+    return make(group_size=spec.experience.group_size, **found.options)
+
+
+def learners_of(
+    spec: JobSpec, sampler: Sampler, allocator: Allocator | None
+) -> list[LearningPlugin]:
     """The plug-ins of a ledger that learn."""
-    if not isinstance(sampler, Learns):
-        return []
-    return [LearningPlugin(sampler, field="experience.sampler", kind=kind)]
+    plugins: list[tuple[str, Any, str]] = [("sampler", sampler, spec.experience.sampler.kind)]
+    if spec.experience.allocator is not None:
+        plugins.append(("allocator", allocator, spec.experience.allocator.kind))
+    return [
+        LearningPlugin(plugin, field=f"experience.{field}", kind=kind)
+        for field, plugin, kind in plugins
+        if isinstance(plugin, Learns)
+    ]
 
 
-def _try_sampler(spec: JobSpec, num_tasks: int) -> int:
-    """Draw once, and let it learn from what became of that; returns the position of the task."""
+def _try_generation(spec: JobSpec, num_tasks: int) -> int:
+    """Draw once, start a group, and let plug-ins learn from it; returns the task's position."""
     kind = spec.experience.sampler.kind
     with _plugin_errors("experience.sampler", kind):
         sampler = make_sampler(spec, num_tasks)
-        learners = learners_of(sampler, kind)
-        memory = Memory()
-        for each in learners:
-            each.remember(memory)
         cursor = TaskCursor(sampler, kind=kind)
-        drawn = cursor.draw()
-        cursor.state()
-        position = drawn.position if drawn else 0
-        outcome = GroupOutcome(position, (0.0, 1.0), ("", ""), lengths=(1, 1), kept=(True, True))
-        context = Context(0, spec.stop.steps, spec.tasks.seed, outcomes=(outcome,))
-        for each in learners:
-            memory.apply(each.learn(context, memory))
-            each.remember(memory)
-        if problem := next(filter(None, [cursor.problem, *(e.problem for e in learners)]), ""):
-            raise InvalidError(problem)
-    return position
+    wanted = spec.experience.allocator
+    with _plugin_errors("experience.allocator", wanted.kind if wanted else ""):
+        allocator = make_allocator(spec)
+        allocation = None if allocator is None else Allocation(spec, allocator)
+    learners = learners_of(spec, sampler, allocator)
+    memory = Memory()
+    for each in learners:
+        each.remember(memory)
+    drawn = cursor.draw() or Draw(0, 0)
+    cursor.state()
+    if allocation is not None:
+        allocation.attempt(drawn)
+    tried = OutcomeRecord(
+        seq=0,
+        task=drawn.position,
+        rewards=(0.0, 1.0),
+        answers=("", ""),
+        lengths=(1, 1),
+        truncated=(False, False),
+        pick=drawn.pick,
+    )
+    failed = OutcomeRecord(seq=1, task=drawn.position, failed="group_failed", pick=drawn.pick)
+    outcomes = (tried.outcome(), failed.outcome())
+    context = Context(0, spec.stop.steps, spec.tasks.seed, outcomes=outcomes)
+    for each in learners:
+        memory.apply(each.learn(context, memory))
+        each.remember(memory)
+    problems = [cursor.problem, *(each.problem for each in learners)]
+    if problem := next(filter(None, problems), ""):
+        raise InvalidError(problem)
+    return drawn.position
 
 
 def _build(name: str, options: Mapping[str, Any], *, seed: int, field: str) -> TaskSource:

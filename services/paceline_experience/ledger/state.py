@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.enums import EpisodeState, StopReason
@@ -19,6 +19,7 @@ from paceline_experience.ledger.records import (
 from paceline_experience.store.store import LETTERS
 
 DROPPED = LETTERS[EpisodeState.DROPPED]
+_WITHOUT_RESULT = "ql" + DROPPED
 
 
 @dataclass(slots=True)
@@ -41,7 +42,13 @@ class GroupRecord:
     oldest_seen: int = -1  # oldest version in the progress of its episodes
     accepted: bool = False  # it has been ready
     batch: int = -1  # step whose batch contains it
+    sampled: dict[int, int] = field(default_factory=dict[int, int])
+    """Policy tokens in the progress of its episodes, since this process has opened the ledger."""
     pick: str = ""  # variant and meta of the sampler's pick, as JSON
+    starts: str = ""  # what an allocator said of its episodes, as JSON; empty: nothing special
+    waves: int = 1  # begun so far
+    closed: bool = False  # its allocator has had enough, but filters have not decided yet
+    repairs: int = 0  # how often filters had episodes of it generated again
     seen: bool = False  # plug-ins with a memory have observed it, or an earlier group of its task
 
     @property
@@ -51,8 +58,8 @@ class GroupRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether all episodes are finished and the group is not decided on yet."""
-        return "f" in self.states and not self.states.strip("f")
+        """Whether all episodes are over, some are finished, and it is not decided on yet."""
+        return "f" in self.states and not self.states.strip("f" + DROPPED)
 
     @property
     def remaining(self) -> str:
@@ -73,6 +80,14 @@ class GroupRecord:
     def finished(self) -> list[int]:
         """Indices of the episodes that have a payload, in order."""
         return [index for index, found in enumerate(self.results) if found is not None]
+
+    def without(self, indices: Collection[int]) -> GroupRecord:
+        """The group as if these finished episodes were still open."""
+        if not indices:
+            return self
+        results = [None if i in indices else found for i, found in enumerate(self.results)]
+        states = "".join("l" if i in indices else s for i, s in enumerate(self.states))
+        return replace(self, results=results, states=states)
 
     def payloads(self) -> list[str]:
         """Names of its payloads, in order."""
@@ -217,7 +232,7 @@ class LedgerState:
             self.evals.add(name)
         elif "r" in states:
             self.ready.add(name)
-        elif not states.strip("qlf"):
+        elif not states.strip("qlf" + DROPPED):
             self.open.add(name)
         if "q" in states:
             (self.queued_evals if group.is_eval else self.queued).add(name)
@@ -254,13 +269,18 @@ def parse_group(
     states: str = fields["states"]
     attempts: list[int] = fields["attempts"]
     deadlines = [deadline] * len(states)
-    if before is not None:
-        leases = zip(before.attempts, before.deadlines, attempts, strict=True)
-        deadlines = [old if was == now else deadline for was, old, now in leases]
     known: Sequence[EpisodeSummary | None] = (None,) * len(states)
     if before is not None:
-        pairs = zip(states, before.results, strict=True)
-        known = [None if now == DROPPED else old for now, old in pairs]
+        # It is shorter before another wave, and longer if the store has gone back in time.
+        added = (None,) * (len(states) - len(before.states))
+        leases = zip(
+            (*before.attempts, *added), (*before.deadlines, *added), attempts, strict=False
+        )
+        deadlines = [
+            old if old is not None and was == now else deadline for was, old, now in leases
+        ]
+        pairs = zip(states, (*before.results, *added), strict=False)
+        known = [None if now in _WITHOUT_RESULT else old for now, old in pairs]
     if found := results.get(group_id):
         known = [found.get(index, old) for index, old in enumerate(known)]
     accepted = fields.get("accepted", False)
@@ -279,6 +299,11 @@ def parse_group(
         oldest_seen=before.oldest_seen if before and not accepted else -1,
         accepted=accepted,
         batch=fields.get("batch", -1),
+        sampled=before.sampled if before and not accepted else {},
         pick=fields.get("pick", ""),
+        starts=fields.get("starts", ""),
+        waves=fields.get("waves", 1),
+        closed=fields.get("closed", False),
+        repairs=fields.get("repairs", 0),
         seen=fields.get("seen", False),
     )

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from paceline.enums import DropReason
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import by_reason, by_state, identity
 from paceline_experience.ledger.records import BatchRecord, parse_record
@@ -14,6 +15,8 @@ from paceline_experience.store.payloads import PayloadStore
 from paceline_experience.store.store import LETTERS
 
 _STATES = {letter: str(state) for state, letter in LETTERS.items()}
+# For these, a part of a group may be dropped.
+_PARTLY = (DropReason.FILTERED, DropReason.SURPLUS, DropReason.REPAIRED)
 _LIVE = ["queued", "leased", "finished", "ready", "taken", "trained"]
 
 
@@ -69,9 +72,9 @@ def _recount(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[
     for name in [*_LIVE, "eval:queued", "eval:leased"]:
         if found[name] != numbers[name]:
             yield f"{name}: counted {numbers[name]}, found {found[name]}"
-    filtered = "drop:filtered"  # only filters drop a part of a group
-    if found["dropped"] > numbers[filtered]:
-        yield f"{filtered}: counted {numbers[filtered]}, found {found['dropped']}"
+    partly = sum(numbers[f"drop:{reason}"] for reason in _PARTLY)
+    if found["dropped"] > partly:
+        yield f"dropped parts of groups: counted {partly}, found {found['dropped']}"
 
 
 def _groups(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[str]:
@@ -84,7 +87,7 @@ def _groups(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[s
         yield f"open groups: counted {numbers['groups:open']}, found {still_open}"
     for record in records:
         decided = set(record.remaining)
-        is_open = set(record.states) <= set("qlf")
+        is_open = not record.accepted and bool(decided) and decided <= set("qlf")
         if not is_open and (len(decided) != 1 or decided <= set("qlf")):
             yield f"group {record.group_id} is in states {record.states}"
         if len(record.finished()) != len(record.remaining.replace("q", "").replace("l", "")):

@@ -132,8 +132,14 @@ class ExperienceSpec(StrictModel):
     batch_groups: int = Field(default=32, gt=0, le=65_536)
     """B: groups per trainer step."""
     group_size: int = Field(default=8, gt=0, le=4096)
+    """G: episodes of one task. With an `allocator` what is expected until groups are seen."""
     max_staleness: int = Field(default=4, ge=0, le=1000)
     """S, in trainer steps; 0 is synchronous, and repeatable within limits (see ARCHITECTURE.md)."""
+    mode: Literal["asynchronous", "april", "rollout_wise", "coupled"] = "asynchronous"
+    """What is leased when (docs/generation.md). `april`: nothing from the moment that a batch is
+    full until newer weights are served, and then unfinished episodes first. `rollout_wise`: slots
+    are filled by single episodes, not by whole groups. `coupled`: a baseline, in which nothing is
+    leased until all rollout workers have the newest weights."""
     straggler_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
     """How long the trainer waits for stragglers at the bound before they are dropped as stale."""
     max_in_flight: Annotated[int, Field(gt=0, le=10_000_000)] | None = None
@@ -146,6 +152,8 @@ class ExperienceSpec(StrictModel):
     keep_trajectories: int = Field(default=512, gt=0, le=65_536)
     """Number of trajectories kept for `ListTrajectories`, the newest."""
     sampler: PluginSpec = PluginSpec(kind="shuffle")
+    allocator: PluginSpec | None = None
+    """Decides how many episodes each task gets; `group_size` if null."""
     filters: tuple[PluginSpec, ...] = Field(
         default=(PluginSpec(kind="zero_variance"),), max_length=16
     )
@@ -330,6 +338,20 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"rollout.replicas: {replicas} is not within rollout.scaling, "
                 f"{bounds.min_replicas} to {bounds.max_replicas}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_fits_staleness(self) -> JobSpec:
+        mode, bound = self.experience.mode, self.experience.max_staleness
+        if mode == "april" and bound == 0:
+            raise ValueError(
+                "experience.max_staleness: 0 with experience.mode april, whose episodes are "
+                "continued with newer weights; at least 1 is needed"
+            )
+        if mode == "coupled" and bound > 0:
+            raise ValueError(
+                f"experience.max_staleness: {bound} with experience.mode coupled; 0 is needed"
             )
         return self
 

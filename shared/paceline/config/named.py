@@ -55,6 +55,8 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     for index, part in enumerate(spec.reward):
         yield _named("rewards", f"reward.{index}", part)
     yield _named("samplers", "experience.sampler", experience.sampler)
+    if experience.allocator is not None:
+        yield _named("allocators", "experience.allocator", experience.allocator)
     for index, each in enumerate(experience.filters):
         yield _named("filters", f"experience.filters.{index}", each)
     yield _named("advantages", "experience.advantage", experience.advantage)

@@ -31,6 +31,7 @@ _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "environments": (0, frozenset({"seed"})),
     "filters": (1, frozenset()),
     "rewards": (1, frozenset({"programs"})),
+    "allocators": (0, frozenset({"group_size"})),
     "samplers": (1, frozenset({"seed", "epochs"})),
     "topologies": (1, frozenset()),
     "trackers": (1, frozenset()),

@@ -1,4 +1,4 @@
-"""The protocols of what is generated: which task comes next, and what a sampler learns from."""
+"""The protocols of what is generated: which task comes next, and how many episodes of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from paceline.plugins.episodes import Context, GroupOutcome
 
-MAX_PICK_BYTES = 1024  # variant and meta as JSON; a pick is kept until its group is durable
+MAX_PICK_BYTES = 1024  # variant and meta as JSON, of a pick or a start
+MAX_WAVE = 512  # episodes that an allocator may start at once
+MAX_WAVES = 8  # per group
+MAX_STARTS_BYTES = 16 << 10  # all that is not a default in the starts of a group, as JSON
 MAX_CURSOR_BYTES = 1024  # the state of a sampler, which is written at every admission
 
 
@@ -60,5 +63,92 @@ class Learns(Protocol):
 
         Returns:
             Keys of the memory to change and their new JSON values; None deletes a key.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one episode, on top of the job's `sampling`; None: no other than those."""
+
+    max_turns: int | None = None
+    max_tokens: int | None = None  # of the policy, over all turns
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An episode to begin. Variant and meta take at most 1 KiB as JSON."""
+
+    variant: str = ""
+    parent: tuple[int, int] | None = None
+    """Continue a finished sibling: its index in the group, and how many of its tokens to keep. Only
+    in a later wave. Kept tokens are trained once, in the sibling."""
+    limits: Limits = Limits()
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTurn:
+    """A turn of a finished episode."""
+
+    end: int  # tokens of the transcript up to its end
+    reward: float = 0.0  # as the environment gave it
+    matched_expert: bool = False
+    patched: bool = False
+    first_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedEpisode:
+    """A scored episode of a group that is not decided yet."""
+
+    index: int  # in its group
+    start: Start
+    reward: float
+    answer: str = ""  # as normalised by the reward, clipped
+    length: int = 0  # policy tokens
+    truncated: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    turns: tuple[FinishedTurn, ...] = ()  # the first 64
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """What is known of a group before filters see it."""
+
+    pick: Pick
+    episodes: tuple[FinishedEpisode, ...]  # finished ones, in the order of their indices
+    num_open: int = 0  # queued or leased
+    waves: int = 1  # begun so far
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the finished episodes."""
+        return tuple(each.reward for each in self.episodes)
+
+
+class Allocator(Protocol):
+    """Decides how many episodes a task gets, and under which limits. It may learn (`Learns`).
+
+    Called inside the experience service, so it must be quick and depend on nothing but its
+    arguments and its memory.
+    """
+
+    def start(self, pick: Pick, context: Context) -> Sequence[Start]:
+        """The first wave: 1 to 512 episodes. Called again if the task has to be generated again."""
+        ...
+
+    def more(self, group: OpenGroup, context: Context) -> Sequence[Start]:
+        """Another wave of at most 512 episodes once all are finished; none: the group is closed.
+
+        A group has at most 8 waves.
+        """
+        ...
+
+    def enough(self, group: OpenGroup) -> bool:
+        """Whether to close the group with what has finished; the rest is aborted as surplus.
+
+        Asked whenever an episode has finished and others are open.
         """
         ...

@@ -56,23 +56,41 @@ class Keep:
         """
         if self.indices is None:
             return tuple(range(num_episodes))
-        if any(isinstance(index, bool) for index in self.indices):
-            raise TypeError(f"indices of episodes are due, not a mask; it gave {self.indices}")
-        found = tuple(operator.index(index) for index in self.indices)
-        ascending = all(a < b for a, b in pairwise(found))
-        if not found or not ascending or found[0] < 0 or found[-1] >= num_episodes:
-            raise ValueError(
-                f"indices {list(found)} of {num_episodes} episodes; at least one is due, "
-                f"ascending, from 0 to {num_episodes - 1}"
-            )
-        return found
+        return _checked(self.indices, num_episodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Some episodes are generated again, with other seeds; then filters decide anew.
+
+    A group is repaired at most 3 times; after that these episodes are left out of it.
+    """
+
+    indices: Sequence[int]  # in [0, N), at least one, ascending
+
+    def of(self, num_episodes: int) -> tuple[int, ...]:
+        """Indices of the episodes to repair of a group of this size; raises as `Keep.of`."""
+        return _checked(self.indices, num_episodes)
+
+
+def _checked(indices: Sequence[int], num_episodes: int) -> tuple[int, ...]:
+    if any(isinstance(index, bool) for index in indices):
+        raise TypeError(f"indices of episodes are due, not a mask; it gave {indices}")
+    found = tuple(operator.index(index) for index in indices)
+    ascending = all(a < b for a, b in pairwise(found))
+    if not found or not ascending or found[0] < 0 or found[-1] >= num_episodes:
+        raise ValueError(
+            f"indices {list(found)} of {num_episodes} episodes; at least one is due, "
+            f"ascending, from 0 to {num_episodes - 1}"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
     """The group is not trained on; another task takes its place."""
 
-    reason: str  # at most 64 characters
+    reason: str  # at most 64 characters; groups are counted by it, the first 32 reasons of a job
 
 
 class Filter(Protocol):
@@ -81,7 +99,7 @@ class Filter(Protocol):
     Several follow each other; each is given what those before it have kept.
     """
 
-    def __call__(self, group: FinishedGroup, **options: Any) -> Keep | Drop:
+    def __call__(self, group: FinishedGroup, **options: Any) -> Keep | Drop | Repair:
         """The decision; it depends on nothing but the group and the options."""
         ...
 

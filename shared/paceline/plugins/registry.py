@@ -17,6 +17,7 @@ KINDS = (
     "rewards",
     "filters",
     "samplers",
+    "allocators",
     "replays",
     "advantages",
     "proximals",

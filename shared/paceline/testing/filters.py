@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.plugins import Drop, Filter, FinishedGroup, Keep
+from paceline.plugins import Drop, Filter, FinishedGroup, Keep, Repair
 from paceline.testing.common import expect, expect_type, resolved
 
 REWARDS: tuple[tuple[float, ...], ...] = (
@@ -112,10 +112,13 @@ def _decision(judge: Filter, group: FinishedGroup, options: Mapping[str, Any]) -
         )
         return ()
     expect(
-        isinstance(answer, Keep),
+        isinstance(answer, Keep | Repair),
         f"the decision on {group} is {answer!r}; expected Keep or Drop",
     )
     try:
-        return answer.of(len(group.rewards))
+        chosen = answer.of(len(group.rewards))
+        if isinstance(answer, Repair):  # what is kept if nothing can be generated again
+            return tuple(i for i in range(len(group.rewards)) if i not in chosen)
+        return chosen
     except (TypeError, ValueError) as error:
         raise AssertionError(f"the decision on {group}: {error}") from None

@@ -12,7 +12,7 @@ from paceline.types import StepMark, TokenSpan, Transcript, VersionRun
 class TranscriptBuilder:
     """An append-only transcript. Neighbouring tokens of one source share a span."""
 
-    __slots__ = ("_logprobs", "_runs", "_spans", "_steps", "tokens")
+    __slots__ = ("_branch", "_logprobs", "_runs", "_spans", "_steps", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -20,6 +20,7 @@ class TranscriptBuilder:
         self._spans: list[TokenSpan] = []
         self._runs: list[VersionRun] = []
         self._steps: list[StepMark] = []
+        self._branch = (-1, 0)  # parent, and the tokens it has from it
 
     @classmethod
     def resume(cls, transcript: Transcript) -> TranscriptBuilder:
@@ -30,6 +31,7 @@ class TranscriptBuilder:
         made._spans = list(transcript.spans)
         made._runs = list(transcript.versions)
         made._steps = list(transcript.steps)
+        made._branch = (transcript.parent, transcript.branch_token)
         return made
 
     def __len__(self) -> int:
@@ -111,6 +113,8 @@ class TranscriptBuilder:
             logprobs=tuple(self._logprobs),
             versions=tuple(self._runs),
             steps=tuple(self._steps) if steps else (),
+            parent=self._branch[0],
+            branch_token=self._branch[1],
         )
 
     def _extend(self, tokens: Sequence[int], source: TokenSource) -> None:

@@ -152,7 +152,7 @@ class EpisodeKey(_message.Message):
     index: _builtins.int
     attempt: _builtins.int
     reason: Global___GiveBackReason.ValueType
-    """in `give_back` only"""
+    """in `give_back`, and in `abort` if its progress is wanted"""
     detail: _builtins.str
     """human-readable"""
     def __init__(
@@ -183,7 +183,9 @@ class LeaseReply(_message.Message):
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Assignment]: ...
     @_builtins.property
     def abort(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeKey]:
-        """stop these: cancelled, stale or leased to another worker"""
+        """Stop these: cancelled, stale or leased to another worker. With the reason DRAIN: give them back
+        with their progress.
+        """
 
     def __init__(
         self,
@@ -457,6 +459,7 @@ class JobDemand(_message.Message):
     ACCEPTED_GROUPS_FIELD_NUMBER: _builtins.int
     SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
     MEASURING_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     queued: _builtins.int
     """episodes"""
@@ -473,6 +476,8 @@ class JobDemand(_message.Message):
     """policy tokens of all finished episodes, evaluations included"""
     measuring: _builtins.bool
     """an evaluation is in progress"""
+    group_size: _builtins.int
+    """mean of the last groups"""
     def __init__(
         self,
         *,
@@ -486,10 +491,11 @@ class JobDemand(_message.Message):
         accepted_groups: _builtins.int = ...,
         sampled_tokens: _builtins.int = ...,
         measuring: _builtins.bool = ...,
+        group_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_groups", b"accepted_groups", "group_size", b"group_size", "headroom_groups", b"headroom_groups", "job_id", b"job_id", "leased", b"leased", "measuring", b"measuring", "queued", b"queued", "ready_groups", b"ready_groups", "sampled_tokens", b"sampled_tokens", "step", b"step", "trainer_wait_s", b"trainer_wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,6 +700,12 @@ class BatchStats(_message.Message):
     RESPONSE_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TRUNCATED_SHARE_FIELD_NUMBER: _builtins.int
     TRAINER_WAIT_S_FIELD_NUMBER: _builtins.int
+    DROPPED_SHARE_FIELD_NUMBER: _builtins.int
+    DROPPED_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
+    ABORTED_SHARE_FIELD_NUMBER: _builtins.int
+    ABORTED_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
+    RESUMED_SHARE_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
     reward_mean: _builtins.float
     reward_std: _builtins.float
     group_reward_std: _builtins.float
@@ -713,6 +725,15 @@ class BatchStats(_message.Message):
     truncated_share: _builtins.float
     """of episodes"""
     trainer_wait_s: _builtins.float
+    dropped_share: _builtins.float
+    """What was generated since the last batch and is not trained: shares of episodes, and mean policy
+    tokens of one. Finished and dropped; aborted; of the batch itself: resumed.
+    """
+    dropped_tokens_mean: _builtins.float
+    aborted_share: _builtins.float
+    aborted_tokens_mean: _builtins.float
+    resumed_share: _builtins.float
+    resumed_tokens_mean: _builtins.float
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """age in steps -> episodes"""
@@ -735,10 +756,16 @@ class BatchStats(_message.Message):
         response_tokens_max: _builtins.int = ...,
         truncated_share: _builtins.float = ...,
         trainer_wait_s: _builtins.float = ...,
+        dropped_share: _builtins.float = ...,
+        dropped_tokens_mean: _builtins.float = ...,
+        aborted_share: _builtins.float = ...,
+        aborted_tokens_mean: _builtins.float = ...,
+        resumed_share: _builtins.float = ...,
+        resumed_tokens_mean: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_episodes", b"batch_episodes", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batch_versions", b"batch_versions", "group_reward_std", b"group_reward_std", "response_tokens_max", b"response_tokens_max", "response_tokens_mean", b"response_tokens_mean", "reward_mean", b"reward_mean", "reward_std", b"reward_std", "staleness", b"staleness", "staleness_max", b"staleness_max", "staleness_mean", b"staleness_mean", "trainer_wait_s", b"trainer_wait_s", "truncated_share", b"truncated_share", "zero_variance_share", b"zero_variance_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_share", b"aborted_share", "aborted_tokens_mean", b"aborted_tokens_mean", "batch_episodes", b"batch_episodes", "batch_groups", b"batch_groups", "batch_tokens", b"batch_tokens", "batch_versions", b"batch_versions", "dropped_share", b"dropped_share", "dropped_tokens_mean", b"dropped_tokens_mean", "group_reward_std", b"group_reward_std", "response_tokens_max", b"response_tokens_max", "response_tokens_mean", b"response_tokens_mean", "resumed_share", b"resumed_share", "resumed_tokens_mean", b"resumed_tokens_mean", "reward_mean", b"reward_mean", "reward_std", b"reward_std", "staleness", b"staleness", "staleness_max", b"staleness_max", "staleness_mean", b"staleness_mean", "trainer_wait_s", b"trainer_wait_s", "truncated_share", b"truncated_share", "zero_variance_share", b"zero_variance_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

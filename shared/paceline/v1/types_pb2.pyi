@@ -590,6 +590,48 @@ class EpisodeProgress(_message.Message):
 Global___EpisodeProgress: _TypeAlias = EpisodeProgress  # noqa: Y015
 
 @_typing.final
+class EpisodeStart(_message.Message):
+    """What an allocator has decided on one episode; zeros mean the job's own limits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VARIANT_FIELD_NUMBER: _builtins.int
+    META_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
+    PARENT_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_TURNS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    variant: _builtins.str
+    meta: _builtins.str
+    """JSON"""
+    parent: _builtins.int
+    """sibling whose first `parent_tokens` tokens it continues; -1: none"""
+    parent_tokens: _builtins.int
+    max_turns: _builtins.int
+    max_tokens: _builtins.int
+    """of the policy, over all turns"""
+    temperature: _builtins.float
+    def __init__(
+        self,
+        *,
+        variant: _builtins.str = ...,
+        meta: _builtins.str = ...,
+        parent: _builtins.int = ...,
+        parent_tokens: _builtins.int = ...,
+        max_turns: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        temperature: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "max_turns", b"max_turns", "meta", b"meta", "parent", b"parent", "parent_tokens", b"parent_tokens", "temperature", b"temperature", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EpisodeStart: _TypeAlias = EpisodeStart  # noqa: Y015
+
+@_typing.final
 class Assignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -605,6 +647,7 @@ class Assignment(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
     purpose: Global___Purpose.ValueType
@@ -626,6 +669,10 @@ class Assignment(_message.Message):
     def traces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """W3C traceparent of each lease, in the order of `indices`; empty: not sampled."""
 
+    @_builtins.property
+    def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeStart]:
+        """in the order of `indices`; empty: nothing special"""
+
     def __init__(
         self,
         *,
@@ -641,10 +688,11 @@ class Assignment(_message.Message):
         progress: _abc.Iterable[Global___EpisodeProgress] | None = ...,
         min_version: _builtins.int = ...,
         traces: _abc.Iterable[_builtins.str] | None = ...,
+        starts: _abc.Iterable[Global___EpisodeStart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "task", b"task", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "starts", b"starts", "task", b"task", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

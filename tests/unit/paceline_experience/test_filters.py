@@ -292,3 +292,58 @@ async def test_filters_see_the_columns_of_a_group(
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
     assert trained(share) == {(each.group_id, 2) for each in leased[:2]}
     await world.clean(ledger)
+
+
+async def test_repaired_episodes_are_generated_again_and_the_rest_is_kept(
+    store: Store, worlds: Worlds
+) -> None:
+    world = make(worlds, store, "repairing", batch_groups=1, max_staleness=0, group_size=3)
+    ledger = await world.started()
+    (first,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    done = [world.made(first, place, reward=float(place != 1)) for place in range(3)]
+    assert await ledger.submit(done) == ["accepted"] * 3
+    assert await payloads(store) == {"j1.0/0/1", "j1.0/2/1"}
+    ledger = await world.opened()
+    (again,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    assert (again.group_id, again.indices, again.seed) == ("j1.0", (3,), first.seed)
+    assert await ledger.submit(done[1:2]) == ["dropped"]
+    await ledger.submit([world.made(again, 0, reward=1.0)])
+    share = await world.trained(ledger, 0)
+    assert trained(share) == {("j1.0", 0), ("j1.0", 2), ("j1.0", 3)}
+    counts = await world.clean(ledger)
+    assert (counts["admitted"], counts["trained"], counts["repaired"]) == (4, 3, 1)
+
+
+async def test_a_group_is_repaired_three_times_at_most(store: Store, worlds: Worlds) -> None:
+    """What is still poor then is left out, and a group of which nothing is left is dropped."""
+    world = make(worlds, store, "repairing", batch_groups=1, max_staleness=0)
+    ledger = await world.started()
+    sizes: list[int] = []
+    while True:
+        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        if leased.group_id != "j1.0":
+            break
+        sizes.append(len(leased.indices))
+        every = range(len(leased.indices))
+        await ledger.submit([world.made(leased, place, reward=0.0) for place in every])
+    assert sizes == [2, 2, 2, 2]
+    live = await ledger.live()
+    assert live.dropped == {"repaired": 6, "filtered": 2}
+    assert live.filtered == {"not repaired": 1}
+    await ledger.submit([world.made(leased, place, reward=float(place)) for place in range(2)])
+    for _ in range(3):
+        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        await ledger.submit([world.made(leased, 0, reward=0.0)])
+    assert trained(await world.trained(ledger, 0)) == {("j1.1", 1)}
+    await world.clean(ledger)
+
+
+async def test_groups_are_counted_by_the_reason_of_the_filter(store: Store, worlds: Worlds) -> None:
+    world = make(worlds, store, "successes", "zero_variance", batch_groups=1, max_staleness=0)
+    ledger = await world.started()
+    for reward in (0.0, 0.0, 1.0):
+        (leased,) = await ledger.lease(worker_id="w", train=2, evals=0)
+        await ledger.submit([world.made(leased, place, reward=reward) for place in range(2)])
+    assert (await ledger.live()).filtered == {"none": 2, "zero_variance": 1}
+    assert (await world.opened()).counts["filter:none"] == 2
+    await world.clean(ledger)

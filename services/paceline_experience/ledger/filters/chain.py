@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.config import JobSpec
 from paceline.config.named import NamedPlugin, named
 from paceline.errors import InvalidError
-from paceline.plugins import Drop, Filter, FinishedGroup, Keep, registry
+from paceline.plugins import Drop, Filter, FinishedGroup, Keep, Repair, registry
+from paceline.text import clipped
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.state import GroupRecord
+
+_MAX_REASON = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FilterDecision:
+    """Which of the finished episodes of a group are kept, or generated again, by their place."""
+
+    kept: tuple[int, ...]  # none: the group is dropped
+    reason: str = ""  # why it is dropped
+    repair: tuple[int, ...] = ()
+
+    def without_repair(self) -> FilterDecision:
+        """What it comes to if nothing can be generated again."""
+        left = tuple(place for place in self.kept if place not in self.repair)
+        return FilterDecision(left, reason="" if left else "not repaired")
 
 
 class FilterChain:
@@ -31,8 +49,8 @@ class FilterChain:
         """Whether some came with the job, so that answers may be a long time coming."""
         return any(each.is_own for each in self._filters)
 
-    async def kept(self, group: FinishedGroup) -> tuple[int, ...]:
-        """Indices of the episodes that all filters keep; none: the group is dropped.
+    async def decision(self, group: FinishedGroup) -> FilterDecision:
+        """What the filters say of a group.
 
         Raises:
             InvalidError: a filter has raised, or answered something else.
@@ -40,38 +58,44 @@ class FilterChain:
         """
         indices = tuple(range(len(group.rewards)))
         for each in self._filters:
-            chosen = await self._chosen(each, group)
-            indices = tuple(indices[i] for i in chosen)
-            if not indices:
-                break
-            if len(chosen) < len(group.rewards):
-                group = group.only(chosen)
-        return indices
+            answer = await self._answered(each, group)
+            if answer.reason:
+                return answer
+            if answer.repair:
+                return FilterDecision(indices, repair=tuple(indices[i] for i in answer.repair))
+            indices = tuple(indices[i] for i in answer.kept)
+            if len(answer.kept) < len(group.rewards):
+                group = group.only(answer.kept)
+        return FilterDecision(indices)
 
-    async def _chosen(self, each: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+    async def _answered(self, each: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         if each.is_own:
-            return await self._own.kept(each, group)
+            kept = await self._own.kept(each, group)
+            return FilterDecision(kept, reason="" if kept else clipped(each.name, _MAX_REASON))
         try:
-            return called(self._installed[each.name], group, each.options)
+            return answered(self._installed[each.name], group, each.options)
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
             raise InvalidError(
                 f"{each.options_field}: {each.name}: {type(error).__name__}: {error}"
             ) from error
 
 
-def called(function: Filter, group: FinishedGroup, options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Indices of the episodes that a filter keeps, none if it drops the group; may raise anything.
+def answered(function: Filter, group: FinishedGroup, options: Mapping[str, Any]) -> FilterDecision:
+    """What a single filter says of a group; it may raise anything.
 
     Raises:
         TypeError: the answer is something else.
         ValueError: the indices are not some of the group, in ascending order.
     """
     answer: Any = function(group, **options)
+    size = len(group.rewards)
     if isinstance(answer, Drop):
-        return ()
+        return FilterDecision((), reason=clipped(str(answer.reason), _MAX_REASON) or "unnamed")
+    if isinstance(answer, Repair):
+        return FilterDecision(tuple(range(size)), repair=answer.of(size))
     if not isinstance(answer, Keep):
         raise TypeError(f"an answer of type {type(answer).__name__}; Keep or Drop is needed")
-    return answer.of(len(group.rewards))
+    return FilterDecision(answer.of(size))
 
 
 def finished_group(record: GroupRecord) -> FinishedGroup:

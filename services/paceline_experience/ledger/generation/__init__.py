@@ -1,1 +1,1 @@
-"""What is generated next, and what plug-ins remember of what became of it."""
+"""What is generated: how many episodes, what comes of them, and what plug-ins remember of it."""

@@ -72,7 +72,7 @@ local function record(gid)
 end
 
 -- What a group's record says is read by `parse_group` of the ledger. Its fields: seq, position, again,
--- pick, seen, states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
+-- pick, seen, starts, waves, closed, repairs, states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
 -- (step), drains (by episode), has_progress.
 local function create(gid, size, fields)
   fields.id = gid
@@ -146,6 +146,37 @@ local function drop(rec, reason, only, only_reason)
     observed[rec.id] = false
   end
   forget(rec)
+end
+
+-- A group is closed early: what has not finished is not needed, nor are episodes at the indices `late`.
+local function close_early(rec, late)
+  rec.closed = true
+  touched[rec.id] = true
+  for _, index in ipairs(late) do
+    drop_episode(rec, index + 1, 'surplus')
+    trimmed[rec.id] = true
+  end
+  for i = 1, #rec.states do
+    local state = state_of(rec, i)
+    if state == 'q' or state == 'l' then drop_episode(rec, i, 'surplus') end
+  end
+end
+
+-- Another wave of a group that is still open, or other episodes in place of `repaired` ones.
+local function extend(rec, count, starts, repaired)
+  for _, index in ipairs(repaired or {}) do
+    drop_episode(rec, index + 1, 'repaired')
+    trimmed[rec.id] = true
+  end
+  if repaired then rec.repairs = (rec.repairs or 0) + 1 else rec.waves = (rec.waves or 1) + 1 end
+  rec.states = rec.states .. string.rep('q', count)
+  for i = #rec.attempts + 1, #rec.states do
+    rec.attempts[i], rec.workers[i] = 0, ''
+  end
+  if starts ~= '' then rec.starts = starts end
+  touched[rec.id] = true
+  bump('queued', count)
+  bump('admitted', count)
 end
 
 -- Filters keep only a part of a group: episodes at these indices (from 0) are dropped.

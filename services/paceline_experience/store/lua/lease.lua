@@ -1,4 +1,4 @@
--- ARGV: plan {worker, max_staleness, batch_groups, group_size, admit: [{group, seq, position, again, pick, seen}],
+-- ARGV: plan {worker, max_staleness, batch_groups, group_size, admit: [{group, seq, position, again, pick, seen, size, starts}],
 -- lease: [{group, indices}], feed}
 local plan = cjson.decode(ARGV[1])
 
@@ -11,9 +11,10 @@ if #plan.admit > 0 then
     fail('STATE', 'admission: ' .. there .. ' groups and ' .. #plan.admit .. ' more exceed ' .. bound)
   end
   for _, item in ipairs(plan.admit) do
-    create(item.group, plan.group_size, {seq = item.seq, position = item.position, again = item.again,
-      pick = item.pick, seen = item.seen})
-    bump('admitted', plan.group_size)
+    local size = item.size or plan.group_size
+    create(item.group, size, {seq = item.seq, position = item.position, again = item.again,
+      pick = item.pick, seen = item.seen, starts = item.starts})
+    bump('admitted', size)
     bump('groups:open', 1)
   end
   set('feed', plan.feed)

@@ -15,6 +15,8 @@ from paceline.config import JobSpec
 from paceline.config.quota import Quota
 from paceline.enums import GiveBackReason
 from paceline.errors import StoreError, UnavailableError
+from paceline.v1 import experience_pb2
+from paceline_experience.api.experience import _key_to  # pyright: ignore[reportPrivateUsage]
 from paceline_experience.dispatch.dispatch import Dispatcher, JobKey, LeaseDelta, WorkerReport
 from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
@@ -229,3 +231,25 @@ async def test_what_was_leased_before_the_store_went_away_is_handed_out(service:
     with pytest.raises(StoreError, match="cannot be reached"):
         await asyncio.wait_for(anext(handouts), 60)
     assert len(asked) == 2
+
+
+async def test_a_worker_is_told_at_once_what_is_recalled(service: Service) -> None:
+    """A batch is full, so what the other worker still runs has to wait for newer weights."""
+    site = service.site
+    april = {"mode": "april", "batch_groups": 1, "max_staleness": 1, "filters": []}
+    await site.submit(name="c-april", experience={**april, "group_size": 2})
+    await site.begin(0)
+    async with aclosing(cast(Any, service.serve(WorkerReport("w", credits=2)))) as handouts:
+        (mine,) = (await asyncio.wait_for(anext(handouts), 60)).assignments
+        await site.play()
+        told = await asyncio.wait_for(anext(handouts), 60)
+    assert not told.assignments
+    assert [(each.job_id, each.key) for each in told.abort] == [
+        (
+            site.job_id,
+            EpisodeKey(mine.group_id, index, 1, GiveBackReason.DRAIN),
+        )
+        for index in range(2)
+    ]
+    message = _key_to(told.abort[0])
+    assert message.reason == experience_pb2.GIVE_BACK_REASON_DRAIN

@@ -112,15 +112,31 @@ class LedgerMachine(RuleBasedStateMachine):
         steps=st.integers(0, 3),
         filters=st.lists(st.integers(0, 99), max_size=2),
         sampler=st.sampled_from(["shuffle", "weakest"]),
+        waves=st.none() | st.integers(0, 99),
+        repair=st.none() | st.integers(0, 99),
+        mode=st.sampled_from(["asynchronous", "april", "rollout_wise"]),
     )
-    def begin(self, steps: int, filters: list[int], sampler: str) -> None:
+    def begin(
+        self,
+        steps: int,
+        filters: list[int],
+        sampler: str,
+        waves: int | None,
+        repair: int | None,
+        mode: str,
+    ) -> None:
         """Each filter keeps any part of a group, or nothing of it, as its seed says."""
+        self.waves, self.repairs = waves is not None, repair is not None
         named = [{"kind": "any_subset", "seed": seed} for seed in filters]
+        if repair is not None:
+            named.append({"kind": "any_repair", "seed": repair})
         experience = {
             "payload_bytes": 1 << 30,
             "group_size": G,
             "filters": named,
             "sampler": {"kind": sampler},
+            "mode": mode,
+            "allocator": {"kind": "any_waves", "seed": waves} if self.waves else None,
         }
         self.world = self.worlds(self.store, experience=experience)
         marks = Watermarks()  # on another disk than the store's
@@ -146,6 +162,13 @@ class LedgerMachine(RuleBasedStateMachine):
         key = EpisodeKey(a.group_id, a.indices[place], a.attempts[place], reason, "said so")
         assume(reason not in {"invalid", "oversized"} or self.step > 0)
         self.run(self.ledger.give_back(worker_id="w1", keys=[key]))
+
+    @rule(worker=WORKERS)
+    def hand_over(self, worker: str) -> None:
+        """The worker gives back what is recalled, if anything is."""
+        keys = self.ledger.recalled(worker)
+        self.run(self.ledger.give_back(worker_id=worker, keys=keys))
+        assert not self.ledger.recalled(worker)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -178,9 +201,10 @@ class LedgerMachine(RuleBasedStateMachine):
         samples = [pb.TrainSample.FromString(x) for s in shares for x in s.samples]
         names = {(m.group_id, m.index) for m in samples}
         assert len(names) == len(samples)
-        kept = {group: self.kept(group) for group, _ in names}
-        assert len(kept) == B
-        assert names == {(group, i) for group, indices in kept.items() for i in indices}
+        assert len({group for group, _ in names}) == B
+        if not self.waves and not self.repairs:
+            kept = {group: self.kept(group) for group, _ in names}
+            assert names == {(group, i) for group, indices in kept.items() for i in indices}
         assert self.fixed.setdefault(self.step, names) == names
         self.taken = shares[0]
 

@@ -1,0 +1,117 @@
+"""Learning samplers, waves, repairs and modes through all services, while processes die."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.enums import Purpose
+from paceline.errors import UnavailableError
+from paceline_harness.processes import goes_on
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = 15
+VICTIMS = ("environment", "experience", "rollout", "trainer")
+WAVES: dict[str, Any] = {
+    "batch_groups": 2,
+    "group_size": 3,
+    "max_staleness": 2,
+    "lease_s": 3.0,
+    "keep_trajectories": 4096,
+    "sampler": {"kind": "weakest", "width": 8},
+    "allocator": {"kind": "any_waves", "seed": 1},
+}
+
+
+def policy_tokens(trajectory: dict[str, Any]) -> list[int]:
+    """Places of the tokens that this trajectory trains."""
+    (transcript,) = trajectory["transcripts"]
+    spans = [s for s in transcript["spans"] if s["source"] == "policy"]
+    every = [place for span in spans for place in range(span["start"], span["end"])]
+    return [place for place in every if place >= transcript["branch_token"]]
+
+
+def test_waves_and_recalls_survive_kills(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], until: Callable[..., None]
+) -> None:
+    job = tiny_job(
+        name="waves",
+        stop={"steps": STEPS},
+        tasks={"environment": "quiz", "options": {"turns": 3, "pause_s": 0.05}},
+        experience={**WAVES, "mode": "april", "filters": [{"kind": "any_repair", "seed": 3}]},
+    )
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+
+        def running(kind: str) -> list[psutil.Process]:
+            own = job_id if kind in {"rollout", "trainer"} else ""
+            names = [name for name in platform.names() if name.startswith(kind) and own in name]
+            pids = [platform.pid_of(name) for name in names]
+            return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+        def reached(step: int) -> bool:
+            with suppress(UnavailableError):
+                return client.get(job_id).status.step >= step
+            return False
+
+        for number, kind in enumerate(VICTIMS):
+            until(lambda step=2 + 3 * number: reached(step), f"no progress before {kind}", 300)
+            victim = running(kind)[0]
+            victim.kill()
+            until(lambda victim=victim: not goes_on(victim), f"{kind} lives on")
+        status = client.wait(job_id, timeout_s=400).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        report = client.verify(job_id)
+        assert report.ok, report.problems
+        rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
+    assert report.dropped["repaired"] > 0
+    assert max(row.values["resumed_share"] for row in rows) > 0.0
+    assert max(row.values["dropped_share"] for row in rows) > 0.0
+    lines = [
+        json.loads(line)
+        for path in (platform.run_dir / "jobs" / job_id / "trajectories").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    children = [each for each in lines if each["transcripts"][0]["branch_token"]]
+    assert children
+    by_name = {(each["group_id"], each["index"]): each for each in lines}
+    assert len(by_name) == len(lines)  # nothing is trained twice
+    for child in children:
+        (transcript,) = child["transcripts"]
+        parent = by_name.get((child["group_id"], transcript["parent"]))
+        if parent is None:  # repaired meanwhile
+            continue
+        branch = transcript["branch_token"]
+        assert transcript["tokens"][:branch] == parent["transcripts"][0]["tokens"][:branch]
+        assert all(place >= branch for place in policy_tokens(child))
+
+
+def test_redundant_episodes_fill_single_slots(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    job = tiny_job(
+        name="redundant",
+        stop={"steps": 4},
+        tasks={"environment": "quiz", "options": {"turns": 2, "pause_s": 0.05}},
+        experience={
+            "batch_groups": 2,
+            "group_size": 3,
+            "mode": "rollout_wise",
+            "allocator": {"kind": "redundancy", "extra": 2},
+            "filters": [],
+        },
+    )
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+        status = client.wait(job_id, timeout_s=300).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        report = client.verify(job_id)
+        rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
+    assert report.ok, report.problems
+    assert report.dropped["surplus"] >= 4 * 2 * 2
+    assert {row.values["batch_episodes"] for row in rows} == {6}
