@@ -125,7 +125,7 @@ async def open_ledger(folder: Path) -> AsyncGenerator[tuple[JobLedger, psutil.Pr
         tenant="default",
         spec=spec,
         tasks=ArithmeticTasks(),
-        eval_tasks=None,
+        eval_tasks={},
         payloads=RedisPayloads(store, JobKeys("default", "bench").payloads),
         hooks=Silent(),
         options=ExperienceOptions(),

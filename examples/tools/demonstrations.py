@@ -1,8 +1,8 @@
 """Episodes that are played by rule, with care or without, in environments of several turns.
 
-Without care, most of them answer without the tools, go on by one from guess to guess, walk to
-whatever is nearer, or leave out the carry. A model that has learnt from them does the same, and
-reinforcement learning has to find out what pays.
+Without care, most of them answer without the tools, go on by one from guess to guess, try the
+door before they have the key, or leave out the carry. A model that has learnt from them does the
+same, and reinforcement learning has to find out what pays.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from paceline.environments.chain.tasks import ChainTasks
 from paceline.environments.chain.world import Chain
 from paceline.environments.guess_number.tasks import GuessTasks
 from paceline.environments.guess_number.world import GuessNumber
-from paceline.environments.key_door.grid import MOVES, way
+from paceline.environments.key_door.grid import way
 from paceline.environments.key_door.tasks import KeyDoorTasks
 from paceline.environments.key_door.world import KeyDoor
 from paceline.environments.tools.tasks import ToolTasks
@@ -35,14 +36,14 @@ TOOLS: dict[str, Any] = {
     "system_prompt": "",
 }
 GUESSES: dict[str, Any] = {"span": 31, "most": 63, "max_turns": 5}
-GRID: dict[str, Any] = {"width": 4, "max_turns": 12}
+GRID: dict[str, Any] = {"width": 4, "max_turns": 6}
 CHAIN: dict[str, Any] = {"length": 6, "digits": 2}
 # Whole chains are hardly ever right, so the model is measured by single sums.
 ONE_SUM: dict[str, Any] = {"length": 1, "digits": 2}
 # Shares of episodes without care.
 WITHOUT_TOOLS = {"tools/calculate": 0.75, "tools/look_up": 0.25, "tools/recall": 0.75}
 ONE_BY_ONE = 0.75
-NEARER_FIRST = 0.75
+DOOR_FIRST = 0.95
 WITHOUT_CARRY = 0.7
 
 
@@ -148,22 +149,18 @@ def guess_player(chance: random.Random, careful: bool) -> Player:
 
 
 def key_player(chance: random.Random, careful: bool) -> Player:
-    """Walks to the key and then to the door, or first to whichever is nearer."""
-    nearer_first = not careful and chance.random() < NEARER_FIRST
+    """Walks to the key and then to the door, or tries the door first."""
+    door_first = not careful and chance.random() < DOOR_FIRST
     plan = list[str]()
 
     def play(task: Task, turns: list[Move], shown: Observation) -> str:
         if not turns:
             places = json.loads(task.payload)
-            start, key, door = (tuple(places[name]) for name in ("start", "key", "door"))
-            to_key, to_door, between = (
-                way(a, b, width=places["width"], walls=()) or []
-                for a, b in ((start, key), (start, door), (key, door))
-            )
-            plan[:] = [*to_key, *between]
-            if nearer_first and len(to_door) < len(to_key):
-                plan[:] = to_door
-        return plan.pop(0) if plan else chance.choice([*MOVES])
+            stops = [tuple(places[name]) for name in ("start", "key", "door")]
+            stops[1:1] = stops[2:] * door_first
+            for a, b in pairwise(stops):
+                plan.extend(way(a, b, width=places["width"], walls=()) or [])
+        return plan.pop(0)
 
     return play
 

@@ -49,17 +49,25 @@ class JobContext:
     topology: Topology
     rewards: str  # JSON of the `reward:` section
     part_s: float  # longest time of its reward parts for the items of a call, in seconds
-    samplings: dict[Purpose, SamplingParams]
-    options: dict[Purpose, dict[str, Any]]
+    sampling: SamplingParams
+    eval_temperatures: dict[str, float]  # by name of the eval
+    options: dict[Purpose, dict[str, dict[str, Any]]]  # and by name of the eval; training: empty
     limits: LimitSettings
 
     def dialogue(self) -> JobDialogue:
         """Renders the observations of one episode."""
         return JobDialogue(self.tokenizer, max_bytes=self.limits.prompt_bytes)
 
-    def make_environment(self, purpose: Purpose) -> Environment:
+    def make_environment(self, assignment: Assignment) -> Environment:
         """An environment for one episode."""
-        return self.environment(**self.options[purpose])
+        return self.environment(**self.options[assignment.purpose][assignment.eval_set])
+
+    def sampling_of(self, assignment: Assignment, *, seed: int) -> SamplingParams:
+        """How an episode is sampled."""
+        if assignment.purpose is not Purpose.EVAL:
+            return replace(self.sampling, seed=seed)
+        temperature = self.eval_temperatures[assignment.eval_set]
+        return replace(self.sampling, seed=seed, temperature=temperature)
 
 
 class JobDialogue:
@@ -227,10 +235,11 @@ def build_context(
         stop_tokens=tokenizer.eos,
         stop_strings=sampling.stop,
     )
-    samplings, options = {Purpose.TRAIN: train}, {Purpose.TRAIN: spec.tasks.options}
-    if spec.eval is not None:
-        samplings[Purpose.EVAL] = replace(train, temperature=spec.eval.temperature)
-        options[Purpose.EVAL] = {**spec.tasks.options, **spec.eval.options}
+    evals = spec.eval_sets.items()
+    options = {
+        Purpose.TRAIN: {"": spec.tasks.options},
+        Purpose.EVAL: {name: {**spec.tasks.options, **each.options} for name, each in evals},
+    }
     return JobContext(
         job_id=job_id,
         spec=spec,
@@ -239,7 +248,8 @@ def build_context(
         topology=_topology(spec),
         rewards=json.dumps([part.model_dump(mode="json") for part in spec.reward]),
         part_s=max(_part_s(part) for part in spec.reward),
-        samplings=samplings,
+        sampling=train,
+        eval_temperatures={name: each.temperature for name, each in evals},
         options=options,
         limits=limits,
     )

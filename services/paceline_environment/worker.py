@@ -41,6 +41,7 @@ class OpenEpisode:
     episode: Episode | None = None
     task: asyncio.Task[None] | None = None
     flushed_tokens: int = 0
+    flushed_sampled: bool = False
     scored: bool = False
     span: Span = NOTHING
 
@@ -155,6 +156,7 @@ class EpisodeWorker:
                 progress.append(leased.episode.progress())
                 leased.renewed, leased.unsaved_since = now, None
                 leased.flushed_tokens = leased.episode.num_sampled
+                leased.flushed_sampled = leased.episode.sampled
             elif now - leased.renewed > leased.lease_s / _RENEW_SHARE:
                 renew.append(leased.key)
                 leased.renewed = now
@@ -184,7 +186,9 @@ class EpisodeWorker:
         if leased.episode is None or leased.scored:
             return False
         new = leased.episode.num_sampled - leased.flushed_tokens
-        if new <= 0:
+        # An evaluation holds rollout workers until it is told that no more tokens are needed.
+        waits = leased.purpose is Purpose.EVAL and leased.episode.sampled
+        if new <= 0 and (not waits or leased.flushed_sampled):
             return False
         if leased.unsaved_since is None:
             leased.unsaved_since = now

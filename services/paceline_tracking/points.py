@@ -47,13 +47,16 @@ def point_of(
 ) -> TrackedPoint:
     """The point of a history row; `version` is used if the row has none.
 
-    The mean of an eval that measured too few of its tasks is named `partial_reward`, so that
-    trackers do not plot and rank it with complete ones.
+    The values of an eval with a name are at `eval/NAME/...`. The mean of one that measured too few
+    of its tasks is named `partial_reward`, so that trackers do not plot and rank it with complete
+    ones.
     """
     told = row.values.get("version", version)
-    values = flat(row.values, row.kind)
-    if row.values.get("complete") is False and "eval/reward" in values:
-        values["eval/partial_reward"] = values.pop("eval/reward")
+    name = row.values.get("set", "")
+    prefix = f"{row.kind}/{name}" if name else str(row.kind)
+    values = flat(row.values, prefix)
+    if row.values.get("complete") is False and f"{prefix}/reward" in values:
+        values[f"{prefix}/partial_reward"] = values.pop(f"{prefix}/reward")
     return TrackedPoint(row.kind, row.index, row.step, int(told), values, tuple(samples))
 
 

@@ -97,7 +97,8 @@ EPISODE_TRANSITIONS: dict[EpisodeState, frozenset[EpisodeState]] = {
     # After a rewind, a step gets the same batch again.
     EpisodeState.TRAINED: frozenset({EpisodeState.DURABLE, EpisodeState.TAKEN, _DROP}),
     EpisodeState.DURABLE: frozenset(),
-    EpisodeState.MEASURED: frozenset(),
+    # When the time of its eval is over before its group is complete.
+    EpisodeState.MEASURED: frozenset({_DROP}),
     EpisodeState.DROPPED: frozenset(),
 }
 

@@ -16,6 +16,8 @@ class EvalProgress:
     total: int
     measured: int
     open: int
+    name: str = ""
+    """Of the evaluation; empty: that of `eval`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,21 @@ class EvalOutcome:
     measured: int
     of: int
     complete: bool
+    scores: dict[str, float] = field(default_factory=dict[str, float])
+    """pass@k and maj@k, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalStanding:
+    """What one of a job's evaluations has come to."""
+
+    name: str
+    last: EvalOutcome
+    reward: float | None = None
+    """Mean reward of the last complete run, at `step`."""
+    step: int | None = None
+    reward_start: float | None = None
+    """Mean reward of the first complete run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +88,5 @@ class LedgerProgress:
     eval_step: int | None = None
     eval_reward_start: float | None = None
     """Mean reward of the first complete eval."""
+    evals: tuple[EvalStanding, ...] = ()
+    """Of the evaluations in `evals`; the fields `eval_*` are those of the main one."""

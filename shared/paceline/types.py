@@ -179,6 +179,7 @@ class EpisodeProgress:
     attempt: int
     transcripts: tuple[Transcript, ...]
     actions: tuple[str, ...] = ()  # replayable environments are rebuilt from seed and actions
+    sampled: bool = False  # it needs no further tokens, and waits for its score
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,7 @@ class Assignment:
     progress: tuple[EpisodeProgress, ...] = ()
     traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is sampled
     starts: tuple[EpisodeStart, ...] = ()  # of each episode; empty: nothing special
+    eval_set: str = ""  # which of the job's evaluations; empty: that of `eval`
 
 
 @dataclass(frozen=True, slots=True)

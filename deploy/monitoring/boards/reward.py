@@ -56,6 +56,12 @@ def _meaning() -> Panels:
             max_value=1,
         ),
         graph(
+            "Evaluations",
+            "Reward, pass@k and maj@k of the last complete run of each evaluation.",
+            Query(f"paceline_eval_score{JOBS}", "{{job}} {{evaluation}} {{score}}"),
+            size=Size(24, 8),
+        ),
+        graph(
             "Length and truncation",
             "Policy tokens per episode.",
             Query(f"paceline_response_tokens_mean{JOBS}", "{{job}} mean"),

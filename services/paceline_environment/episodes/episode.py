@@ -75,12 +75,13 @@ class Episode:
         assignment = group.assignment
         self.over = False
         self.environment_reward = 0.0
+        self.sampled = False  # it needs no further tokens
         self._group, self._job, self._peers = group, group.job, peers
         self._index, self._attempt = index, attempt
         self._progress = progress
         self._span = span
         self._task = task
-        self._environment = self._job.make_environment(assignment.purpose)
+        self._environment = self._job.make_environment(assignment)
         self._loads = self._environment if isinstance(self._environment, Loads) else None
         self._builder = TranscriptBuilder()
         self._start = group.starts.get(index)
@@ -117,6 +118,7 @@ class Episode:
             transcripts = await self._job.topology(self)
         finally:
             await self._timed(self._environment.close(), "close")
+        self.sampled = True
         score = await self._score()
         if score.status is ScoreStatus.INFRA_ERROR:
             raise ScoringFailedError(score.detail or "reward: infra_error")
@@ -183,6 +185,7 @@ class Episode:
             attempt=self._attempt,
             transcripts=(self.transcript(),),
             actions=tuple(self._actions),
+            sampled=self.sampled,
         )
 
     @contextmanager
@@ -403,7 +406,7 @@ def sampling_of(group: GroupContext, index: int) -> SamplingParams:
     """Sampling parameters of an episode; the seed depends on group and index, not on attempt."""
     assignment = group.assignment
     seed = number(assignment.seed, index) >> 1
-    sampling = replace(group.job.samplings[assignment.purpose], seed=seed)
+    sampling = group.job.sampling_of(assignment, seed=seed)
     start = group.starts.get(index)
     if start is None or not start.temperature:
         return sampling

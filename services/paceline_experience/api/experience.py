@@ -62,6 +62,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         ledger = await self._ledgers.get(request.job_id)
         self.num_submitted += len(request.trajectories)
         found = await ledger.submit(request.trajectories)
+        await self._training.release_held(request.job_id, ledger)
         return pb.SubmitReply(outcomes=[_OUTCOMES[outcome] for outcome in found])
 
     async def GrantIncarnation(

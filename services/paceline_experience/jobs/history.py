@@ -166,6 +166,7 @@ def summarise(
         "eval_reward_end": live.eval_reward,
         "eval_step_end": live.eval_step,
         "eval_last": asdict(live.eval_last) if live.eval_last else {},
+        "evals": {each.name: asdict(each) for each in live.evals},
         "steps": live.step,
         "wall_s": round(status.runtime_s, 3),
         "episodes_trained": counts["trained"] + counts["durable"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from paceline.config import JobSpec
 from paceline.enums import JobState
 from paceline.types import Job
 from paceline_experience.jobs.history import History, JobMetricRow
@@ -20,12 +21,14 @@ class JobHooks:
         self._jobs = jobs
         self._history = history
         self._conclude = conclude
+        self._main = JobSpec.model_validate_json(job.spec).main_eval
         self._measured: JobMetricRow | None = None  # not in the job's status yet
 
     async def recorded(self) -> None:
-        """Follow the history; the newest complete eval also shows in the job's status."""
+        """Follow the history; the newest complete main eval also shows in the job's status."""
         for row in await self._history.follow(self._job):
-            if row.kind == "eval" and row.values.get("complete"):
+            is_main = row.kind == "eval" and row.values.get("set", "") == self._main
+            if is_main and row.values.get("complete"):
                 self._measured = row
         if self._measured is not None:
             reward, step = float(self._measured.values["reward"]), self._measured.step

@@ -216,7 +216,7 @@ class Ledgers:
                 epoch = await self._jobs.epoch(job)
                 try:
                     # Its plug-ins were not tried in this process, and reading needs none.
-                    entry = await self._open(job, Sources(NoTasks(), None), epoch=epoch)
+                    entry = await self._open(job, Sources(NoTasks()), epoch=epoch)
                 except (UnavailableError, DeadlineError):
                     raise
                 except Exception as error:  # the supervisor boundary of this job

@@ -29,7 +29,7 @@ from paceline.plugins import TaskSource
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 from paceline.types import Task
-from paceline_experience.ledger.sources import Sources, task_sources
+from paceline_experience.ledger.sources import Sources, eval_field, task_sources
 from paceline_experience.store.artifacts import ArtifactStore
 
 log = Log("own tasks")
@@ -110,11 +110,12 @@ class OwnTasks:
         """
         tasks = spec.tasks
         train = await self._source(_Listing.of(spec, "tasks", tasks.seed, tasks.options))
-        if spec.eval is None:
-            return Sources(train, None)
-        overlaid = {**tasks.options, **spec.eval.options}
-        held_out = await self._source(_Listing.of(spec, "eval", spec.eval.seed, overlaid))
-        return Sources(train, held_out)
+        evals = dict[str, TaskSource]()
+        for name, each in spec.eval_sets.items():
+            overlaid = {**tasks.options, **each.options}
+            listing = _Listing.of(spec, eval_field(name), each.seed, overlaid)
+            evals[name] = await self._source(listing)
+        return Sources(train, evals)
 
     async def follow(self, live: Callable[[], Mapping[QueueOwner, str]]) -> None:
         """Keep the packages of live jobs, until cancelled, so that what a tenant uses is known.

@@ -17,6 +17,7 @@ from paceline.weights.route import ChunkSource
 from paceline_experience.fleet.routes import RoutePlanner, SeededVersion
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.shares import BatchShare
 
 log = Log("training")
@@ -175,6 +176,10 @@ class Training:
             if job_id in self._ledgers.active:
                 self._tracker.announce(job_id, seeded, key=key, held=held)
         return SeedInstructions(seeded.version, held, key, seeded.chunk_bytes, seeded.source)
+
+    async def release_held(self, job_id: str, ledger: JobLedger) -> None:
+        """Let workers go on that were held at a version for an evaluation that is over."""
+        self._tracker.hold(job_id, await ledger.held_version())
 
     async def restore(self, job: Job, *, held: int) -> None:
         """Restore the newest publication, and the version at which workers are held."""

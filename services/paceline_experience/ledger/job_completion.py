@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 from paceline.enums import DropReason, StopReason
 from paceline.telemetry.logs import Log
 from paceline_experience.ledger.admission import over_budget
 from paceline_experience.ledger.batches import Batches
 from paceline_experience.ledger.context import Hooks, LedgerContext
-from paceline_experience.ledger.evals import Evals
+from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.leases import Leases
-from paceline_experience.ledger.records import field_texts
 from paceline_experience.ledger.state import LedgerState
 
 _MIN_LAST_VERSION_TIMEOUT_S = 120.0  # for the last version to be published and served
@@ -105,8 +102,7 @@ class JobCompletion:
             return
         if self._evals.run:
             return
-        measured = state.meta.eval_version
-        if last is not None and self._evals.enabled and measured != last.version:
+        if last is not None and not self._evals.measured(last.version):
             await self._evals.start()
             return
         await self._finish("succeeded", _REASONS.get(state.meta.stop_reason, ""))
@@ -142,16 +138,15 @@ class JobCompletion:
         )
 
     def _timed_out(self, state: LedgerState) -> bool:
-        spec = self._core.spec.eval
-        eval_timeout_s = spec.timeout_s if spec is not None else 0.0
-        timeout_s = max(eval_timeout_s, _MIN_LAST_VERSION_TIMEOUT_S)
+        eval_timeouts = [each.timeout_s for each in self._core.spec.eval_sets.values()]
+        timeout_s = max(_MIN_LAST_VERSION_TIMEOUT_S, *eval_timeouts, 0.0)
         return self._core.clock.now() - state.meta.stop_at > timeout_s
 
     def _stop_condition(self) -> str:
         state, stop = self._core.state, self._core.spec.stop
         if state.step >= stop.steps:
             return "steps"
-        reached = state.meta.eval_reward
+        reached = self._evals.reward
         if stop.eval_reward is not None and reached is not None and reached >= stop.eval_reward:
             return "eval_reward"
         now = self._core.clock.now()
@@ -198,7 +193,4 @@ class JobCompletion:
             if not all(name in state.groups for name in batch.groups):
                 del state.batches[step]
         if taken and state.meta.eval:
-            groups = json.dumps([*state.evals] or [""])
-            await self._core.change(
-                "evals", "close", json.dumps(field_texts(eval_due=False)), groups, ""
-            )
+            await self._evals.abandon()

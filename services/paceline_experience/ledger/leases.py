@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline import wire
@@ -79,7 +79,7 @@ class Leases:
         core: LedgerContext,
         groups: Groups,
         tasks: TaskSource,
-        eval_tasks: TaskSource | None,
+        eval_tasks: Mapping[str, TaskSource],
     ) -> None:
         self._core = core
         self._groups = groups
@@ -246,7 +246,9 @@ class Leases:
         floor: int,
     ) -> Assignment:
         spec = self._core.spec
-        owner = spec.eval.seed if group.is_eval and spec.eval else spec.tasks.seed
+        # All groups of evals belong to the open run.
+        run = self._core.state.meta.eval if group.is_eval else None
+        owner = spec.eval_sets[run.name].seed if run is not None else spec.tasks.seed
         number = group.position if group.is_eval else group.seq
         return Assignment(
             job_id=self._core.job_id,
@@ -262,6 +264,7 @@ class Leases:
             progress=tuple(progress),
             traces=self._core.traces.contexts(group.group_id, indices),
             starts=episode_starts(group, indices),
+            eval_set=run.name if run is not None else "",
         )
 
     def _task(self, group: GroupRecord) -> Task:
@@ -271,9 +274,9 @@ class Leases:
             LimitError: it is too large.
             InvalidError: the source has failed, or its task cannot be sent.
         """
-        is_eval = group.is_eval and self._eval_tasks is not None
-        label = "eval task" if is_eval else "task"
-        source = self._eval_tasks if is_eval and self._eval_tasks is not None else self._tasks
+        run = self._core.state.meta.eval if group.is_eval else None
+        label = "task" if run is None else "eval task"
+        source = self._tasks if run is None else self._eval_tasks[run.name]
         try:
             task = source[group.position]
             num_bytes = wire.to_proto(task, pb.Task).ByteSize()

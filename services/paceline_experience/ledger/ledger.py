@@ -22,7 +22,7 @@ from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.counts import by_age, by_filter, by_reason, by_state
-from paceline_experience.ledger.evals import Evals
+from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.ledger.groups import Groups
@@ -58,7 +58,7 @@ class JobLedger:
         tenant: str,
         spec: JobSpec,
         tasks: TaskSource,
-        eval_tasks: TaskSource | None,
+        eval_tasks: Mapping[str, TaskSource],
         payloads: PayloadStore,
         hooks: Hooks,
         options: ExperienceOptions,
@@ -186,6 +186,7 @@ class JobLedger:
     ) -> list[EpisodeKey]:
         """Extend leases and store progress; returns what the worker must abort."""
         del worker_id  # the attempt says who holds the lease
+        self._evals.observe(progress)
         return await self._leases.renew(keys=keys, progress=progress)
 
     async def give_back(self, *, worker_id: str, keys: Sequence[EpisodeKey]) -> None:
@@ -209,6 +210,8 @@ class JobLedger:
     ) -> list[EpisodeOutcome]:
         """Store trajectories; returns the outcome of each."""
         outcomes = await self._groups.submit(trajectories)
+        if self._evals.idle:  # workers are held as long as the run is open
+            await self._evals.sweep()
         self._leases.mode.recall()
         return outcomes
 
@@ -414,7 +417,7 @@ class JobLedger:
     async def live(self) -> LedgerProgress:
         """Current counts, waits and rates, without asking Redis."""
         state, load = self._core.state, self._leases.load()
-        meta, last = state.meta, state.batches.get(state.step - 1)
+        last = state.batches.get(state.step - 1)
         return LedgerProgress(
             **self._totals(state.counts),
             step=state.step,
@@ -430,10 +433,7 @@ class JobLedger:
             waiting_s=self._batches.waiting_s,
             reward_mean=last.stats.reward_mean if last else None,
             eval=self._evals.progress(),
-            eval_last=meta.eval_last,
-            eval_reward=meta.eval_reward,
-            eval_step=meta.eval_step,
-            eval_reward_start=meta.eval_start,
+            **self._evals.standings(),
         )
 
     def _totals(self, counts: Counter[str]) -> dict[str, Any]:

@@ -171,3 +171,16 @@ class JobMeter:
         for purpose, reward in (("train", live.reward_mean), ("eval", live.eval_reward)):
             if reward is not None:
                 metrics.set("reward", reward, job=job, purpose=purpose)
+        self._show_evals(live)
+
+    def _show_evals(self, live: LedgerProgress) -> None:
+        found = {each.name: each.last for each in live.evals}
+        if live.eval_last is not None and live.eval_last not in found.values():
+            found["eval"] = live.eval_last
+        for name, last in found.items():
+            scores = {"reward": last.reward, **last.scores} if last.complete else {}
+            for score, value in scores.items():
+                if value is not None:
+                    self._metrics.set(
+                        "eval_score", value, job=self._job_id, evaluation=name, score=score
+                    )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import PlainSerializer, TypeAdapter
 
 from paceline.plugins import GroupOutcome
-from paceline.progress import EvalOutcome
+from paceline.progress import EvalStanding
 from paceline.types import PolicyVersion
 from paceline_experience.ledger.failures import Failures
 
@@ -161,12 +161,13 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvalTotals:
-    """Sums over the measured episodes of an eval."""
+    """Sums over the measured tasks of an eval, and over all samples of them."""
 
-    measured: int = 0
-    reward: float = 0.0
+    measured: int = 0  # tasks
+    reward: float = 0.0  # of tasks, each the mean of its samples
     tokens: int = 0
     truncated: int = 0
+    scores: dict[str, float] = field(default_factory=dict[str, float])  # of tasks, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class EvalRun:
     admitted: int = 0
     leased: bool = False  # the timeout starts with the first lease
     totals: EvalTotals = field(default_factory=EvalTotals)
+    name: str = ""  # of the evaluation
+    then: tuple[str, ...] = ()  # evaluations that measure the same version next
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +225,8 @@ class LedgerMeta:
     invalid_detail: str = ""  # what was wrong with the last task that could not be run
     # evals
     eval: EvalRun | None = None
-    eval_due: bool = False
-    eval_last: EvalOutcome | None = None
-    eval_version: int = -1  # measured last
-    eval_reward: float | None = None  # of the last complete one
-    eval_step: int | None = None
-    eval_start: float | None = None  # reward of the first complete one
+    eval_due: tuple[str, ...] = ()  # by name
+    eval_sets: dict[str, EvalStanding] = field(default_factory=dict[str, EvalStanding])
 
     def changed(self, texts: Mapping[str, str]) -> LedgerMeta:
         """A copy with these fields of the hash applied."""

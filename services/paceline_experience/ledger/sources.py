@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,10 @@ LEDGER_PLUGINS = frozenset({"environments", "samplers", "allocators", "filters",
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Tasks for training and for evals."""
+    """Tasks for training, and for evals by name."""
 
     train: TaskSource
-    evals: TaskSource | None
+    evals: Mapping[str, TaskSource] = field(default_factory=dict[str, TaskSource])
 
 
 class NoTasks:
@@ -109,8 +109,8 @@ def try_plugins(spec: JobSpec) -> None:
     position = _try_generation(spec, len(sources.train) if sources else _TRIED_TASKS)
     if sources is not None:
         _try_task(sources.train, position, spec, field="tasks.options")
-    if sources is not None and sources.evals is not None:
-        _try_task(sources.evals, 0, spec, field="eval.options")
+        for name, tasks in sources.evals.items():
+            _try_task(tasks, 0, spec, field=f"{eval_field(name)}.options")
     parts = [part.part for part in spec.reward]
     for each in named(spec):
         if each.kind == "filters" and not each.is_own:
@@ -127,10 +127,16 @@ def task_sources(spec: JobSpec) -> Sources:
     """
     name, options = spec.tasks.environment, spec.tasks.options
     train = _build(name, options, seed=spec.tasks.seed, field="tasks")
-    if spec.eval is None:
-        return Sources(train, None)
-    overlaid = {**options, **spec.eval.options}
-    return Sources(train, _build(name, overlaid, seed=spec.eval.seed, field="eval"))
+    evals = {
+        each: _build(name, {**options, **of.options}, seed=of.seed, field=eval_field(each))
+        for each, of in spec.eval_sets.items()
+    }
+    return Sources(train, evals)
+
+
+def eval_field(name: str) -> str:
+    """The field of the job that asks for an evaluation."""
+    return f"evals.{name}" if name else "eval"
 
 
 def make_sampler(spec: JobSpec, num_tasks: int) -> Sampler:

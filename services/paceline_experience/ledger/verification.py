@@ -87,7 +87,8 @@ def _groups(numbers: Counter[str], records: Sequence[GroupRecord]) -> Iterable[s
         yield f"open groups: counted {numbers['groups:open']}, found {still_open}"
     for record in records:
         decided = set(record.remaining)
-        is_open = not record.accepted and bool(decided) and decided <= set("qlf")
+        unfinished = set("qlm" if record.is_eval else "qlf")
+        is_open = not record.accepted and bool(decided) and decided <= unfinished
         if not is_open and (len(decided) != 1 or decided <= set("qlf")):
             yield f"group {record.group_id} is in states {record.states}"
         if len(record.finished()) != len(record.remaining.replace("q", "").replace("l", "")):

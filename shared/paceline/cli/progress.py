@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.api.documents import JobEvent, JobView
+from paceline.cli.report import counts
 from paceline.client.client import Client
 from paceline.enums import TrackerState
 from paceline.types import JobStatus, TrackerStatus
@@ -24,7 +25,7 @@ LINE_EVERY_S = 5.0
 _AILING = (TrackerState.RETRYING, TrackerState.FAILED)
 _DONE = ("trained", "durable")
 _ORDER = (
-    *("state", "step", "reward", "held-out reward"),
+    *("state", "step", "reward", "held-out reward", "held-out scores", "other evals"),
     *("staleness", "tokens/s", "episodes/s", "waiting", "tracking"),
 )
 
@@ -58,7 +59,9 @@ class JobProgress:
 
     target_steps: int = 0
     status: dict[str, str] = field(default_factory=dict[str, str])
-    partial: str = ""  # the newest eval, if it measured too few tasks to count
+    main_eval: str = ""  # name of the evaluation that the job's status is about
+    partial: str = ""  # its newest run, if it measured too few tasks to count
+    others: dict[str, str] = field(default_factory=dict[str, str])  # other evaluations, by name
     tokens: Rate = field(default_factory=Rate)
     episodes: Rate = field(default_factory=Rate)
     wait: Rate = field(default_factory=Rate)
@@ -74,8 +77,11 @@ class JobProgress:
         for row in event.metrics:
             if row.kind == "train":
                 self._note_step(row.values)
-            else:
+            elif row.values.get("set", "") == self.main_eval:
                 self.partial = partial_eval({"step": row.step, **row.values})
+                self._note_scores(row.values)
+            else:
+                self._note_other(row.step, row.values)
         self._note_eval(status)
         if live:
             self.tokens.add(now_s, float(live.tokens_generated))
@@ -110,6 +116,18 @@ class JobProgress:
         if parts:
             self.status["held-out reward"] = "; ".join(parts)
 
+    def _note_scores(self, values: Mapping[str, Any]) -> None:
+        if counts({"values": values}) and (told := scores(values)):
+            self.status["held-out scores"] = told
+
+    def _note_other(self, step: int, values: Mapping[str, Any]) -> None:
+        """An evaluation besides the main one."""
+        reward = values.get("reward")
+        if counts({"values": values}) and isinstance(reward, (int, float)):
+            told = ", ".join(filter(None, (f"{reward:.3f}", scores(values))))
+            self.others[values["set"]] = f"{values['set']} {told} (step {step})"
+            self.status["other evals"] = "; ".join(self.others.values())
+
     def _note_step(self, values: Mapping[str, Any]) -> None:
         self._put("reward", values.get("reward_mean"), "{:.3f}")
         self._put("staleness", values.get("staleness_mean"), "{:.2f}")
@@ -117,6 +135,12 @@ class JobProgress:
     def _put(self, name: str, value: Any, pattern: str) -> None:
         if isinstance(value, (int, float)):
             self.status[name] = pattern.format(value)
+
+
+def scores(values: Mapping[str, Any]) -> str:
+    """pass@k and maj@k of an eval, in their order; empty if it has none."""
+    found = {name: value for name, value in values.items() if "@" in name}
+    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
 
 
 def partial_eval(last: Mapping[str, Any]) -> str:
@@ -127,6 +151,11 @@ def partial_eval(last: Mapping[str, Any]) -> str:
     shown = "no reward" if reward is None else f"{reward:.3f}"
     many = f"{last['measured']} of {last['of']} measured"
     return f"{shown} at step {last['step']} does not count: {many}"
+
+
+def main_eval_of(spec: Mapping[str, Any]) -> str:
+    """Name of the evaluation that the status of a job with this spec is about."""
+    return "" if spec.get("eval") else min(spec.get("evals") or {}, default="")
 
 
 def tracked(tracker: TrackerStatus) -> str:
@@ -158,7 +187,10 @@ def follow(
     if quiet:
         return client.wait(job_id)
     console = console or Console()
-    progress = JobProgress(target_steps=int(job.spec.get("stop", {}).get("steps", 0)))
+    progress = JobProgress(
+        target_steps=int(job.spec.get("stop", {}).get("steps", 0)),
+        main_eval=main_eval_of(job.spec),
+    )
     shown_s = float("-inf")
     with Live(console=console) if console.is_terminal else nullcontext() as live:
         for event in client.watch(job_id):

@@ -72,7 +72,8 @@ def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
     )
     # One step never comes together: its episodes would be trained.
     stop = spec.stop.model_copy(update={"steps": 1})
-    return spec.model_copy(update={"name": "try", "eval": first, "stop": stop, "tracking": ()})
+    only = {"name": "try", "eval": first, "evals": {}, "stop": stop, "tracking": ()}
+    return spec.model_copy(update=only)
 
 
 def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:

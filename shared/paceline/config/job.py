@@ -16,6 +16,8 @@ from paceline.plugins import StrictModel
 
 MAX_STEPS = 1_000_000
 MAX_BATCH_EPISODES = 1 << 18
+MAX_EVAL_SAMPLES = 1024
+MAX_EVAL_EPISODES = 1 << 20
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -63,17 +65,47 @@ class TaskSpec(StrictModel):
     """Timeout of a whole episode, including the time it waits for the policy."""
 
 
+SampleCounts = Annotated[
+    tuple[Annotated[int, Field(gt=0, le=MAX_EVAL_SAMPLES)], ...], Field(max_length=16)
+]
+
+
 class EvalSpec(StrictModel):
-    """Held-out evaluation; `options` are merged over those of `tasks`."""
+    """Held-out evaluation on one set of tasks; `options` are merged over those of `tasks`."""
 
     every: Steps = 20
     """Interval in trainer steps; version 0 and the last version are evaluated too."""
     tasks: int = Field(default=100, gt=0, le=1_000_000)
     options: Options = Field(default_factory=dict)
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    samples: int = Field(default=1, gt=0, le=MAX_EVAL_SAMPLES)
+    """Episodes of each task, with distinct seeds; several need a temperature above 0."""
+    pass_at: SampleCounts = ()
+    """Report pass@k for these k: the unbiased estimate, from all samples, of the probability that
+    at least one of k is right (arXiv 2107.03374)."""
+    majority_at: SampleCounts = ()
+    """Report maj@k for these k: the share of tasks of which the most frequent normalised answer of
+    the first k samples is right; among equally frequent ones that which came first."""
+    pass_reward: float = Field(default=1.0, ge=-1e12, le=1e12)
+    """A sample is right for `pass_at` and `majority_at` if its reward is at least this."""
     seed: Seed = 1
     timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
     """Episodes that have not finished by then are dropped and counted."""
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvalSpec:
+        if self.samples > 1 and self.temperature == 0.0:
+            raise ValueError(
+                f"samples: {self.samples} with temperature 0 are all the same; allowed: 1, or a "
+                "temperature above 0"
+            )
+        for name, counts in (("pass_at", self.pass_at), ("majority_at", self.majority_at)):
+            if counts and (max(counts) > self.samples or len(set(counts)) < len(counts)):
+                raise ValueError(
+                    f"{name}: {[*counts]} with samples {self.samples}; allowed: 1 to "
+                    f"{self.samples}, each once"
+                )
+        return self
 
 
 class SamplingSpec(StrictModel):
@@ -286,6 +318,10 @@ class JobSpec(StrictModel):
     code: CodeSpec | None = None
     tasks: TaskSpec
     eval: EvalSpec | None = EvalSpec()
+    evals: dict[Name, EvalSpec] = Field(default_factory=dict[str, EvalSpec], max_length=16)
+    """Further evaluations, by name, each with its own interval and tasks. If there are any, there
+    is no `eval` unless the job has one; `stop.eval_reward` and the job's status are about `eval`,
+    or else the first of these by name."""
     sampling: SamplingSpec = SamplingSpec()
     reward: tuple[RewardSpec, ...] = Field(min_length=1, max_length=32)
     experience: ExperienceSpec = ExperienceSpec()
@@ -293,6 +329,20 @@ class JobSpec(StrictModel):
     trainer: TrainerSpec = TrainerSpec()
     stop: StopSpec = StopSpec()
     tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
+
+    @property
+    def eval_sets(self) -> dict[str, EvalSpec]:
+        """All evaluations in the order of their names; that of `eval` is the empty one.
+
+        Not in that of the job file, which a Kubernetes API server does not keep.
+        """
+        named = dict(sorted(self.evals.items()))
+        return named if self.eval is None else {"": self.eval, **named}
+
+    @property
+    def main_eval(self) -> str | None:
+        """Name of the evaluation that the job's status is about; None: there is none."""
+        return next(iter(self.eval_sets), None)
 
     @property
     def has_own_environment(self) -> bool:
@@ -303,6 +353,14 @@ class JobSpec(StrictModel):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_evals_alone(cls, value: Any) -> Any:
+        """Without a say on `eval`, named ones replace its default."""
+        if not isinstance(value, dict) or not cast(dict[str, Any], value).get("evals"):
+            return cast(Any, value)
+        return {"eval": None, **cast(dict[str, Any], value)}
 
     @field_validator("tracking")
     @classmethod
@@ -338,6 +396,16 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"rollout.replicas: {replicas} is not within rollout.scaling, "
                 f"{bounds.min_replicas} to {bounds.max_replicas}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_many_evals(self) -> JobSpec:
+        episodes = sum(each.tasks * each.samples for each in self.eval_sets.values())
+        if episodes > MAX_EVAL_EPISODES:
+            raise ValueError(
+                f"evals: tasks times samples are {episodes} episodes over all evaluations; at most "
+                f"{MAX_EVAL_EPISODES} are allowed"
             )
         return self
 

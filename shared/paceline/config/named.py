@@ -47,8 +47,9 @@ def own_ledger_parts(spec: JobSpec) -> list[NamedPlugin]:
 def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     tasks, experience = spec.tasks, spec.experience
     purposes = [("tasks.options", tasks.options)]
-    if spec.eval is not None:
-        purposes.append(("eval.options", {**tasks.options, **spec.eval.options}))
+    for name, each in spec.eval_sets.items():
+        field = f"evals.{name}.options" if name else "eval.options"
+        purposes.append((field, {**tasks.options, **each.options}))
     for path, options in [] if spec.has_own_environment else purposes:
         yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
     yield _named("topologies", "sampling.topology", spec.sampling.topology)

@@ -72,6 +72,8 @@ VALUES: dict[str, tuple[str, ...] | int] = {
     "workload": ("environment", "reward", "rollout"),
     "statistic": 28,  # of an objective
     "part": 8,  # of a reward
+    "evaluation": 8,
+    "score": 8,  # of an evaluation: reward, pass@k, maj@k
     "pool": 16,  # of an installation
     "method": 64,  # of a service
     "version": 1,
@@ -84,10 +86,7 @@ VALUES: dict[str, tuple[str, ...] | int] = {
 NAMES: dict[str, Spec] = {
     # every service: utilization, and time spent waiting for others
     "build": _gauge(
-        "build_info",
-        "service version",
-        "all",
-        "Always 1; labels show the running service and version.",
+        "build_info", "service version", "all", "Always 1; labels show the service and its version."
     ),
     "busy": _counter(
         "busy_seconds",
@@ -165,10 +164,7 @@ NAMES: dict[str, Spec] = {
         "bytes are the maximum of the last hour or two.",
     ),
     "tenant_quota": _gauge(
-        "tenant_quota",
-        "tenant resource",
-        "experience",
-        "Quota of a tenant; absent where unlimited.",
+        "tenant_quota", "tenant resource", "experience", "Quota of a tenant; absent if unlimited."
     ),
     # jobs
     "jobs": _gauge("jobs", "state", "experience", "Live jobs by state."),
@@ -199,10 +195,7 @@ NAMES: dict[str, Spec] = {
         "Groups scored, by whether their rewards vary.",
     ),
     "ledger_inconsistent": _gauge(
-        "ledger_inconsistent",
-        "job",
-        "experience",
-        "1 if the ledger's counts do not add up.",
+        "ledger_inconsistent", "job", "experience", "1 if the ledger's counts do not add up."
     ),
     "ledger_problems": _gauge(
         "ledger_problems",
@@ -253,6 +246,12 @@ NAMES: dict[str, Spec] = {
     # the last batch
     "reward": _gauge(
         "reward_mean", "job purpose", "experience", "Mean reward of the last batch or evaluation."
+    ),
+    "eval_score": _gauge(
+        "eval_score",
+        "job evaluation score",
+        "experience",
+        "Scores of the last complete evaluation.",
     ),
     "reward_std": _gauge("reward_std", "job", "experience", "Standard deviation, last batch."),
     "reward_part": _gauge(

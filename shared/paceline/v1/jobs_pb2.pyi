@@ -340,6 +340,26 @@ class LedgerProgress(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class FilteredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     COUNTS_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
@@ -363,6 +383,8 @@ class LedgerProgress(_message.Message):
     EVAL_REWARD_FIELD_NUMBER: _builtins.int
     EVAL_STEP_FIELD_NUMBER: _builtins.int
     EVAL_REWARD_START_FIELD_NUMBER: _builtins.int
+    EVALS_FIELD_NUMBER: _builtins.int
+    FILTERED_FIELD_NUMBER: _builtins.int
     tokens_generated: _builtins.int
     """for training"""
     eval_tokens: _builtins.int
@@ -406,6 +428,14 @@ class LedgerProgress(_message.Message):
 
     @_builtins.property
     def eval_last(self) -> Global___EvalOutcome: ...
+    @_builtins.property
+    def evals(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvalStanding]:
+        """of the evaluations in `evals`, by name"""
+
+    @_builtins.property
+    def filtered(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """dropped training episodes by filter"""
+
     def __init__(
         self,
         *,
@@ -432,10 +462,12 @@ class LedgerProgress(_message.Message):
         eval_reward: _builtins.float | None = ...,
         eval_step: _builtins.int | None = ...,
         eval_reward_start: _builtins.float | None = ...,
+        evals: _abc.Iterable[Global___EvalStanding] | None = ...,
+        filtered: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "reward_mean", b"reward_mean", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "accepted_groups", b"accepted_groups", "counts", b"counts", "dropped", b"dropped", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "eval_tokens", b"eval_tokens", "headroom_groups", b"headroom_groups", "open_groups", b"open_groups", "payload_bytes", b"payload_bytes", "ready_groups", b"ready_groups", "reward_mean", b"reward_mean", "staleness_histogram", b"staleness_histogram", "step", b"step", "stop", b"stop", "tokens_generated", b"tokens_generated", "trained_tokens", b"trained_tokens", "trainer_wait_total_s", b"trainer_wait_total_s", "version", b"version", "waiting", b"waiting", "waiting_s", b"waiting_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval", b"_eval", "_eval_last", b"_eval_last", "_eval_reward", b"_eval_reward", "_eval_reward_start", b"_eval_reward_start", "_eval_step", b"_eval_step", "_reward_mean", b"_reward_mean", "_stop", b"_stop", "accepted_groups", b"accepted_groups", "counts", b"counts", "dropped", b"dropped", "eval", b"eval", "eval_last", b"eval_last", "eval_reward", b"eval_reward", "eval_reward_start", b"eval_reward_start", "eval_step", b"eval_step", "eval_tokens", b"eval_tokens", "evals", b"evals", "filtered", b"filtered", "headroom_groups", b"headroom_groups", "open_groups", b"open_groups", "payload_bytes", b"payload_bytes", "ready_groups", b"ready_groups", "reward_mean", b"reward_mean", "staleness_histogram", b"staleness_histogram", "step", b"step", "stop", b"stop", "tokens_generated", b"tokens_generated", "trained_tokens", b"trained_tokens", "trainer_wait_total_s", b"trainer_wait_total_s", "version", b"version", "waiting", b"waiting", "waiting_s", b"waiting_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval: _TypeAlias = _typing.Literal["eval"]  # noqa: Y015
     _WhichOneofArgType__eval: _TypeAlias = _typing.Literal["_eval", b"_eval"]  # noqa: Y015
@@ -469,6 +501,53 @@ class LedgerProgress(_message.Message):
 Global___LedgerProgress: _TypeAlias = LedgerProgress  # noqa: Y015
 
 @_typing.final
+class EvalStanding(_message.Message):
+    """What one of a job's evaluations has come to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REWARD_START_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    reward: _builtins.float
+    """of the last complete run, at `step`"""
+    step: _builtins.int
+    reward_start: _builtins.float
+    """of the first complete run"""
+    @_builtins.property
+    def last(self) -> Global___EvalOutcome: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        last: Global___EvalOutcome | None = ...,
+        reward: _builtins.float | None = ...,
+        step: _builtins.int | None = ...,
+        reward_start: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "_reward_start", b"_reward_start", "_step", b"_step", "last", b"last", "reward", b"reward", "reward_start", b"reward_start", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "_reward_start", b"_reward_start", "_step", b"_step", "last", b"last", "name", b"name", "reward", b"reward", "reward_start", b"reward_start", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__reward: _TypeAlias = _typing.Literal["reward"]  # noqa: Y015
+    _WhichOneofArgType__reward: _TypeAlias = _typing.Literal["_reward", b"_reward"]  # noqa: Y015
+    _WhichOneofReturnType__reward_start: _TypeAlias = _typing.Literal["reward_start"]  # noqa: Y015
+    _WhichOneofArgType__reward_start: _TypeAlias = _typing.Literal["_reward_start", b"_reward_start"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward) -> _WhichOneofReturnType__reward | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_start) -> _WhichOneofReturnType__reward_start | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___EvalStanding: _TypeAlias = EvalStanding  # noqa: Y015
+
+@_typing.final
 class EvalProgress(_message.Message):
     """An eval run that is open; numbers of tasks."""
 
@@ -479,11 +558,14 @@ class EvalProgress(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     OPEN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     total: _builtins.int
     measured: _builtins.int
     open: _builtins.int
+    name: _builtins.str
+    """of the evaluation; empty: that of `eval`"""
     def __init__(
         self,
         *,
@@ -492,10 +574,11 @@ class EvalProgress(_message.Message):
         total: _builtins.int = ...,
         measured: _builtins.int = ...,
         open: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "open", b"open", "step", b"step", "total", b"total", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured", b"measured", "name", b"name", "open", b"open", "step", b"step", "total", b"total", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,12 +590,33 @@ class EvalOutcome(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ScoresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REWARD_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     OF_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     reward: _builtins.float
@@ -520,6 +624,10 @@ class EvalOutcome(_message.Message):
     measured: _builtins.int
     of: _builtins.int
     complete: _builtins.bool
+    @_builtins.property
+    def scores(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """pass@k and maj@k, by name"""
+
     def __init__(
         self,
         *,
@@ -529,10 +637,11 @@ class EvalOutcome(_message.Message):
         measured: _builtins.int = ...,
         of: _builtins.int = ...,
         complete: _builtins.bool = ...,
+        scores: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "reward", b"reward"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "complete", b"complete", "measured", b"measured", "of", b"of", "reward", b"reward", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reward", b"_reward", "complete", b"complete", "measured", b"measured", "of", b"of", "reward", b"reward", "scores", b"scores", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reward: _TypeAlias = _typing.Literal["reward"]  # noqa: Y015
     _WhichOneofArgType__reward: _TypeAlias = _typing.Literal["_reward", b"_reward"]  # noqa: Y015

@@ -565,9 +565,12 @@ class EpisodeProgress(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TRANSCRIPTS_FIELD_NUMBER: _builtins.int
     ACTIONS_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     index: _builtins.int
     attempt: _builtins.int
+    sampled: _builtins.bool
+    """it needs no further tokens, and waits for its score"""
     @_builtins.property
     def transcripts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transcript]: ...
     @_builtins.property
@@ -580,10 +583,11 @@ class EpisodeProgress(_message.Message):
         attempt: _builtins.int = ...,
         transcripts: _abc.Iterable[Global___Transcript] | None = ...,
         actions: _abc.Iterable[_builtins.str] | None = ...,
+        sampled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "attempt", b"attempt", "group_id", b"group_id", "index", b"index", "transcripts", b"transcripts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "attempt", b"attempt", "group_id", b"group_id", "index", b"index", "sampled", b"sampled", "transcripts", b"transcripts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,6 +652,7 @@ class Assignment(_message.Message):
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     TRACES_FIELD_NUMBER: _builtins.int
     STARTS_FIELD_NUMBER: _builtins.int
+    EVAL_SET_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
     purpose: Global___Purpose.ValueType
@@ -657,6 +662,8 @@ class Assignment(_message.Message):
     """-1: any"""
     min_version: _builtins.int
     """samples of older weights would be too stale; -1: any"""
+    eval_set: _builtins.str
+    """which of the job's evaluations; empty: that of `eval`"""
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -689,10 +696,11 @@ class Assignment(_message.Message):
         min_version: _builtins.int = ...,
         traces: _abc.Iterable[_builtins.str] | None = ...,
         starts: _abc.Iterable[Global___EpisodeStart] | None = ...,
+        eval_set: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "starts", b"starts", "task", b"task", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "eval_set", b"eval_set", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "starts", b"starts", "task", b"task", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,7 +83,7 @@ async def _nothing_is_lost(service: Killable, wire: Wire, run_dir: Path) -> None
         assert (await again.commit(0, batch_id)).step == 1
         await again.commit_checkpoint(1)
         await until(lambda: (folder(run_dir, job_id) / "step-000001.jsonl").exists())
-        wire.cut(b'"eval_version"', done=True, told=service.kill)
+        wire.cut(b'"eval_sets"', done=True, told=service.kill)
         with suppress(UnavailableError, AioRpcError):  # the workers notice that it is gone
             async with client.environment():
                 await again.publish_version(1)

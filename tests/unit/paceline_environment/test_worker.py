@@ -225,6 +225,34 @@ async def test_progress_is_sent_at_every_flush(staged: Any, until: Any, assign: 
     await until(lambda: stage.experience.trajectories)
 
 
+async def test_what_only_waits_for_its_score_says_so(staged: Any, until: Any, assign: Any) -> None:
+    """An evaluation holds rollout workers until then."""
+    stage = await staged(flush_s=0.1)
+    stage.rewards[0].pause_s = 1.0
+    await stage.open()
+    stage.experience.give([assign(size=1, purpose=Purpose.EVAL)])
+    await until(lambda: stage.experience.trajectories)
+    assert [progress.sampled for progress in stage.experience.progress].count(True) == 1
+    made = stage.experience.trajectories["g0", 0].transcripts[0]
+    assert tuple(stage.experience.progress[-1].transcripts[0].tokens) == made.tokens
+
+
+async def test_each_evaluation_has_its_own_options(staged: Any, until: Any, assign: Any) -> None:
+    evals = {"a": {"temperature": 0.25}, "b": {"temperature": 0.5}}
+    stage = await staged(spec={"evals": evals})
+    await stage.open()
+    stage.experience.give(
+        [
+            assign(f"g-{name}", size=2, seed=index, purpose=Purpose.EVAL, eval_set=name)
+            for index, name in enumerate(evals)
+        ]
+    )
+    await until(lambda: len(stage.experience.trajectories) == 4)
+    sampled = [request.sampling for request in stage.rollouts[0].requests]
+    assert sorted(each.temperature for each in sampled) == [0.25, 0.25, 0.5, 0.5]
+    assert len({each.seed for each in sampled}) == 4
+
+
 async def test_leases_are_renewed(staged: Any, until: Any, assign: Any) -> None:
     stage = await staged(flush_s=0.1)
     stage.rollouts[0].frozen.clear()

@@ -206,7 +206,7 @@ class World:
             tenant="default",
             spec=self.spec,
             tasks=self.tasks or Numbers(self.num_tasks),
-            eval_tasks=Numbers(self.num_eval_tasks) if self.spec.eval else None,
+            eval_tasks={name: Numbers(self.num_eval_tasks) for name in self.spec.eval_sets},
             payloads=RedisPayloads(self.store, JobKeys("default", self.job_id).payloads),
             hooks=self.hooks,
             options=ExperienceOptions(),

@@ -24,7 +24,7 @@ Change = dict[str, Any]
         (
             {"modle": 1},
             "ConfigError",
-            "modle: unknown field; allowed here: code, eval, experience, model",
+            "modle: unknown field; allowed here: code, eval, evals, experience, model",
         ),
         (
             {"trainer": {"optimizer": {"learning_rate": 1}}},

@@ -42,6 +42,9 @@ def test_an_eval_that_measured_too_little_has_a_curve_of_its_own() -> None:
     assert (told["eval/partial_reward"], told["eval/of"], told["eval/complete"]) == (0.0, 500, 0)
     whole = point_of(TrackedRow(0, 1, Purpose.EVAL, values | {"complete": True}), version=3).values
     assert (whole["eval/reward"], "eval/partial_reward" in whole) == (0.0, False)
+    named = point_of(TrackedRow(0, 1, Purpose.EVAL, {**values, "set": "hard"}), version=3).values
+    assert (named["eval/hard/partial_reward"], named["eval/hard/of"]) == (0.0, 500)
+    assert not {name for name in named if not name.startswith("eval/hard/")}
 
 
 def test_counters_are_logged_as_rates() -> None:

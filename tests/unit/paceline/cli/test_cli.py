@@ -18,8 +18,8 @@ from rich.console import Console
 
 from paceline.api.documents import JobEvent, MetricRow
 from paceline.cli.check import read_job
-from paceline.cli.progress import JobProgress, Rate, partial_eval, waiting
-from paceline.cli.report import curve, draw_rewards, read_metrics, smooth
+from paceline.cli.progress import JobProgress, Rate, main_eval_of, partial_eval, waiting
+from paceline.cli.report import by_eval, curve, draw_rewards, read_metrics, smooth
 from paceline.enums import JobState, Purpose
 from paceline.errors import InvalidError
 from paceline.progress import LedgerProgress
@@ -132,7 +132,7 @@ def test_recipes_are_listed_and_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("nonsense=1", "nonsense: unknown field; allowed here: code, eval, experience"),
+        ("nonsense=1", "nonsense: unknown field; allowed here: code, eval, evals, experience"),
         ("stop.steps=many", "stop.steps: Input should be a valid integer"),
         ("model.path=nowhere", "model.path: nowhere is not a folder"),
         ("tasks.environment=chess", "tasks.environment: 'chess' is not installed"),
@@ -340,6 +340,28 @@ def test_a_partial_eval_is_shown_next_to_the_complete_one() -> None:
     assert progress.status["held-out reward"] == "0.250 (step 4)"
 
 
+def test_all_evaluations_are_shown() -> None:
+    progress = JobProgress(main_eval=main_eval_of({"eval": None, "evals": {"b": {}, "a": {}}}))
+    status = JobStatus(
+        "a-1", "a", "default", JobState.RUNNING, step=6, eval_reward=0.25, eval_step=6
+    )
+    rows = [
+        MetricRow(index=index, step=6, kind=Purpose.EVAL, values={"complete": True, **values})
+        for index, values in enumerate(
+            (
+                {"set": "a", "reward": 0.25, "pass@1": 0.25, "pass@4": 0.5, "maj@4": 0.125},
+                {"set": "b", "reward": 0.5},
+                {"set": "b", "reward": 0.75, "complete": False},
+            )
+        )
+    ]
+    progress.update(JobEvent(status=status, metrics=rows), 0.0)
+    assert progress.status["held-out reward"] == "0.250 (step 6)"
+    assert progress.status["held-out scores"] == "pass@1 0.250, pass@4 0.500, maj@4 0.125"
+    assert progress.status["other evals"] == "b 0.500 (step 6)"
+    assert main_eval_of({"eval": {"every": 1}, "evals": {"b": {}}}) == ""
+
+
 def test_reasons_are_shown_as_they_are() -> None:
     progress = JobProgress()
     reason = "pip install 'paceline[gymnasium]' [/wrong]"
@@ -367,10 +389,15 @@ def test_a_rate_needs_two_points_and_forgets_a_counter_that_fell() -> None:
 def test_report(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     rows = ['{"step": 1, "kind": "train", "values": {"reward_mean": 0.1}}'] * 2
-    rows += ['{"step": 1, "kind": "eval", "values": {"reward": 0.2}}', '{"step": 2, "ki']
+    rows += ['{"step": 1, "kind": "eval", "values": {"reward": 0.2}}']
+    rows += [
+        '{"step": 1, "kind": "eval", "values": {"set": "b", "reward": 0.4}}',
+        '{"step": 2, "ki',
+    ]
     path.write_text("\n".join(rows))
     found = read_metrics(path)
-    assert len(found) == 3
+    assert len(found) == 4
+    assert {name: len(each) for name, each in by_eval(found).items()} == {"": 1, "b": 1}
     assert curve(found, kind=Purpose.TRAIN, name="reward_mean") == ([1], [0.1])
     draw_rewards(found, tmp_path / "reward.png", title="a")
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")

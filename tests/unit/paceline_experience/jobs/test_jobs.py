@@ -237,9 +237,10 @@ async def test_one_owner_at_a_time(jobs: JobStore) -> None:
 def test_sources_of_a_job() -> None:
     sources = task_sources(make_spec(eval={"options": {"split": "heldout"}}))
     assert len(sources.train) > 0
-    assert sources.evals is not None
-    assert sources.train[0].task_id != sources.evals[0].task_id
-    assert task_sources(make_spec(eval=None)).evals is None
+    assert sources.train[0].task_id != sources.evals[""][0].task_id
+    assert not task_sources(make_spec(eval=None)).evals
+    evals = {"one": {"options": {"digits": 1}}, "two": {"options": {"split": "heldout"}}}
+    assert {*task_sources(make_spec(evals=evals)).evals} == {"one", "two"}
 
 
 @pytest.mark.parametrize(

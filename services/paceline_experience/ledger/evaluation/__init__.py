@@ -1,0 +1,1 @@
+"""Held-out evaluation: runs of pinned episodes, and what their samples come to."""

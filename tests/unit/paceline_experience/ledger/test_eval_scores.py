@@ -1,0 +1,83 @@
+"""pass@k and the majority of several samples, by numbers."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config.job import EvalSpec
+from paceline_experience.ledger.evaluation.scores import added, majority, means, pass_at, scores_of
+from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
+
+
+def sample(reward: float, answer: str = "", *, tokens: int = 3) -> EpisodeSummary:
+    return EpisodeSummary(1, reward, False, tokens, tokens, 0, 10, answer)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (4, 1, 1, 0.25),
+        (4, 1, 2, 0.5),
+        (5, 2, 3, 0.9),  # 1 - C(3, 3) / C(5, 3)
+        (10, 3, 5, 1 - 21 / 252),
+        (4, 0, 4, 0.0),
+        (4, 4, 1, 1.0),
+        (4, 1, 4, 1.0),
+        (1, 0, 1, 0.0),
+        (1024, 1, 512, 0.5),
+    ],
+)
+def test_pass_at_k(n: int, c: int, k: int, expected: float) -> None:
+    assert pass_at(n, c, k) == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(
+    right: list[bool], data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(right)))
+    passing = sum(any(subset) for subset in combinations(right, k))
+    assert pass_at(len(right), sum(right), k) == pytest.approx(passing / comb(len(right), k))
+
+
+@pytest.mark.parametrize(
+    ("answers", "index"),
+    [
+        (["3", "5", "5"], 1),
+        (["3", "5", "5", "3"], 0),
+        (["5", "3", "3", "5"], 0),
+        (["", "", "7"], 2),
+        (["", ""], 0),
+        (["1"], 0),
+    ],
+)
+def test_the_majority_and_its_ties(answers: list[str], index: int) -> None:
+    assert majority(answers) == index
+
+
+def test_the_scores_of_a_task() -> None:
+    spec = EvalSpec(
+        samples=4, temperature=1.0, pass_at=(1, 2), majority_at=(1, 3, 4), pass_reward=0.5
+    )
+    samples = [sample(0.0, "8"), sample(0.5, "9"), sample(1.0, "9"), sample(0.2, "8")]
+    assert scores_of(samples, spec) == {
+        "pass@1": 0.5,
+        "pass@2": pytest.approx(1 - 1 / 6),
+        "maj@1": 0.0,
+        "maj@3": 1.0,  # 9 twice
+        "maj@4": 0.0,  # 8 and 9 twice each, and 8 first
+    }
+
+
+def test_totals_are_sums_over_tasks() -> None:
+    spec = EvalSpec(samples=2, temperature=1.0, pass_at=(2,))
+    first = added(EvalTotals(), [[sample(1.0), sample(0.0)]], spec)
+    both = added(first, [[sample(0.0), sample(0.0, tokens=5)]], spec)
+    assert both == EvalTotals(measured=2, reward=0.5, tokens=14, scores={"pass@2": 1.0})
+    assert means(both.scores, 2) == {"pass@2": 0.5}
+    assert means({}, 0) == means({"pass@2": 0.0}, 0) == {}
