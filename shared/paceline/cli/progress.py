@@ -138,9 +138,9 @@ class JobProgress:
 
 
 def scores(values: Mapping[str, Any]) -> str:
-    """pass@k and maj@k of an eval, in their order; empty if it has none."""
-    found = {name: value for name, value in values.items() if "@" in name}
-    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+    """pass@k and maj@k of an eval, by k; empty if it has none."""
+    found = sorted((int(name.partition("@")[2]), name) for name in values if "@" in name)
+    return ", ".join(f"{name} {values[name]:.3f}" for _, name in found)
 
 
 def partial_eval(last: Mapping[str, Any]) -> str:

@@ -357,7 +357,7 @@ def test_all_evaluations_are_shown() -> None:
     ]
     progress.update(JobEvent(status=status, metrics=rows), 0.0)
     assert progress.status["held-out reward"] == "0.250 (step 6)"
-    assert progress.status["held-out scores"] == "pass@1 0.250, pass@4 0.500, maj@4 0.125"
+    assert progress.status["held-out scores"] == "pass@1 0.250, maj@4 0.125, pass@4 0.500"
     assert progress.status["other evals"] == "b 0.500 (step 6)"
     assert main_eval_of({"eval": {"every": 1}, "evals": {"b": {}}}) == ""
 
