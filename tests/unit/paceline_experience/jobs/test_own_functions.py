@@ -22,8 +22,7 @@ from paceline.plugins import Context, EpisodeBatch, FinishedGroup, GroupOutcome,
 from paceline.sandbox import landlock
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import called
-from paceline_experience.ledger.filters.chain import called as chosen
-from paceline_experience.ledger.filters.chain import trial_group
+from paceline_experience.ledger.filters.chain import answered, trial_group
 from paceline_experience.ledger.generation.memory import Memory
 
 if TYPE_CHECKING:
@@ -358,7 +357,7 @@ async def test_filters_choose_as_the_installed_ones(functions: OwnFunctions) -> 
         spec = spec_of(filters=[{"kind": f"same:{name}", **options}])
         parts, plugin = await ready(functions, spec)
         for group in (GROUP, group_of(1.0, 1.0), group_of(0.0, 0.0, 0.0, 1.0), group_of(0.3, 0.0)):
-            expected = chosen(registry.find("filters", name), group, options)
+            expected = answered(registry.find("filters", name), group, options).kept
             assert await parts.kept(plugin, group) == expected
 
 

@@ -14,7 +14,7 @@ from paceline.config.job import CodeSpec
 from paceline.enums import StopReason
 from paceline.sandbox import landlock
 from paceline.v1 import experience_pb2 as pb
-from paceline_experience.ledger.leases import EpisodeKey
+from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
@@ -248,3 +248,23 @@ async def _play(world: World, ledger: JobLedger) -> None:
     while True:
         await world.filled(ledger, version=(await ledger.live()).version)
         await asyncio.sleep(0.02)
+
+
+async def test_a_group_with_enough_is_closed_before_its_own_filter_has_answered(
+    store: Store, worlds: Worlds, functions: OwnFunctions
+) -> None:
+    """What is open is aborted at once, and a restart meanwhile does not open it again."""
+    many = {"allocator": {"kind": "redundancy", "extra": 1}, "batch_groups": 1, "group_size": 2}
+    slow = {"kind": "own:slow", "seconds": 0.5}
+    world = await with_own(functions, worlds(store, experience={**many, "filters": [slow]}))
+    ledger = await world.started()
+    (leased,) = await ledger.lease(worker_id="w", train=3, evals=0)
+    await ledger.submit([world.made(leased, place, reward=float(place)) for place in (2, 0)])
+    live = await ledger.live()
+    assert (live.open_groups, live.counts["leased"], live.dropped) == (1, 0, {"surplus": 1})
+    ledger.close()
+    ledger = await world.opened()
+    await decided(ledger)
+    share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
+    assert sorted(index for index, _ in advantages_of(share)) == [0, 2]
+    await world.clean(ledger)
