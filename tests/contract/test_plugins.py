@@ -143,9 +143,25 @@ def test_a_sampler_that_learns() -> None:
     samplers.fulfils_the_contract("weakest", {"width": 6})
 
 
+# Options, and how many episodes a group of four has in which only the first succeeds, or none.
+ALLOCATORS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "redundancy": ({}, 4, 4),
+    "dart_rollouts": ({"slack": 1.5}, 4, 4),
+    "dars": ({"hopeless_share": 0.3}, 8, 5),
+    "xrpo_planner": ({"seeds": 2}, 5, 4),
+    "scope": ({}, 4, 5),
+    "rac": ({"count": 2, "rounds": 3, "parents": 2}, 4, 10),
+}
+
+
 @pytest.mark.parametrize("name", built_in("allocators"))
 def test_allocators(name: str) -> None:
-    allocators.fulfils_the_contract(name, sizes=[(lambda task, index: float(task == index), 4)])
+    options, one, none = ALLOCATORS[name]
+    sizes: list[tuple[Callable[[int, int], float], int]] = [
+        (lambda task, index: float(task == index), one),
+        (lambda task, index: 0.0, none),
+    ]
+    allocators.fulfils_the_contract(name, options, sizes=sizes)
 
 
 def test_an_allocator_with_waves_and_a_memory() -> None:

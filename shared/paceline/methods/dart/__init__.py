@@ -1,13 +1,15 @@
 """DART: decoupled agentic RL training for GUI agents (arXiv 2509.23866).
 
-Of its parts, the trim: groups are sampled larger than what trains, and what is kept of each has at
-least one success and one failure.
+Single episodes are scheduled instead of batches of them: tasks that were never tried and then the
+weakest come first, those that mostly succeed get fewer episodes, and none is much longer than a
+success before. Groups are trimmed with both kinds of outcome in them, and only turns of high
+entropy train. `dart_trim` trims by weights, which leaves the baseline to the whole group.
 """
 
 from paceline.plugins import Method
 
 METHOD = Method(
-    stage="control",
+    stage="generate",
     evidence="code",
-    claim="42.1 % on OSWorld-Verified, +14.6 over the base model, with its scheduling of rollouts",
+    claim="42.1 % on OSWorld-Verified, +14.6 over the base model, with its pool of successes",
 )

@@ -33,6 +33,8 @@ FOLLOWING = "experience.advantage_shaping"
 LISTS = frozenset(
     FIELDS[kind] for kind in ("filters", "shapings", "corrections", "regularisers", "hooks")
 ) | {FOLLOWING}
+# Advantages that change those of another, and that no recipe has.
+FOLLOWERS = frozenset({"dart_trim"})
 # Of parts that no recipe has, and of those whose recipe is meant for larger groups.
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("shapings", "kl_penalty"): {"coef": 0.01},
@@ -74,7 +76,8 @@ def parts() -> list[Part]:
     found: list[Part] = []
     for kind in KINDS:
         for name in built_in(kind):
-            part = known.get((kind, name), Part(kind, name, FIELDS[kind]))
+            field = FOLLOWING if name in FOLLOWERS else FIELDS[kind]
+            part = known.get((kind, name), Part(kind, name, field))
             options = OPTIONS.get((kind, name), part.options)
             found.append(Part(kind, name, part.field, options))
     return found
