@@ -17,16 +17,24 @@ from paceline.config.named import problems
 from paceline.enums import Purpose, TokenSource
 from paceline.errors import InvalidError
 from paceline.fair_queue import QueueOwner
-from paceline.plugins import Environment, Observation, Topology, declared, registry
+from paceline.plugins import (
+    Environment,
+    Observation,
+    Topology,
+    TransformContext,
+    declared,
+    registry,
+)
 from paceline.server import artifacts
 from paceline.tokens.chat import Rendered
 from paceline.tokens.dialogue import DialogueState
 from paceline.tokens.transcript import TranscriptBuilder
 from paceline.transport.rpc import call
-from paceline.types import Assignment, SamplingParams, TokenSpan
+from paceline.types import Assignment, EpisodeStart, SamplingParams, TokenSpan
 from paceline.v1 import jobs_pb2, types_pb2
 from paceline_environment.episodes.scoring import MAX_ITEMS
 from paceline_environment.episodes.turn import PrefixHolders
+from paceline_environment.variants import JobTransform, ShownVariant, parsed
 from paceline_environment.worlds.factories import Settings, worlds_of
 from paceline_environment.worlds.worlds import JobWorlds
 
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from paceline.v1.jobs_pb2_grpc import JobsAsyncStub
 
 _MAX_JOBS = 64
+_NO_START = EpisodeStart()
 _First = tuple[tuple[int, ...], tuple[TokenSpan, ...]]
 
 
@@ -53,6 +62,7 @@ class JobContext:
     eval_temperatures: dict[str, float]  # by name of the eval
     options: dict[Purpose, dict[str, dict[str, Any]]]  # and by name of the eval; training: empty
     limits: LimitSettings
+    transform: JobTransform | None = None
 
     def dialogue(self) -> JobDialogue:
         """Renders the observations of one episode."""
@@ -95,11 +105,57 @@ class GroupContext:
         self.job = job
         self.assignment = assignment
         self.task = task
-        self.holders = PrefixHolders()
+        self.holders = PrefixHolders()  # of the environment's own prompt
+        self._holders: dict[Any, PrefixHolders] = {}
         starts = assignment.starts
         self.starts = dict(zip(assignment.indices, starts, strict=True)) if starts else {}
         self._rendered: dict[Any, _First | InvalidError] = {}
         self._rendering = asyncio.Lock()
+        self._shown: dict[Any, ShownVariant | InvalidError] = {}
+        self._transforming = asyncio.Lock()
+
+    def holders_of(self, observation: Observation) -> PrefixHolders:
+        """The rollout workers that hold the prompt of a variant."""
+        return self._holders.setdefault(_key(observation), PrefixHolders())
+
+    async def shown(self, observation: Observation, index: int) -> ShownVariant | None:
+        """What the job's transform makes of a first observation, once for all that start alike.
+
+        None: the job has none.
+
+        Raises:
+            InvalidError: the transform has failed.
+            PacelineError: it took too long.
+        """
+        transform = self.job.transform
+        if transform is None:
+            return None
+        start = self.starts.get(index) or _NO_START
+        key = (_key(observation), start.variant, start.meta, start.tasks)
+        async with self._transforming:
+            if key not in self._shown:
+                try:
+                    context = self._transform_context(start)
+                    self._shown[key] = await transform(observation, context)
+                except InvalidError as error:  # it would fail for its siblings too
+                    self._shown[key] = error
+        found = self._shown[key]
+        if isinstance(found, InvalidError):
+            raise type(found)(found.message)
+        if found.original:
+            await self.first(observation)
+        return found
+
+    def _transform_context(self, start: EpisodeStart) -> TransformContext:
+        assignment = self.assignment
+        return TransformContext(
+            task=assignment.task,
+            purpose=assignment.purpose,
+            seed=assignment.seed,
+            variant=start.variant,
+            meta=parsed(start.meta),
+            tasks=tuple(assignment.tasks[place] for place in start.tasks),
+        )
 
     async def first(self, observation: Observation) -> TranscriptBuilder:
         """A transcript that begins with an observation, rendered once per group.
@@ -109,7 +165,7 @@ class GroupContext:
             LimitError: its text is longer than limit prompt_bytes.
             PacelineError: the tokenizer is out of reach.
         """
-        key = (observation.messages, observation.text, repr(observation.tools))
+        key = _key(observation)
         async with self._rendering:
             if key not in self._rendered:
                 try:
@@ -124,6 +180,10 @@ class GroupContext:
         builder = TranscriptBuilder()
         builder.add_spans(tokens, spans)
         return builder
+
+
+def _key(observation: Observation) -> Any:
+    return (observation.messages, observation.text, repr(observation.tools))
 
 
 async def _render_first(job: JobContext, observation: Observation) -> _First:
@@ -211,9 +271,16 @@ class Jobs:
 
 def _topology(spec: JobSpec) -> Topology:
     plugin = spec.sampling.topology
-    if found := list(problems(spec, {"topologies"}, in_process=True)):
+    if found := list(problems(spec, {"topologies", "transforms"}, in_process=True)):
         raise InvalidError("; ".join(found))
     return partial(registry.find("topologies", plugin.kind), **plugin.options)
+
+
+def _transform(spec: JobSpec) -> JobTransform | None:
+    plugin = spec.tasks.transform
+    if plugin is None:
+        return None
+    return JobTransform.of(plugin, timeout_s=spec.tasks.step_timeout_s)
 
 
 def build_context(
@@ -252,6 +319,7 @@ def build_context(
         eval_temperatures={name: each.temperature for name, each in evals},
         options=options,
         limits=limits,
+        transform=_transform(spec),
     )
 
 

@@ -56,7 +56,7 @@ def infra_error(detail: str) -> Score:
 def item_to_json(item: RewardInput) -> dict[str, Any]:
     """An item as JSON."""
     task = item.task
-    return {
+    found: dict[str, Any] = {
         "episode_id": item.episode_id,
         "task": [task.task_id, task.environment, task.payload, task.seed, task.domain],
         "response": item.response,
@@ -66,6 +66,9 @@ def item_to_json(item: RewardInput) -> dict[str, Any]:
         "max_tokens": item.max_tokens,
         "parts": dict(item.parts),
     }
+    if item.variant or item.variant_meta:
+        found |= {"variant": item.variant, "variant_meta": dict(item.variant_meta)}
+    return found
 
 
 def item_from_json(raw: dict[str, Any]) -> RewardInput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -52,4 +53,6 @@ def _item(message: pb.ScoreItem) -> RewardInput:
             for turn in message.turns
         ),
         max_tokens=message.max_tokens,
+        variant=message.variant,
+        variant_meta=json.loads(message.variant_meta) if message.variant_meta else {},
     )

@@ -76,6 +76,8 @@ class Transcript:
     steps: tuple[StepMark, ...] = ()
     parent: int = -1  # index of the transcript it branched from
     branch_token: int = 0
+    original_prompt: bool = False
+    """Its prompt is the task's own, not the one that the policy was shown when it sampled."""
 
     @property
     def num_policy_tokens(self) -> int:
@@ -193,6 +195,7 @@ class EpisodeStart:
     max_turns: int = 0
     max_tokens: int = 0  # of the policy, over all turns
     temperature: float = 0.0
+    tasks: tuple[int, ...] = ()  # places in the `tasks` of the assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,7 @@ class Assignment:
     traces: tuple[str, ...] = ()  # W3C traceparent of each lease; empty: none is sampled
     starts: tuple[EpisodeStart, ...] = ()  # of each episode; empty: nothing special
     eval_set: str = ""  # which of the job's evaluations; empty: that of `eval`
+    tasks: tuple[Task, ...] = ()  # other tasks that starts name
 
 
 @dataclass(frozen=True, slots=True)

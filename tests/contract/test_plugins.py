@@ -22,8 +22,10 @@ from paceline.testing import (
     samplers,
     slots,
     topologies,
+    transforms,
 )
 from paceline.types import Task
+from paceline_test_transforming import Drifting
 
 OURS = "paceline"
 
@@ -45,6 +47,9 @@ REWARDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "environment": ({}, [0.5, 0.25]),
     "overlong": ({}, [0.0, 0.0]),
     "code": ({"programs": Fresh()}, [1.0, 0.0]),
+    # Their variant says that the whole response is the answer, and that there are no tags.
+    "template_answer": ({}, [1.0, 0.0]),
+    "template_format": ({}, [1.0, 1.0]),
     "python": ({"function": "paceline.rewards.exact:exact", "casefold": True}, [1.0, 0.0]),
 }
 FILTERS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
@@ -110,9 +115,10 @@ def test_rewards(name: str) -> None:
     if name == "code" and not landlock.abi():
         pytest.skip("this kernel has no Landlock")
     options, worth = REWARDS[name]
+    more: dict[str, Any] = {"answer": "42", "tests": SILENT, "variant_meta": {"tags": []}}
     items = [
-        rewards.item("42", answer="42", environment_reward=0.5, tests=SILENT),
-        rewards.item("no", answer="42", environment_reward=0.25, tests=SILENT),
+        rewards.item("42", environment_reward=0.5, **more),
+        rewards.item("no", environment_reward=0.25, **more),
     ]
     rewards.fulfils_the_contract(name, options, items=items, rewards=worth)
 
@@ -168,6 +174,21 @@ def test_an_allocator_with_waves_and_a_memory() -> None:
     allocators.fulfils_the_contract("any_waves", {"seed": 3})
     sizes = [(lambda task, index: 0.0, 6), (lambda task, index: 1.0, 2)]  # pyright: ignore
     allocators.fulfils_the_contract("depth", sizes=sizes)
+
+
+SEEDED = transforms.context(
+    variant="seeded", meta={"answers": ["3"]}, tasks=[transforms.task("1+2=", "3")]
+)
+
+
+@pytest.mark.parametrize("name", built_in("transforms"))
+def test_transforms(name: str) -> None:
+    transforms.fulfils_the_contract(name, contexts=[SEEDED])
+
+
+def test_a_transform_that_adds_a_word() -> None:
+    found = transforms.fulfils_the_contract("prefixed", {"prefix": "So: "})
+    assert {each.text for each in found} == {"So: " + transforms.QUESTION}
 
 
 ADVANTAGE_OPTIONS: dict[str, dict[str, Any]] = {
@@ -308,6 +329,10 @@ class SlotSuite:
         ),
         (allocators, "any_waves", {"options": {"deed": "crowd"}}, "a wave of 600 episodes; 1 to"),
         (allocators, "any_waves", {"options": {"deed": "orphan"}}, "parent 99 has not finished"),
+        (transforms, "faulty", {"options": {"deed": "other"}}, "the result is Observation"),
+        (transforms, "faulty", {"options": {"deed": "large"}}, "more than 1024 bytes"),
+        (transforms, "faulty", {"options": {"deed": "empty"}}, "the prompt is empty"),
+        (transforms, Drifting(), {}, "must depend on nothing but the arguments"),
         (samplers, Impatient, {}, "`remember` or `observe` changes the cursor|draws another task"),
         (advantages, too_large, {}, "finite float32 numbers"),
         (SlotSuite("aggregations"), per_micro_batch, {}, "micro-batches: divide by tokens.scale"),

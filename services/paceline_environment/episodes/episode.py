@@ -35,6 +35,7 @@ from paceline_environment.episodes.stages import Stages
 from paceline_environment.episodes.turn import Turn
 from paceline_environment.jobs import GroupContext, JobDialogue
 from paceline_environment.rollouts.failover import PolicyClient
+from paceline_environment.variants import ShownVariant, with_prompt
 
 Result = TypeVar("Result")
 log = Log("episode")
@@ -90,6 +91,9 @@ class Episode:
         self._actions: list[str] = []
         self._turn_ends: list[int] = []  # last token of each turn; -1 for an empty one
         self._observations: list[Observation] = []
+        self._own: Observation | None = None  # the first one, before it was transformed
+        self._variant: ShownVariant | None = None
+        self._holders = group.holders
         self._dialogue: JobDialogue | None = None
         self._truncated = False
         self._text = ""
@@ -122,6 +126,7 @@ class Episode:
         score = await self._score()
         if score.status is ScoreStatus.INFRA_ERROR:
             raise ScoringFailedError(score.detail or "reward: infra_error")
+        transcripts = await self._submitted(transcripts)
         return self._trajectory(transcripts, score, self._peers.clock() - started)
 
     async def reset(self) -> None:
@@ -130,11 +135,22 @@ class Episode:
         observation = await self._timed(
             self._environment.reset(assignment.task, assignment.seed), "reset"
         )
+        if self._job.transform is not None:
+            observation = await self._transformed(observation)
         self._observations.append(observation)
         if self._progress is not None and await self._resume(self._progress):
             return
         with self._span.child("render"):
             self._builder = await self._group.first(observation)
+
+    async def _transformed(self, observation: Observation) -> Observation:
+        self._own = observation
+        with self._span.child("transform"):
+            self._variant = await self._group.shown(observation, self._index)
+        if self._variant is None:
+            return observation
+        self._holders = self._group.holders_of(self._variant.observation)
+        return self._variant.observation
 
     async def act(self) -> str:
         """Generate the next turn; returns its text."""
@@ -234,7 +250,7 @@ class Episode:
             pinned_version=self._group.assignment.pinned_version,
             min_version=self._group.assignment.min_version,
             timeout_s=self._job.spec.tasks.episode_timeout_s,
-            holders=self._group.holders,
+            holders=self._holders,
             resumed=self._attempt > 1 and not self._workers,
         )
 
@@ -344,6 +360,7 @@ class Episode:
             turns=self._turns(),
             max_tokens=self._sampling.max_tokens,
         )
+        item.variant, item.variant_meta = self._told()
         scoring, stages, job = self._peers.scoring, self._peers.stages, self._job
         waiting = stages.waits_on(scoring.awaited(job.job_id))
         with stages.wait("score"), waiting, self._span.child("score", kind="client") as span:
@@ -358,6 +375,19 @@ class Episode:
             )
         self._reward_s = self._peers.clock() - started
         return score
+
+    def _told(self) -> tuple[str, str]:
+        """Name and meta of the variant."""
+        if self._variant is not None:
+            return self._variant.name, self._variant.meta
+        return (self._start.variant, self._start.meta) if self._start else ("", "")
+
+    async def _submitted(self, transcripts: tuple[Transcript, ...]) -> tuple[Transcript, ...]:
+        """The transcripts, with the task's own prompt if they are to be trained so."""
+        if self._variant is None or not self._variant.original or self._own is None:
+            return transcripts
+        prompt = (await self._group.first(self._own)).build()
+        return tuple(with_prompt(each, prompt) for each in transcripts)
 
     def _turns(self) -> list[reward_pb2.RewardTurn]:
         """The turns as rewards see them; of the last one, which may not be a step, the text."""
@@ -375,6 +405,7 @@ class Episode:
         self, transcripts: tuple[Transcript, ...], score: Score, total_s: float
     ) -> Trajectory:
         assignment = self._group.assignment
+        variant, meta = self._told()
         engine, precision = self._peers.policy.engine(self._workers[-1] if self._workers else "")
         return Trajectory(
             group_id=assignment.group_id,
@@ -395,8 +426,8 @@ class Episode:
                 rollout_workers=tuple(self._workers),
                 engine=engine,
                 precision=precision,
-                prompt_variant=self._start.variant if self._start else "",
-                variant_meta=self._start.meta if self._start else "",
+                prompt_variant=variant,
+                variant_meta=meta,
                 trace=self._span.traceparent,
             ),
         )

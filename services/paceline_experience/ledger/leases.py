@@ -21,7 +21,7 @@ from paceline_experience.ledger.admission import (
     serving_step,
 )
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.generation.allocation import Wave, episode_starts
+from paceline_experience.ledger.generation.allocation import Wave, episode_starts, named_tasks
 from paceline_experience.ledger.generation.modes import EpisodeKey, Mode
 from paceline_experience.ledger.generation.submission import Report, Verdict
 from paceline_experience.ledger.groups import Groups
@@ -225,14 +225,14 @@ class Leases:
             group = state.groups[name]
             try:
                 task = self._task(group)
+                others = [self._read(self._tasks, at) for at in named_tasks(group, indices)]
             except InvalidError as error:
                 verdict = Verdict.OVERSIZED if isinstance(error, LimitError) else Verdict.INVALID
                 key = (name, indices[0], group.attempts[indices[0]])
                 unusable.append(Report(*key, verdict, error.message))
                 continue
-            assignments.append(
-                self._assignment(group, task, indices, progress.get(name, ()), floor)
-            )
+            made = self._assignment(group, task, indices, progress.get(name, ()), floor)
+            assignments.append(replace(made, tasks=tuple(others)) if others else made)
         if unusable:
             await self._groups.report(unusable)
         return assignments
@@ -268,28 +268,29 @@ class Leases:
         )
 
     def _task(self, group: GroupRecord) -> Task:
-        """The task of a group.
+        run = self._core.state.meta.eval if group.is_eval else None
+        if run is not None:
+            return self._read(self._eval_tasks[run.name], group.position, "eval task")
+        return self._read(self._tasks, group.position)
+
+    def _read(self, source: TaskSource, position: int, label: str = "task") -> Task:
+        """A task of a source.
 
         Raises:
             LimitError: it is too large.
             InvalidError: the source has failed, or its task cannot be sent.
         """
-        run = self._core.state.meta.eval if group.is_eval else None
-        label = "task" if run is None else "eval task"
-        source = self._tasks if run is None else self._eval_tasks[run.name]
         try:
-            task = source[group.position]
+            task = source[position]
             num_bytes = wire.to_proto(task, pb.Task).ByteSize()
         except InvalidError:
             raise
         except Exception as error:  # the boundary of a plug-in
-            log.exception(
-                "a task source has failed", job=self._core.job_id, position=group.position
-            )
-            text = f"{label} {group.position}: {type(error).__name__}: {error}"
+            log.exception("a task source has failed", job=self._core.job_id, position=position)
+            text = f"{label} {position}: {type(error).__name__}: {error}"
             raise InvalidError(text) from None
         if problem := self._core.limits.excess("task_bytes", num_bytes):
-            raise LimitError(f"{label} {group.position}: {problem}")
+            raise LimitError(f"{label} {position}: {problem}")
         return task
 
     async def _stored_progress(

@@ -54,10 +54,12 @@ class TaskSpec(StrictModel):
     """Name of an environment plug-in, which provides the tasks and their world; or, for one in the
     job's own code, `module:attribute` of an `EnvironmentPlugin`."""
     options: Options = Field(default_factory=dict)
+    transform: PluginSpec | None = None
+    """Changes the prompts that the policy is shown; those of the environment if null."""
     seed: Seed = 0
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
     step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
-    """Timeout of one reset or step of an environment; exceeding it is an infrastructure error."""
+    """Timeout of a reset, a step or the `transform`; exceeding it is an infrastructure error."""
     load_timeout_s: float = Field(default=300.0, gt=0, le=DAY_S)
     """Timeout of loading an environment in a process of its own: imports and data that its modules
     read. Resets and steps wait for it, and `step_timeout_s` counts only afterwards."""

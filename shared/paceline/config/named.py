@@ -52,6 +52,8 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
         purposes.append((field, {**tasks.options, **each.options}))
     for path, options in [] if spec.has_own_environment else purposes:
         yield NamedPlugin("environments", tasks.environment, "tasks.environment", path, options)
+    if tasks.transform is not None:
+        yield _named("transforms", "tasks.transform", tasks.transform)
     yield _named("topologies", "sampling.topology", spec.sampling.topology)
     for index, part in enumerate(spec.reward):
         yield _named("rewards", f"reward.{index}", part)

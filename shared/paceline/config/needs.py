@@ -9,6 +9,7 @@ from paceline.config.job import JobSpec
 
 GROUP = "group>=2"
 MOVING_RATIO = "ratio"
+TRANSFORM = "transform"
 BY_TRAINER = frozenset({"entropy", "reference", "snapshots", "weight_average", "whole_batch"})
 """What every trainer computes for the slots that need it."""
 BY_LEDGER = frozenset({"memory", "tokens", "turns"})
@@ -45,6 +46,11 @@ NEEDS = {
             "which compares the episodes of a group; at least 2 is needed"
         ),
         field="experience.group_size",
+    ),
+    TRANSFORM: Need(
+        met=lambda spec: spec.tasks.transform is not None,
+        reason=lambda _, plugin: f"null with {plugin}, which reads what a transform says",
+        field="tasks.transform",
     ),
 }
 

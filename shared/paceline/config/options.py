@@ -34,6 +34,7 @@ _GIVEN: dict[str, tuple[int, frozenset[str]]] = {
     "allocators": (0, frozenset({"group_size"})),
     "samplers": (1, frozenset({"seed", "epochs"})),
     "topologies": (1, frozenset()),
+    "transforms": (2, frozenset()),
     "trackers": (1, frozenset()),
 }
 

@@ -33,6 +33,7 @@ from paceline.plugins.episodes import (
 )
 from paceline.plugins.generation import (
     MAX_CURSOR_BYTES,
+    MAX_NAMED_TASKS,
     MAX_PICK_BYTES,
     MAX_STARTS_BYTES,
     MAX_WAVE,
@@ -67,9 +68,11 @@ from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_outpu
 from paceline.plugins.rewards import Reward, RewardInput, RewardTurn
 from paceline.plugins.topologies import Session, Topology
 from paceline.plugins.trackers import TrackedPoint, TrackedRun, TrackedSample, Tracker
+from paceline.plugins.transforms import Transform, TransformContext, Variant
 
 __all__ = [
     "MAX_CURSOR_BYTES",
+    "MAX_NAMED_TASKS",
     "MAX_PICK_BYTES",
     "MAX_STARTS_BYTES",
     "MAX_STOP_TOKENS",
@@ -125,7 +128,10 @@ __all__ = [
     "TrackedRun",
     "TrackedSample",
     "Tracker",
+    "Transform",
+    "TransformContext",
     "Turns",
+    "Variant",
     "WeightSnapshot",
     "declared",
     "declares",

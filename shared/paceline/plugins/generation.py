@@ -11,6 +11,7 @@ from paceline.plugins.episodes import Context, GroupOutcome
 MAX_PICK_BYTES = 1024  # variant and meta as JSON, of a pick or a start
 MAX_WAVE = 512  # episodes that an allocator may start at once
 MAX_WAVES = 8  # per group
+MAX_NAMED_TASKS = 16  # other tasks that the starts of a group name, together
 MAX_STARTS_BYTES = 16 << 10  # all that is not a default in the starts of a group, as JSON
 MAX_CURSOR_BYTES = 1024  # the state of a sampler, which is written at every admission
 
@@ -86,6 +87,8 @@ class Start:
     in a later wave. Kept tokens are trained once, in the sibling."""
     limits: Limits = Limits()
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tasks: tuple[int, ...] = ()
+    """Positions of other tasks for the job's transform, such as examples; up to 16 per group."""
 
 
 @dataclass(frozen=True, slots=True)

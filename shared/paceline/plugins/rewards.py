@@ -33,6 +33,10 @@ class RewardInput:
     """The job's bound of the tokens of a turn."""
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rewards of the parts that the job lists as `after` of this one, by name."""
+    variant: str = ""
+    """Of the prompt, as named by the transform, the allocator or the sampler."""
+    variant_meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What they say of it."""
 
 
 class Reward(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.plugins import Reward, RewardInput
@@ -17,11 +18,23 @@ STRANGE = ("", " ", "\0", "\ud7ff\u202e\U0001f642", "{" * 1000, "9" * 5000, "nan
 
 
 def item(
-    response: str, *, environment_reward: float = 0.0, truncated: bool = False, **payload: Any
+    response: str,
+    *,
+    environment_reward: float = 0.0,
+    truncated: bool = False,
+    variant_meta: Mapping[str, Any] | None = None,
+    **payload: Any,
 ) -> RewardInput:
     """A response to a task whose payload has these fields."""
     task = Task(task_id="contract", environment="contract", payload=json.dumps(payload))
-    return RewardInput("contract-1.0/0", task, response, environment_reward, truncated)
+    return RewardInput(
+        "contract-1.0/0",
+        task,
+        response,
+        environment_reward,
+        truncated,
+        variant_meta=variant_meta or {},
+    )
 
 
 def fulfils_the_contract(
@@ -44,7 +57,7 @@ def fulfils_the_contract(
     if rewards is not None:
         expect(found == list(rewards), f"the items score {found}, not {list(rewards)}")
     for text in STRANGE:
-        strange = RewardInput("contract-1.0/1", items[0].task, text, truncated=True)
+        strange = replace(items[0], episode_id="contract-1.0/1", response=text, truncated=True)
         _points(reward, strange, given)
 
 

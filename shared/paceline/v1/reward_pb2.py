@@ -26,7 +26,7 @@ from paceline.v1 import options_pb2 as paceline_dot_v1_dot_options__pb2
 from paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/reward.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"y\n\x0cScoreRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0crewards_json\x18\x02 \x01(\t\x12%\n\x05items\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ScoreItem\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\"\xd1\x01\n\tScoreItem\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x1f\n\x04task\x18\x02 \x01(\x0b\x32\x11.paceline.v1.Task\x12\x15\n\rresponse_text\x18\x03 \x01(\t\x12\x1a\n\x12\x65nvironment_reward\x18\x04 \x01(\x01\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\r\n\x05trace\x18\x06 \x01(\t\x12&\n\x05turns\x18\x07 \x03(\x0b\x32\x17.paceline.v1.RewardTurn\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\">\n\nRewardTurn\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"0\n\nScoreReply\x12\"\n\x06scores\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Score2T\n\x06Reward\x12\x44\n\x05Score\x12\x19.paceline.v1.ScoreRequest\x1a\x17.paceline.v1.ScoreReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x1a\x04\xa8\xd4\x18\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/reward.proto\x12\x0bpaceline.v1\x1a\x19paceline/v1/options.proto\x1a\x17paceline/v1/types.proto\"y\n\x0cScoreRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0crewards_json\x18\x02 \x01(\t\x12%\n\x05items\x18\x03 \x03(\x0b\x32\x16.paceline.v1.ScoreItem\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x0c\n\x04\x63ode\x18\x05 \x01(\t\"\xf8\x01\n\tScoreItem\x12\x12\n\nepisode_id\x18\x01 \x01(\t\x12\x1f\n\x04task\x18\x02 \x01(\x0b\x32\x11.paceline.v1.Task\x12\x15\n\rresponse_text\x18\x03 \x01(\t\x12\x1a\n\x12\x65nvironment_reward\x18\x04 \x01(\x01\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\r\n\x05trace\x18\x06 \x01(\t\x12&\n\x05turns\x18\x07 \x03(\x0b\x32\x17.paceline.v1.RewardTurn\x12\x12\n\nmax_tokens\x18\x08 \x01(\x05\x12\x0f\n\x07variant\x18\t \x01(\t\x12\x14\n\x0cvariant_meta\x18\n \x01(\t\">\n\nRewardTurn\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\"0\n\nScoreReply\x12\"\n\x06scores\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Score2T\n\x06Reward\x12\x44\n\x05Score\x12\x19.paceline.v1.ScoreRequest\x1a\x17.paceline.v1.ScoreReply\"\x07\xaa\xd4\x18\x03\n\x01\x04\x1a\x04\xa8\xd4\x18\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,11 +40,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCOREREQUEST']._serialized_start=93
   _globals['_SCOREREQUEST']._serialized_end=214
   _globals['_SCOREITEM']._serialized_start=217
-  _globals['_SCOREITEM']._serialized_end=426
-  _globals['_REWARDTURN']._serialized_start=428
-  _globals['_REWARDTURN']._serialized_end=490
-  _globals['_SCOREREPLY']._serialized_start=492
-  _globals['_SCOREREPLY']._serialized_end=540
-  _globals['_REWARD']._serialized_start=542
-  _globals['_REWARD']._serialized_end=626
+  _globals['_SCOREITEM']._serialized_end=465
+  _globals['_REWARDTURN']._serialized_start=467
+  _globals['_REWARDTURN']._serialized_end=529
+  _globals['_SCOREREPLY']._serialized_start=531
+  _globals['_SCOREREPLY']._serialized_end=579
+  _globals['_REWARD']._serialized_start=581
+  _globals['_REWARD']._serialized_end=665
 # @@protoc_insertion_point(module_scope)

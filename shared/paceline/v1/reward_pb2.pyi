@@ -66,6 +66,8 @@ class ScoreItem(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    VARIANT_META_FIELD_NUMBER: _builtins.int
     episode_id: _builtins.str
     response_text: _builtins.str
     """policy tokens of the last turn, decoded"""
@@ -75,6 +77,10 @@ class ScoreItem(_message.Message):
     """W3C traceparent; empty: not sampled"""
     max_tokens: _builtins.int
     """sampled tokens that a turn may have"""
+    variant: _builtins.str
+    """of the prompt"""
+    variant_meta: _builtins.str
+    """JSON"""
     @_builtins.property
     def task(self) -> _types_pb2.Task: ...
     @_builtins.property
@@ -90,10 +96,12 @@ class ScoreItem(_message.Message):
         trace: _builtins.str = ...,
         turns: _abc.Iterable[Global___RewardTurn] | None = ...,
         max_tokens: _builtins.int = ...,
+        variant: _builtins.str = ...,
+        variant_meta: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "max_tokens", b"max_tokens", "response_text", b"response_text", "task", b"task", "trace", b"trace", "truncated", b"truncated", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_reward", b"environment_reward", "episode_id", b"episode_id", "max_tokens", b"max_tokens", "response_text", b"response_text", "task", b"task", "trace", b"trace", "truncated", b"truncated", "turns", b"turns", "variant", b"variant", "variant_meta", b"variant_meta"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -332,9 +332,12 @@ class Transcript(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     BRANCH_TOKEN_FIELD_NUMBER: _builtins.int
+    ORIGINAL_PROMPT_FIELD_NUMBER: _builtins.int
     parent: _builtins.int
     """-1: none"""
     branch_token: _builtins.int
+    original_prompt: _builtins.bool
+    """The prompt is the task's own, not the one that the policy was shown when it sampled."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -359,10 +362,11 @@ class Transcript(_message.Message):
         steps: _abc.Iterable[Global___StepMark] | None = ...,
         parent: _builtins.int = ...,
         branch_token: _builtins.int = ...,
+        original_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_token", b"branch_token", "logprobs", b"logprobs", "parent", b"parent", "spans", b"spans", "steps", b"steps", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch_token", b"branch_token", "logprobs", b"logprobs", "original_prompt", b"original_prompt", "parent", b"parent", "spans", b"spans", "steps", b"steps", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,6 +610,7 @@ class EpisodeStart(_message.Message):
     MAX_TURNS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     variant: _builtins.str
     meta: _builtins.str
     """JSON"""
@@ -616,6 +621,10 @@ class EpisodeStart(_message.Message):
     max_tokens: _builtins.int
     """of the policy, over all turns"""
     temperature: _builtins.float
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """places in the `tasks` of the assignment"""
+
     def __init__(
         self,
         *,
@@ -626,10 +635,11 @@ class EpisodeStart(_message.Message):
         max_turns: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         temperature: _builtins.float = ...,
+        tasks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "max_turns", b"max_turns", "meta", b"meta", "parent", b"parent", "parent_tokens", b"parent_tokens", "temperature", b"temperature", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "max_turns", b"max_turns", "meta", b"meta", "parent", b"parent", "parent_tokens", b"parent_tokens", "tasks", b"tasks", "temperature", b"temperature", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,6 +663,7 @@ class Assignment(_message.Message):
     TRACES_FIELD_NUMBER: _builtins.int
     STARTS_FIELD_NUMBER: _builtins.int
     EVAL_SET_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     group_id: _builtins.str
     purpose: Global___Purpose.ValueType
@@ -680,6 +691,10 @@ class Assignment(_message.Message):
     def starts(self) -> _containers.RepeatedCompositeFieldContainer[Global___EpisodeStart]:
         """in the order of `indices`; empty: nothing special"""
 
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]:
+        """other tasks that starts name"""
+
     def __init__(
         self,
         *,
@@ -697,10 +712,11 @@ class Assignment(_message.Message):
         traces: _abc.Iterable[_builtins.str] | None = ...,
         starts: _abc.Iterable[Global___EpisodeStart] | None = ...,
         eval_set: _builtins.str = ...,
+        tasks: _abc.Iterable[Global___Task] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "eval_set", b"eval_set", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "starts", b"starts", "task", b"task", "traces", b"traces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "eval_set", b"eval_set", "group_id", b"group_id", "indices", b"indices", "job_id", b"job_id", "lease_s", b"lease_s", "min_version", b"min_version", "pinned_version", b"pinned_version", "progress", b"progress", "purpose", b"purpose", "seed", b"seed", "starts", b"starts", "task", b"task", "tasks", b"tasks", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

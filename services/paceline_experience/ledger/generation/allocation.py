@@ -12,6 +12,7 @@ from typing import Any
 from paceline.config import JobSpec
 from paceline.errors import InvalidError
 from paceline.plugins import (
+    MAX_NAMED_TASKS,
     MAX_STARTS_BYTES,
     MAX_WAVE,
     MAX_WAVES,
@@ -172,7 +173,16 @@ def episode_starts(group: GroupRecord, indices: Sequence[int]) -> tuple[EpisodeS
     if not group.starts and not group.pick:
         return ()
     starts, pick = starts_of(group), _pick(group.position, group.pick)
-    return tuple(_told(starts[index], pick) for index in indices)
+    places = {task: place for place, task in enumerate(named_tasks(group, indices))}
+    return tuple(_told(starts[index], pick, places) for index in indices)
+
+
+def named_tasks(group: GroupRecord, indices: Sequence[int]) -> tuple[int, ...]:
+    """Positions of the other tasks that these episodes are given, each once."""
+    if "tasks" not in group.starts:
+        return ()
+    starts = starts_of(group)
+    return tuple(dict.fromkeys(task for index in indices for task in starts[index].tasks))
 
 
 def repeated(group: GroupRecord, indices: Sequence[int]) -> Wave:
@@ -181,7 +191,7 @@ def repeated(group: GroupRecord, indices: Sequence[int]) -> Wave:
     return Wave(len(indices), _encoded([*starts, *(starts[index] for index in indices)]))
 
 
-def _told(start: Start, pick: Pick) -> EpisodeStart:
+def _told(start: Start, pick: Pick, places: Mapping[int, int]) -> EpisodeStart:
     limits = start.limits
     parent, tokens = start.parent or (-1, 0)
     meta = {**pick.meta, **start.meta}
@@ -193,6 +203,7 @@ def _told(start: Start, pick: Pick) -> EpisodeStart:
         max_turns=limits.max_turns or 0,
         max_tokens=limits.max_tokens or 0,
         temperature=limits.temperature or 0.0,
+        tasks=tuple(places[task] for task in start.tasks),
     )
 
 
@@ -231,6 +242,7 @@ def _wave(
         _check(start.limits)
         if start.parent is not None:
             _check_parent(start.parent, finished)
+    _check_named([*before, *found])
     return Wave(len(found), _encoded([*before, *found]))
 
 
@@ -261,6 +273,14 @@ def _check_parent(parent: tuple[Any, Any], finished: Mapping[int, EpisodeSummary
         raise ValueError(f"{tokens!r} tokens of parent {index}, which has {sibling.tokens}")
 
 
+def _check_named(starts: Sequence[Start]) -> None:
+    named: set[Any] = {task for start in starts for task in start.tasks}
+    if not all(isinstance(task, int) and task >= 0 for task in named):
+        raise ValueError("a start names tasks that are no positions")
+    if len(named) > MAX_NAMED_TASKS:
+        raise ValueError(f"{len(named)} other tasks; a group may have {MAX_NAMED_TASKS} at most")
+
+
 def _encoded(starts: Sequence[Start]) -> str:
     """Runs of equal starts as JSON: [[count, what is not a default], ...]; empty: all defaults."""
     if all(start is _PLAIN or start == _PLAIN for start in starts):
@@ -286,6 +306,7 @@ def _fields(start: Start) -> dict[str, Any]:
         "parent": list(start.parent) if start.parent else None,
         "limits": limits,
         "meta": dict(start.meta),
+        "tasks": list(start.tasks),
     }
     return {name: value for name, value in every.items() if value}
 
@@ -299,4 +320,5 @@ def _parsed(fields: Mapping[str, Any]) -> Start:
         parent=(parent[0], parent[1]) if parent else None,
         limits=Limits(**fields.get("limits", {})),
         meta=fields.get("meta", {}),
+        tasks=tuple(fields.get("tasks", ())),
     )

@@ -1,0 +1,59 @@
+"""Transforms that rewrite, hang and fail."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Literal
+
+from paceline.errors import UnavailableError
+from paceline.methods.parts.prompts import rewritten
+from paceline.plugins import Observation, TransformContext, Variant
+
+CALLS: list[tuple[int, str]] = []  # seed and variant of each call in this process
+
+
+async def prefixed(
+    observation: Observation,
+    context: TransformContext,
+    *,
+    prefix: str = "h",
+    train_as: Literal["sampled", "original"] = "sampled",
+    pause_s: float = 0.0,
+) -> Variant:
+    """Begin the question with a word, once more for each letter of the start's variant."""
+    CALLS.append((context.seed, context.variant))
+    await asyncio.sleep(pause_s)
+    before = prefix + "q" * len(context.variant)
+    found = rewritten(observation, lambda question: before + question)
+    meta = {"prefix": before, "tasks": [task.task_id for task in context.tasks]}
+    return replace(found, name=f"{prefix}-{context.variant}", meta=meta, train_as=train_as)
+
+
+async def faulty(
+    observation: Observation, context: TransformContext, *, deed: str = "raise"
+) -> Any:
+    """Fail in one of several ways."""
+    del context
+    if deed == "hang":
+        await asyncio.sleep(3600.0)
+    if deed == "raise":
+        raise ZeroDivisionError("no prompt today")
+    if deed == "unreachable":
+        raise UnavailableError("the index is down")
+    if deed == "large":
+        return Variant(text="12", meta={"a": "x" * 2000})
+    if deed == "empty":
+        return Variant()
+    return observation
+
+
+class Drifting:
+    """Answers differently every time."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    async def __call__(self, observation: Observation, context: TransformContext) -> Variant:
+        """The prompt with a number."""
+        del context
+        self._calls += 1
+        return rewritten(observation, lambda question: f"{self._calls} {question}")
