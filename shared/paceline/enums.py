@@ -130,6 +130,7 @@ class DropReason(StrEnum):
     FILTERED = "filtered"
     SURPLUS = "surplus"
     REPAIRED = "repaired"  # a filter has asked for another episode in its place
+    REPLACED = "replaced"  # a stored episode has taken its place
     GROUP_FAILED = "group_failed"
     INVALID = "invalid"
     OVERSIZED = "oversized"

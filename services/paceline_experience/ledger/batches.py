@@ -149,7 +149,9 @@ class Batches:
                 **asdict(self._groups.losses.beside(chosen)),
             ),
             notes=found.notes,
-            age_steps=state.age_steps(chosen),
+            age_steps=state.age_steps(
+                chosen, max_staleness=self._core.spec.experience.max_staleness
+            ),
         )
         await self._core.change(
             "take", incarnation, step, record_text(batch), *found.script_arguments
@@ -184,18 +186,20 @@ class Batches:
         return [state.groups[name] for _, _, name in sorted(usable)[: spec.batch_groups]]
 
     async def _assemble(self, fixed: BatchRecord, groups: Sequence[GroupRecord]) -> Batch:
-        blobs = await self._payloads.get([name for g in groups for name in g.payloads()])
-        spans = [self._core.traces.span(g.group_id, i) for g in groups for i in g.finished()]
+        blobs = await self._payloads.get([name for g in groups for name in g.member_payloads()])
+        places = [(g.group_id, index) for g in groups for index in g.member_indices()]
+        spans = [self._core.traces.span(*place) for place in places]
         values, weights = await self._estimator.kept(fixed.step, groups)
         mask = self._core.spec.sampling.on_truncation == "mask"
         samples: list[shares.BatchSample] = []
-        for number, (blob, own, weight, span) in enumerate(
-            zip(blobs, values, weights, spans, strict=True)
+        for number, (blob, place, own, weight, span) in enumerate(
+            zip(blobs, places, values, weights, spans, strict=True)
         ):
             samples.extend(
                 shares.train_samples(
                     blob,
                     own,
+                    place=place,
                     weight=weight,
                     mask_truncated=mask,
                     trace=span.sent,
@@ -311,7 +315,7 @@ class Batches:
         if gone:
             await note_dropped(self._core, gone)
             await store.command("ZREM", ring, *gone)
-            await self._groups.free(gone)
+        await self._groups.free(gone)
 
     async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
         """Go back to a checkpoint; returns the ledger's step and the newest version."""
@@ -329,7 +333,7 @@ class Batches:
 
 def _digest(groups: Sequence[GroupRecord]) -> str:
     """A hash of the content, so that a batch lost by the store differs from its replacement."""
-    names = "\n".join(name for group in groups for name in group.payloads())
+    names = "\n".join(name for group in groups for name in group.member_payloads())
     return hashlib.sha256(names.encode()).hexdigest()[:16]
 
 
@@ -345,6 +349,8 @@ def _tally(batch: BatchRecord | None) -> dict[str, int]:
     if batch is None or batch.counted:
         return {}
     found = {f"stale:{age}": count for age, count in batch.stats.staleness.items()}
+    if batch.stats.replayed:
+        found["replayed"] = batch.stats.replayed
     return {**found, "trained_tokens": batch.stats.batch_tokens}
 
 

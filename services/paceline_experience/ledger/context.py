@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from paceline_experience.ledger.records import (
     field_texts,
     parse_record,
 )
+from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import LedgerState, parse_results
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.traces import Traces
@@ -152,6 +153,10 @@ class LedgerContext:
         """When a lease granted or renewed at this moment expires, on the job's clock."""
         return self.clock.now() + self.spec.experience.lease_s
 
+    async def decide(self, decisions: Sequence[Mapping[str, object]]) -> None:
+        """Inside a transaction: do what was decided on groups, as `decide.lua` takes it."""
+        await self.change("decide", json.dumps(decisions))
+
     async def note(self, **fields: object) -> None:
         """Inside a transaction: set fields of `LedgerMeta`."""
         await self.change("note", json.dumps(field_texts(**fields)))
@@ -205,6 +210,9 @@ class LedgerContext:
         names = (keys.counts, keys.meta, keys.groups, keys.results, keys.batches, keys.versions)
         counts, meta, groups, results, batches, versions = await self.store.hashes(*names)
         old, state = self.state, LedgerState()
+        if self.spec.experience.replay is not None:
+            state.pool = Pool(*await self.store.hashes(keys.replay))
+            state.unpinned = old.unpinned | old.pool.payloads | {*old.pins}
         state.counts.update({k.decode(): int(v) for k, v in counts.items()})
         texts = {k.decode(): v.decode() for k, v in meta.items()}
         state.revision = int(texts.pop("revision", 0))

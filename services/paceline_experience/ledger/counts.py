@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from paceline.enums import EpisodeState
 
@@ -22,6 +23,11 @@ def by_reason(numbers: Counter[str]) -> dict[str, int]:
     return {k.removeprefix("drop:"): n for k, n in numbers.items() if k.startswith("drop:") and n}
 
 
+def replayed(numbers: Counter[str]) -> dict[str, int]:
+    """Guests that were trained, if there were any; they are no admitted episodes."""
+    return {"replayed": numbers["replayed"]} if numbers["replayed"] else {}
+
+
 def by_filter(numbers: Counter[str]) -> dict[str, int]:
     """Groups that filters have dropped, by their reason."""
     return {k.removeprefix(FILTER): n for k, n in numbers.items() if k.startswith(FILTER)}
@@ -36,6 +42,19 @@ def filter_reason(numbers: Counter[str], reason: str) -> str:
 def by_age(numbers: Counter[str]) -> dict[str, int]:
     """Trained episodes by staleness in versions."""
     return {k.removeprefix("stale:"): n for k, n in numbers.items() if k.startswith("stale:")}
+
+
+def totals(numbers: Counter[str]) -> dict[str, Any]:
+    """What only grows, as status and history show it."""
+    return {
+        "counts": by_state(numbers),
+        "dropped": by_reason(numbers),
+        "filtered": by_filter(numbers),
+        "tokens_generated": numbers["tokens"],
+        "eval_tokens": numbers["eval:tokens"],
+        "trained_tokens": numbers["trained_tokens"],
+        "staleness_histogram": by_age(numbers),
+    }
 
 
 def identity(numbers: Counter[str]) -> Iterable[str]:

@@ -15,10 +15,10 @@ from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
+from paceline_experience.ledger.filters.decision import GroupDecision
 from paceline_experience.ledger.generation.allocation import (
     Allocation,
     GroupSizes,
-    Wave,
     repeated,
     starts_of,
 )
@@ -28,6 +28,8 @@ from paceline_experience.ledger.generation.submission import Report, Submission,
 from paceline_experience.ledger.own.later import LaterDecisions
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import OutcomeRecord, record_text
+from paceline_experience.ledger.replay.pool import StoredRecord
+from paceline_experience.ledger.replay.stage import Offered, ReplayStage
 from paceline_experience.ledger.state import DROPPED, GroupRecord, payload_name
 from paceline_experience.ledger.task_cursor import Draw
 from paceline_experience.store.payloads import PayloadStore
@@ -36,41 +38,6 @@ MAX_REPAIRS = 3  # of a group, by filters
 _MORE, _CLOSE = "more", "close"  # verdicts on a group that stays open
 _STAYS_OPEN = frozenset({_MORE, _CLOSE})
 log = Log("groups")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDecision:
-    """What becomes of a complete group."""
-
-    group_id: str
-    verdict: str  # `ready`, or the reason to drop the group
-    detail: str = ""  # what was wrong with it
-    left_out: tuple[int, ...] = ()  # episodes that the filters leave out of a group that is kept
-    outcome: str = ""  # for plug-ins with a memory
-    surplus: tuple[int, ...] | None = None
-    """It is closed early: what is still open is dropped, and these, which were too late."""
-    filtered_for: str = ""  # the reason of the filter that drops it
-    repaired: tuple[int, ...] = ()  # episodes that are dropped for others of the wave
-    wave: Wave | None = None  # the verdict is `more`: these begin, and the group stays open
-
-    def script_argument(self) -> dict[str, object]:
-        """As `decide.lua` takes it."""
-        fields: dict[str, object] = {
-            "group": self.group_id,
-            "verdict": self.verdict,
-            "detail": self.detail,
-            "left_out": self.left_out,
-            "outcome": self.outcome,
-        }
-        if self.surplus is not None:
-            fields["surplus"] = self.surplus
-        if self.filtered_for:
-            fields["filtered_for"] = self.filtered_for
-        if self.wave is not None:
-            fields |= {"count": self.wave.count, "starts": self.wave.starts}
-        if self.repaired:
-            fields["repaired"] = self.repaired
-        return fields
 
 
 _Decided = tuple[GroupRecord, GroupDecision]
@@ -95,12 +62,13 @@ class Groups:
         observe: bool = False,
         own: OwnParts = NO_PARTS,
         allocation: Allocation | None = None,
+        replay: ReplayStage | None = None,
     ) -> None:
         """`observe`: keep the outcomes of decided groups until the next batch is fixed.
 
         `own`: the filters that came with the job.
         """
-        self.allocation = allocation
+        self.allocation, self._replay = allocation, replay
         self.sizes = GroupSizes(core.spec.experience.group_size)
         self.losses = Losses()
         self._core = core
@@ -129,6 +97,8 @@ class Groups:
         owned = {name for g in self._core.state.groups.values() for name in g.payloads()}
         await self.free([name for name in self._sizes if name not in owned and name not in listed])
         self.payload_bytes = sum(self._sizes.values())
+        if self._core.state.closed:
+            await self.forget_stored()
         training = (g for g in self._core.state.groups.values() if g.accepted and not g.is_eval)
         for group in sorted(training, key=lambda each: each.seq):
             self.sizes.add(len(group.states))
@@ -254,8 +224,12 @@ class Groups:
         decision = await self._decision(group)
         async with self._core.transaction() as state:
             now = state.groups.get(group.group_id)
-            if now is not None and now.complete and now.attempts == group.attempts:
+            if now is None or not now.complete or now.attempts != group.attempts:
+                return
+            if all(state.pool.holds(guest) for guest in decision.guests):
                 await self._decide([(now, decision)])
+            elif self._later is not None:
+                self._later.add([now])
 
     async def _decide(self, decided: Sequence[_Decided]) -> None:
         """Inside a transaction: do what was decided on groups."""
@@ -263,7 +237,10 @@ class Groups:
             return
         state = self._core.state
         fields = [decision.script_argument() for _, decision in decided]
-        await self._core.change("decide", json.dumps(fields))
+        if self._replay is not None:
+            for (group, decision), each in zip(decided, fields, strict=True):
+                each |= self._replay.changes(group, decision.stored)
+        await self._core.decide(fields)
         ended = [group for group, decision in decided if decision.verdict not in _STAYS_OPEN]
         for group in ended:
             if not group.is_eval:
@@ -311,34 +288,57 @@ class Groups:
 
     async def _decision(self, group: GroupRecord) -> GroupDecision:
         """What becomes of a complete group, according to the filters."""
+        offered, stored = Offered(group), ()
         try:
-            found = await self._filters.decision(finished_group(group))
+            if self._replay is not None:
+                offered, stored = self._replay.offer(group), self._replay.keep(group)
+            found = await self._filters.decision(finished_group(offered.group))
         except InvalidError as error:
-            log.exception("a filter has failed", job=self._core.job_id, group=group.group_id)
+            log.exception(
+                "a filter or replay has failed", job=self._core.job_id, group=group.group_id
+            )
             return self._invalid(group, error)
-        # Filters know the finished episodes only, by their place among them.
-        finished = group.finished()
-        if found.repair and group.repairs < MAX_REPAIRS:
-            again = tuple(finished[place] for place in found.repair)
+        # Filters know the finished episodes only, by their place among them; guests come last.
+        finished = offered.group.finished()
+        again = tuple(finished[place] for place in found.repair if place < len(finished))
+        if again and group.repairs < MAX_REPAIRS:
             return GroupDecision(group.group_id, _MORE, wave=repeated(group, again), repaired=again)
         if found.repair:
             found = found.without_repair()
-        kept = found.kept
-        places = tuple(n for n in range(len(finished)) if n not in kept) if kept else ()
-        left_out = tuple(finished[place] for place in places)
-        reason = filter_reason(self._core.state.counts, found.reason) if not kept else ""
+        kept = {finished[place] for place in found.kept if place < len(finished)}
+        if not kept:
+            why = found.reason or "only replayed"
+            return GroupDecision(
+                group.group_id,
+                DropReason.FILTERED,
+                outcome=self._observed(group, kept=None),
+                filtered_for=filter_reason(self._core.state.counts, why),
+                stored=stored,
+            )
+        guests = [n - len(finished) for n in found.kept if n >= len(finished)]
+        joined = tuple(offered.group.guests[n] for n in guests)
+        replaced = offered.replaced if joined else ()
         return GroupDecision(
             group.group_id,
-            EpisodeState.READY if kept else DropReason.FILTERED,
-            left_out=left_out,
-            outcome=self._observed(group, filtered=not kept, left_out=places),
-            filtered_for=reason,
+            EpisodeState.READY,
+            left_out=tuple(i for i in group.finished() if i not in kept and i not in replaced),
+            outcome=self._observed(group, kept=kept, guests=joined),
+            guests=joined,
+            replaced=replaced,
+            stored=stored,
         )
 
     def _observed(
-        self, group: GroupRecord, *, filtered: bool, left_out: tuple[int, ...] = ()
+        self,
+        group: GroupRecord,
+        *,
+        kept: Collection[int] | None,
+        guests: Sequence[StoredRecord] = (),
     ) -> str:
-        """What plug-ins with a memory will be told of a decided group, as JSON."""
+        """What plug-ins with a memory will be told of a decided group, as JSON.
+
+        `kept` are the indices of what is trained; None: it is filtered.
+        """
         if not self._observe or group.is_eval or group.seen:
             return ""
         found = group.summaries()
@@ -348,12 +348,17 @@ class Groups:
             task=group.position,
             rewards=tuple(e.reward for e in found),
             answers=tuple(e.answer for e in found),
-            filtered=filtered,
+            filtered=kept is None,
             lengths=tuple(e.policy_tokens for e in found),
             truncated=tuple(e.truncated for e in found),
             parts={name: tuple(e.parts.get(name) for e in found) for name in names},
-            left_out=left_out,
+            left_out=tuple(
+                place
+                for place, index in enumerate(group.finished())
+                if kept is not None and index not in kept
+            ),
             pick=group.pick,
+            replayed=tuple(each.result.reward for each in guests),
         )
         return record_text(outcome)
 
@@ -408,7 +413,7 @@ class Groups:
             GroupDecision(name, reason, outcome=final.get(name, "")).script_argument()
             for name in names
         ]
-        await self._core.change("decide", json.dumps(decisions))
+        await self._core.decide(decisions)
         for group in groups:
             self.losses.note(group, None)
         await self.free(payloads)
@@ -417,7 +422,15 @@ class Groups:
         self._core.work.fire()
 
     async def free(self, names: Sequence[str]) -> None:
-        """Delete payloads."""
+        """Inside a transaction: delete payloads, but those that a replay still needs."""
+        if self._replay is not None:
+            names = await self._replay.unused(names)
         if names:
             await self._payloads.drop(names)
             self.payload_bytes -= sum(self._sizes.pop(name, 0) for name in names)
+
+    async def forget_stored(self) -> None:
+        """Inside a transaction: the job is over, and nothing is replayed any more."""
+        if self._replay is not None:
+            await self._replay.clear()
+            await self.free(())

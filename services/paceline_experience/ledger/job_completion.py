@@ -50,8 +50,13 @@ class JobCompletion:
                 await self._drop_untrained(state, DropReason.CANCELLED, taken=True)
         if reason is StopReason.CANCELLED:
             await self._batches.release()
+            await self._forget_stored()
         self._core.ready.fire()
         self._core.work.fire()
+
+    async def _forget_stored(self) -> None:
+        async with self._core.transaction():
+            await self._groups.forget_stored()
 
     async def trainer_informed(self, stop: StopReason | None) -> None:
         """The trainer has received `stop`; after `finished` its newest version is the last one."""
@@ -112,6 +117,7 @@ class JobCompletion:
             await self._core.note(closed=True)
             await self._drop_untrained(state, DropReason.SURPLUS, taken=True)
         await self._batches.release()
+        await self._forget_stored()
         await self._hooks.finished(state=outcome, reason=reason)
         async with self._core.transaction():
             await self._core.note(done=True)

@@ -21,7 +21,7 @@ from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
 from paceline_experience.ledger.context import Hooks, LedgerContext
-from paceline_experience.ledger.counts import by_age, by_filter, by_reason, by_state
+from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.generation.allocation import Allocation
 from paceline_experience.ledger.generation.modes import EpisodeKey
@@ -31,6 +31,7 @@ from paceline_experience.ledger.leases import Demand, Leases
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
+from paceline_experience.ledger.replay.stage import replay_stage
 from paceline_experience.ledger.shares import BatchShare
 from paceline_experience.ledger.sources import learners_of, make_allocator, make_sampler
 from paceline_experience.ledger.task_cursor import TaskCursor
@@ -93,6 +94,7 @@ class JobLedger:
             observe=estimator.observes,
             own=own,
             allocation=Allocation(spec, allocator) if allocator else None,
+            replay=replay_stage(core),
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks, self._rows_reported = hooks, -1
@@ -438,13 +440,4 @@ class JobLedger:
 
     def _totals(self, counts: Counter[str]) -> dict[str, Any]:
         """What only grows; it also goes into every metric row."""
-        return {
-            "counts": by_state(counts),
-            "dropped": by_reason(counts),
-            "filtered": by_filter(counts),
-            "tokens_generated": counts["tokens"],
-            "eval_tokens": counts["eval:tokens"],
-            "trained_tokens": counts["trained_tokens"],
-            "staleness_histogram": by_age(counts),
-            "trainer_wait_total_s": self._batches.waited_s,
-        }
+        return {**totals(counts), "trainer_wait_total_s": self._batches.waited_s}

@@ -89,6 +89,7 @@ class OutcomeRecord:
     left_out: tuple[int, ...] = ()
     failed: str = ""
     pick: str = ""
+    replayed: tuple[float, ...] = ()
 
     def outcome(self) -> GroupOutcome:
         """As plug-ins see it."""
@@ -112,6 +113,7 @@ class OutcomeRecord:
             failed=self.failed,
             variant=picked.get("variant", ""),
             meta=picked.get("meta", {}),
+            replayed=self.replayed,
         )
 
 
@@ -141,6 +143,8 @@ class BatchStats:
     aborted_tokens_mean: Exact = 0.0
     resumed_share: Exact = 0.0
     resumed_tokens_mean: Exact = 0.0
+    replayed: int = 0  # guests
+    replayed_age_mean: Exact = 0.0  # of those, in steps
 
 
 @dataclass(frozen=True, slots=True)

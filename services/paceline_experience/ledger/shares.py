@@ -112,6 +112,7 @@ def train_samples(
     advantages: Values,
     *,
     mask_truncated: bool,
+    place: tuple[str, int] | None = None,
     weight: float = 1.0,
     trace: str = "",
     first_row: int = 0,
@@ -119,9 +120,10 @@ def train_samples(
     """One sample for each transcript.
 
     `advantages` has one value, or one per policy token of all transcripts. A sample of weight 0 is
-    masked.
+    masked. `place`: group and index, if they are others than the episode's own.
     """
     trajectory = types_pb2.Trajectory.FromString(unpack(payload))
+    group, index = place or (trajectory.group_id, trajectory.index)
     masked = weight == 0 or (mask_truncated and trajectory.truncated)
     start = 0
     found: list[BatchSample] = []
@@ -129,8 +131,8 @@ def train_samples(
         skip = inherited(whole)
         transcript = as_context(whole) if skip else whole
         sample = experience_pb2.TrainSample(
-            group_id=trajectory.group_id,
-            index=trajectory.index,
+            group_id=group,
+            index=index,
             tokens=transcript.tokens,
             spans=transcript.spans,
             logprobs=transcript.logprobs,
@@ -149,7 +151,7 @@ def train_samples(
         found.append(
             BatchSample(
                 data=_with_advantages(sample, own),
-                group=trajectory.group_id,
+                group=group,
                 prompt=_prompt(transcript),
                 tokens=len(transcript.tokens),
                 trainable=0 if masked else len(transcript.logprobs),
@@ -173,14 +175,22 @@ def _with_advantages(sample: experience_pb2.TrainSample, values: Values) -> byte
 
 
 def batch_stats(groups: Sequence[GroupRecord], state: LedgerState, step: int) -> BatchStats:
-    """Reward, staleness and length statistics of a whole batch."""
+    """Reward, staleness and length statistics of a whole batch.
+
+    They are of its own episodes; only the spread of rewards within groups is that of what is
+    trained, guests included.
+    """
     episodes = [f for group in groups for f in group.summaries()]
     rewards = np.array([f.reward for f in episodes])
     lengths = np.array([f.policy_tokens for f in episodes])
-    grouped = [[f.reward for f in group.summaries()] for group in groups]
+    grouped = [[f.reward for f in group.members()] for group in groups]
+    guests = [each.result.oldest_version for group in groups for each in group.guests]
+    guest_ages = [0 if first < 0 else step - state.age(first) for first in guests]
     deviations = [float(np.std(each)) for each in grouped]
     ages = [0 if f.oldest_version < 0 else step - state.age(f.oldest_version) for f in episodes]
     return BatchStats(
+        replayed=len(guests),
+        replayed_age_mean=sum(guest_ages) / len(guests) if guests else 0.0,
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
         group_reward_std=sum(deviations) / len(deviations),

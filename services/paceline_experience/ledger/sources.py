@@ -20,6 +20,7 @@ from paceline.plugins import (
     EpisodeBatch,
     Learns,
     Sampler,
+    Stored,
     TaskSource,
     registry,
 )
@@ -32,11 +33,18 @@ from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.own.parts import NoParts
 from paceline_experience.ledger.records import OutcomeRecord
+from paceline_experience.ledger.replay.stage import (
+    checked_guests,
+    checked_places,
+    make_replay,
+)
 from paceline_experience.ledger.task_cursor import Draw, TaskCursor
 
 # Kinds of plug-ins that run in this service; of environments only their tasks.
 _TRIED_TASKS = 100  # for a sampler of tasks that are not built here
-LEDGER_PLUGINS = frozenset({"environments", "samplers", "allocators", "filters", "advantages"})
+LEDGER_PLUGINS = frozenset(
+    {"environments", "samplers", "allocators", "replays", "filters", "advantages"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ def try_plugins(spec: JobSpec) -> None:
         if each.kind == "filters" and not each.is_own:
             with _plugin_errors(each.options_field, each.name):
                 answered(registry.find("filters", each.name), trial_group(parts), each.options)
+    _try_replay(spec, parts)
     _try_advantages(spec, parts)
 
 
@@ -223,6 +232,18 @@ def _build(name: str, options: Mapping[str, Any], *, seed: int, field: str) -> T
 def _try_task(source: TaskSource, position: int, spec: JobSpec, *, field: str) -> None:
     with _plugin_errors(field, spec.tasks.environment):
         _expect(source[position], Task, "a Task")
+
+
+def _try_replay(spec: JobSpec, parts: Sequence[str]) -> None:
+    """Offer one stored success to a group, and store what is wanted of it."""
+    found = spec.experience.replay
+    with _plugin_errors("experience.replay", found.kind if found else ""):
+        replay, group = make_replay(spec), trial_group(parts)
+        if replay is None:
+            return
+        context = Context(0, spec.stop.steps, spec.tasks.seed)
+        checked_guests(replay.offer(group, [Stored(1.0, 0)], context), len(group.rewards), 1)
+        checked_places(replay.keep(group, context), len(group.rewards))
 
 
 def _try_advantages(spec: JobSpec, parts: Sequence[str]) -> None:

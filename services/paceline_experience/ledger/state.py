@@ -16,10 +16,12 @@ from paceline_experience.ledger.records import (
     Publication,
     parse_record,
 )
+from paceline_experience.ledger.replay.pool import Pool, StoredRecord
 from paceline_experience.store.store import LETTERS
 
 DROPPED = LETTERS[EpisodeState.DROPPED]
 _WITHOUT_RESULT = "ql" + DROPPED
+_GUESTS = tuple[StoredRecord, ...]
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class GroupRecord:
     waves: int = 1  # begun so far
     closed: bool = False  # its allocator has had enough, but filters have not decided yet
     repairs: int = 0  # how often filters had episodes of it generated again
+    guests: tuple[StoredRecord, ...] = ()  # stored episodes that are trained with it
     seen: bool = False  # plug-ins with a memory have observed it, or an earlier group of its task
 
     @property
@@ -89,13 +92,30 @@ class GroupRecord:
         states = "".join("l" if i in indices else s for i, s in enumerate(self.states))
         return replace(self, results=results, states=states)
 
-    def payloads(self) -> list[str]:
-        """Names of its payloads, in order."""
-        return [
-            payload_name(self.group_id, index, found.attempt)
+    def payload_names(self) -> dict[int, str]:
+        """Names of its payloads by index, in order."""
+        return {
+            index: payload_name(self.group_id, index, found.attempt)
             for index, found in enumerate(self.results)
             if found is not None
-        ]
+        }
+
+    def payloads(self) -> list[str]:
+        """Names of its payloads, in order."""
+        return [*self.payload_names().values()]
+
+    def members(self) -> list[EpisodeSummary]:
+        """Summaries of what is trained of it: its own episodes in order, then its guests."""
+        return [*self.summaries(), *(each.result for each in self.guests)]
+
+    def member_payloads(self) -> list[str]:
+        """Names of the payloads of its members."""
+        return [*self.payloads(), *(each.payload for each in self.guests)]
+
+    def member_indices(self) -> list[int]:
+        """Indices of its members; those of guests follow those of its own episodes."""
+        size = len(self.states)
+        return [*self.finished(), *range(size, size + len(self.guests))]
 
 
 Results = Mapping[str, Mapping[int, EpisodeSummary]]
@@ -124,6 +144,9 @@ class LedgerState:
     ready: set[str] = field(default_factory=set[str])
     evals: set[str] = field(default_factory=set[str])
     held: Counter[str] = field(default_factory=Counter[str])  # leased episodes by worker
+    pool: Pool = field(default_factory=Pool)  # of a job with a replay
+    pins: Counter[str] = field(default_factory=Counter[str])  # payloads of guests
+    unpinned: set[str] = field(default_factory=set[str])  # payloads that may not be needed any more
 
     @property
     def step(self) -> int:
@@ -198,12 +221,19 @@ class LedgerState:
         found = self.versions.get(version)
         return found.age_step if found else 0
 
-    def age_steps(self, groups: Iterable[GroupRecord]) -> dict[int, int]:
-        """`age` of the versions from the oldest of these groups on."""
+    def age_steps(self, groups: Sequence[GroupRecord], *, max_staleness: int) -> dict[int, int]:
+        """`age` of the versions from the oldest of these groups on, and of those of guests.
+
+        No token of an episode is more than `max_staleness` steps newer than its oldest.
+        """
         oldest = min((v for g in groups if (v := g.oldest_version()) >= 0), default=None)
-        if oldest is None:
-            return {}
-        return {v: self.age(v) for v in sorted({oldest, *self.versions}) if v >= oldest}
+        found = set[int]()
+        if oldest is not None:
+            found = {v for v in (oldest, *self.versions) if v >= oldest}
+        for first in {each.result.oldest_version for g in groups for each in g.guests}:
+            newest = self.age(first) + max_staleness
+            found |= {v for v in (first, *self.versions) if v >= first and self.age(v) <= newest}
+        return {v: self.age(v) for v in sorted(found) if v >= 0}
 
     def staleness(self, group: GroupRecord, step: int) -> int:
         """Age in steps of a group's oldest token if it is trained at `step`."""
@@ -217,6 +247,15 @@ class LedgerState:
             for index, state in enumerate(group.states):
                 if state == "l":
                     yield group, index
+
+    def pinned(self, name: str) -> bool:
+        """Whether a payload is needed by the pool, or by a group that it is a guest of."""
+        return name in self.pool.payloads or self.pins[name] > 0
+
+    def owns(self, name: str) -> bool:
+        """Whether a payload is that of an episode of a live group."""
+        group = self.groups.get(name.rsplit("/", 2)[0])
+        return group is not None and name in group.payloads()
 
     def find(self, group_id: str, index: int, attempt: int) -> GroupRecord | None:
         """The group, if this attempt holds the lease on the episode."""
@@ -236,12 +275,18 @@ class LedgerState:
             self.open.add(name)
         if "q" in states:
             (self.queued_evals if group.is_eval else self.queued).add(name)
+        if group.guests:
+            self.pins.update(each.payload for each in group.guests)
         self.held.update(w for w, s in zip(group.workers, states, strict=True) if s == "l")
 
     def _unlist(self, group: GroupRecord) -> None:
         name = group.group_id
         for names in (self.queued, self.queued_evals, self.open, self.ready, self.evals):
             names.discard(name)
+        if group.guests:
+            names = [each.payload for each in group.guests]
+            self.pins.subtract(names)
+            self.unpinned.update(names)
         if "l" in group.states:
             held = Counter(w for w, s in zip(group.workers, group.states, strict=True) if s == "l")
             self.held.subtract(held)
@@ -305,5 +350,6 @@ def parse_group(
         waves=fields.get("waves", 1),
         closed=fields.get("closed", False),
         repairs=fields.get("repairs", 0),
+        guests=parse_record(_GUESTS, fields["guests"]) if "guests" in fields else (),
         seen=fields.get("seen", False),
     )

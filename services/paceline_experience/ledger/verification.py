@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.enums import DropReason
 from paceline_experience.ledger.context import LedgerContext
-from paceline_experience.ledger.counts import by_reason, by_state, identity
+from paceline_experience.ledger.counts import by_reason, by_state, identity, replayed
 from paceline_experience.ledger.records import BatchRecord, parse_record
+from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import GroupRecord, parse_group, parse_results
 from paceline_experience.store.payloads import PayloadStore
 from paceline_experience.store.store import LETTERS
 
 _STATES = {letter: str(state) for state, letter in LETTERS.items()}
 # For these, a part of a group may be dropped.
-_PARTLY = (DropReason.FILTERED, DropReason.SURPLUS, DropReason.REPAIRED)
+_PARTLY = (DropReason.FILTERED, DropReason.SURPLUS, DropReason.REPAIRED, DropReason.REPLACED)
 _LIVE = ["queued", "leased", "finished", "ready", "taken", "trained"]
 
 
@@ -35,8 +36,8 @@ async def verify(core: LedgerContext, payloads: PayloadStore) -> VerificationRep
     """Check the ledger's identity and everything derived from it."""
     async with core.transaction():
         keys = core.keys
-        counts, groups, results, batches, meta = await core.store.hashes(
-            keys.counts, keys.groups, keys.results, keys.batches, keys.meta
+        counts, groups, results, batches, meta, stored = await core.store.hashes(
+            keys.counts, keys.groups, keys.results, keys.batches, keys.meta, keys.replay
         )
         kept = await payloads.sizes()
         listed = await core.listed_payloads()
@@ -53,12 +54,14 @@ async def verify(core: LedgerContext, payloads: PayloadStore) -> VerificationRep
         *_batches(fixed, records, step),
         *(f"results of group {name} are left" for name in found.keys() - known),
         *_payloads(records, kept),
+        *_replay(core, stored, kept),
+        *_guests(numbers, fixed, records),
         *(f"trajectory {name} is listed, but its payload is gone" for name in listed - kept.keys()),
     ]
     return VerificationReport(
         job_id=core.job_id,
         ok=not problems,
-        counts=by_state(numbers),
+        counts=by_state(numbers) | replayed(numbers),
         dropped=by_reason(numbers),
         problems=tuple(problems),
     )
@@ -117,6 +120,44 @@ def _batches(
 
 def _payloads(records: Sequence[GroupRecord], kept: dict[str, int]) -> Iterable[str]:
     for record in records:
-        for name in record.payloads():
+        for name in record.member_payloads():
             if name not in kept:
                 yield f"payload {name} is gone"
+
+
+def _replay(
+    core: LedgerContext, stored: Mapping[bytes, bytes], kept: dict[str, int]
+) -> Iterable[str]:
+    """The pool is within its bounds, known, and can be read."""
+    spec, pool = core.spec.experience.replay, Pool(stored)
+    records = {each.key: each for each in pool.records()}
+    if records.keys() != {key.decode() for key in stored}:
+        yield f"the pool has {len(stored)} entries, of which {len(records)} are what they say"
+    if records != {each.key: each for each in core.state.pool.records()}:
+        yield f"the pool has {len(stored)} entries, but {len(core.state.pool)} are known"
+    tasks = Counter(each.task for each in records.values())
+    most, num_bytes = (spec.per_task, spec.pool_bytes) if spec is not None else (0, 0)
+    if pool.num_bytes > num_bytes or max(tasks.values(), default=0) > most:
+        yield f"the pool of {pool.num_bytes} bytes, {max(tasks.values())} per task, is too large"
+    for name in pool.payloads - kept.keys():
+        yield f"payload {name} is in the pool, but gone"
+
+
+def _guests(
+    numbers: Counter[str], fixed: Sequence[BatchRecord], records: Sequence[GroupRecord]
+) -> Iterable[str]:
+    """Guests are counted once, with the batch that was trained, and are nobody's own."""
+    guests = {record.group_id: len(record.guests) for record in records}
+    for record in records:
+        names = [each.payload for each in record.guests]
+        if len({*names}) < len(names) or not {*names}.isdisjoint(record.payloads()):
+            yield f"group {record.group_id} has a guest twice"
+        if names and not record.accepted:
+            yield f"group {record.group_id} has guests, but is in states {record.states}"
+    for batch in fixed:
+        found = sum(guests.get(name, 0) for name in batch.groups)
+        if batch.stats.replayed != found:
+            yield f"batch of step {batch.step} says {batch.stats.replayed} guests, it has {found}"
+    total = numbers["replayed:durable"] + sum(b.stats.replayed for b in fixed if b.counted)
+    if total != numbers["replayed"]:
+        yield f"replayed: counted {numbers['replayed']}, found {total}"

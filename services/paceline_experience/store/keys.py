@@ -17,6 +17,7 @@ _SCRIPT_KEYS = (
     "advantages",  # hash: step -> advantages of its batch; until durable
     "memory",  # hash: plug-in/key -> what plug-ins remember (JSON)
     "outcomes",  # hash: group -> outcome (JSON), decided since the last batch was fixed
+    "replay",  # hash: draw/index -> stored episode (JSON), whose payload is kept
     "epoch",  # a random number, drawn anew by each owner of the job
 )
 
@@ -39,6 +40,7 @@ class JobKeys:
             self.advantages,
             self.memory,
             self.outcomes,
+            self.replay,
             self.epoch,
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")

@@ -18,7 +18,7 @@ from paceline.cli.entry import Exit
 from paceline.cli.local import running
 from paceline.client.client import Client
 from paceline.config import JobSpec
-from paceline.config.job import EvalSpec
+from paceline.config.evaluation import EvalSpec
 from paceline.config.precision import with_dtype
 from paceline.enums import Purpose, ScoreStatus, TokenSource
 from paceline.errors import DeadlineError

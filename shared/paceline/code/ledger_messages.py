@@ -23,7 +23,7 @@ from paceline.plugins import (
 )
 
 _COLUMNS = ("groups", "tasks", "rewards", "lengths", "truncated")
-_OPTIONAL = ("advantages", "weights", "logprobs")
+_OPTIONAL = ("advantages", "weights", "logprobs", "replayed")
 _TURNS = ("episodes", "indices", "starts", "ends", "rewards", "matched", "patched")
 MOST_NOTES = 100
 _PART, _TURN = "part/", "turn/"

@@ -9,22 +9,18 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
+from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed, Steps
 from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
 
-MAX_STEPS = 1_000_000
 MAX_BATCH_EPISODES = 1 << 18
-MAX_EVAL_SAMPLES = 1024
 MAX_EVAL_EPISODES = 1 << 20
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Steps = Annotated[int, Field(gt=0, le=MAX_STEPS)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
 """Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
 share."""
-HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 class ModelSpec(StrictModel):
@@ -65,49 +61,6 @@ class TaskSpec(StrictModel):
     read. Resets and steps wait for it, and `step_timeout_s` counts only afterwards."""
     episode_timeout_s: float = Field(default=3600.0, gt=0, le=7 * DAY_S)
     """Timeout of a whole episode, including the time it waits for the policy."""
-
-
-SampleCounts = Annotated[
-    tuple[Annotated[int, Field(gt=0, le=MAX_EVAL_SAMPLES)], ...], Field(max_length=16)
-]
-
-
-class EvalSpec(StrictModel):
-    """Held-out evaluation on one set of tasks; `options` are merged over those of `tasks`."""
-
-    every: Steps = 20
-    """Interval in trainer steps; version 0 and the last version are evaluated too."""
-    tasks: int = Field(default=100, gt=0, le=1_000_000)
-    options: Options = Field(default_factory=dict)
-    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
-    samples: int = Field(default=1, gt=0, le=MAX_EVAL_SAMPLES)
-    """Episodes of each task, with distinct seeds; several need a temperature above 0."""
-    pass_at: SampleCounts = ()
-    """Report pass@k for these k: the unbiased estimate, from all samples, of the probability that
-    at least one of k is right (arXiv 2107.03374)."""
-    majority_at: SampleCounts = ()
-    """Report maj@k for these k: the share of tasks of which the most frequent normalised answer of
-    the first k samples is right; among equally frequent ones that which came first."""
-    pass_reward: float = Field(default=1.0, ge=-1e12, le=1e12)
-    """A sample is right for `pass_at` and `majority_at` if its reward is at least this."""
-    seed: Seed = 1
-    timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
-    """Episodes that have not finished by then are dropped and counted."""
-
-    @model_validator(mode="after")
-    def _enough_samples(self) -> EvalSpec:
-        if self.samples > 1 and self.temperature == 0.0:
-            raise ValueError(
-                f"samples: {self.samples} with temperature 0 are all the same; allowed: 1, or a "
-                "temperature above 0"
-            )
-        for name, counts in (("pass_at", self.pass_at), ("majority_at", self.majority_at)):
-            if counts and (max(counts) > self.samples or len(set(counts)) < len(counts)):
-                raise ValueError(
-                    f"{name}: {[*counts]} with samples {self.samples}; allowed: 1 to "
-                    f"{self.samples}, each once"
-                )
-        return self
 
 
 class SamplingSpec(StrictModel):
@@ -160,6 +113,15 @@ class AdvantageSpec(PluginSpec):
         return cast(Any, value)
 
 
+class ReplaySpec(PluginSpec):
+    """Which episodes are stored and join later groups of their task, and how many are stored."""
+
+    per_task: int = Field(default=8, gt=0, le=4096)
+    """Episodes of a task, the newest."""
+    pool_bytes: int = Field(default=64 << 20, gt=0, le=1 << 40)
+    """Of all of them; they count in `payload_bytes`, of which they may take half."""
+
+
 class ExperienceSpec(StrictModel):
     """Batches, staleness, filters, advantages."""
 
@@ -188,12 +150,24 @@ class ExperienceSpec(StrictModel):
     sampler: PluginSpec = PluginSpec(kind="shuffle")
     allocator: PluginSpec | None = None
     """Decides how many episodes each task gets; `group_size` if null."""
+    replay: ReplaySpec | None = None
+    """Stores episodes and adds them to later groups, before filters see these."""
     filters: tuple[PluginSpec, ...] = Field(
         default=(PluginSpec(kind="zero_variance"),), max_length=16
     )
     advantage: AdvantageSpec = AdvantageSpec()
     advantage_shaping: tuple[PluginSpec, ...] = Field(default=(), max_length=16)
     """Advantages that change those of `advantage`, in this order."""
+
+    @model_validator(mode="after")
+    def _pool_fits_its_budget(self) -> ExperienceSpec:
+        found, most = self.replay, self.payload_bytes // 2
+        if found is not None and found.pool_bytes > most:
+            raise ValueError(
+                f"replay.pool_bytes: {found.pool_bytes} with payload_bytes {self.payload_bytes}; "
+                f"at most {most}, half of it"
+            )
+        return self
 
 
 class ReplicaBounds(StrictModel):

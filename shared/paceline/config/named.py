@@ -60,6 +60,8 @@ def _named_in(spec: JobSpec) -> Iterator[NamedPlugin]:
     yield _named("samplers", "experience.sampler", experience.sampler)
     if experience.allocator is not None:
         yield _named("allocators", "experience.allocator", experience.allocator)
+    if experience.replay is not None:
+        yield _named("replays", "experience.replay", experience.replay)
     for index, each in enumerate(experience.filters):
         yield _named("filters", f"experience.filters.{index}", each)
     yield _named("advantages", "experience.advantage", experience.advantage)

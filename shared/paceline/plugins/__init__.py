@@ -64,6 +64,7 @@ from paceline.plugins.programs import (
     ProgramOutcome,
     Programs,
 )
+from paceline.plugins.replay import MAX_GUESTS, Guest, Replay, Stored
 from paceline.plugins.requests import MAX_STOP_TOKENS, EngineLimits, error_output, request_problem
 from paceline.plugins.rewards import Reward, RewardInput, RewardTurn
 from paceline.plugins.topologies import Session, Topology
@@ -72,6 +73,7 @@ from paceline.plugins.transforms import Transform, TransformContext, Variant
 
 __all__ = [
     "MAX_CURSOR_BYTES",
+    "MAX_GUESTS",
     "MAX_NAMED_TASKS",
     "MAX_PICK_BYTES",
     "MAX_STARTS_BYTES",
@@ -98,6 +100,7 @@ __all__ = [
     "FinishedGroup",
     "FinishedTurn",
     "GroupOutcome",
+    "Guest",
     "HeaderSpec",
     "Keep",
     "Learns",
@@ -113,6 +116,7 @@ __all__ = [
     "Programs",
     "RegularExpression",
     "Repair",
+    "Replay",
     "Reward",
     "RewardInput",
     "RewardTurn",
@@ -120,6 +124,7 @@ __all__ = [
     "Session",
     "Start",
     "StepResult",
+    "Stored",
     "StrictModel",
     "TaskSource",
     "TensorSpec",

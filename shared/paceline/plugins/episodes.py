@@ -44,6 +44,7 @@ class EpisodeBatch:
     answers: Sequence[str]  # [N], as normalised by the reward, clipped; empty: none was found
     parts: Mapping[str, Floats] = field(default_factory=dict[str, "Floats"])
     """The parts of the reward, [N] each; NaN where an episode lacks a part."""
+    replayed: Bools | None = None  # [N], guests from earlier groups (`Replay`); None: none is
     advantages: Floats | None = None  # [N] or [T], by the part before; None in the first one
     weights: Floats | None = None  # [N], likewise
     logprobs: Floats | None = None  # [T], as reported by the engine (`tokens`)
@@ -79,6 +80,9 @@ class GroupOutcome:
     failed: str = ""  # why it was given up before all was scored, and does not come again
     variant: str = ""  # of the sampler's pick
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+    replayed: tuple[float, ...] = ()
+    """Rewards of the stored episodes that are trained with it (`Replay`). They are in no other
+    column: they say nothing of the present policy."""
 
 
 def progress(step: int, total_steps: int) -> float:

@@ -28,6 +28,7 @@ class FinishedGroup:
         default_factory=dict[str, tuple[float, ...]], hash=False
     )
     """The parts of a reward that has several; NaN where an episode lacks a part."""
+    replayed: tuple[bool, ...] = ()  # which are guests from earlier groups; empty: none is
 
     def only(self, indices: Sequence[int]) -> FinishedGroup:
         """The group with these of its episodes."""
@@ -38,6 +39,7 @@ class FinishedGroup:
             tuple(self.lengths[i] for i in indices),
             tuple(self.truncated[i] for i in indices),
             {name: tuple(values[i] for i in indices) for name, values in self.parts.items()},
+            tuple(self.replayed[i] for i in indices) if self.replayed else (),
         )
 
 

@@ -253,6 +253,11 @@ class World:
             await asyncio.sleep(0.001)
         return task
 
+    async def payloads(self) -> set[str]:
+        """Names of all stored payloads."""
+        names = await self.store.command("HKEYS", JobKeys("default", self.job_id).payloads)
+        return {name.decode() for name in names}
+
     async def clean(self, ledger: JobLedger) -> dict[str, int]:
         """Audit the ledger; returns its counts."""
         report = await ledger.verify()

@@ -22,7 +22,7 @@ def episode_batch(
 
     `payloads`, one per episode, are read only for the needs `tokens` and `turns`.
     """
-    episodes = [(number, g, e) for number, g in enumerate(groups) for e in g.summaries()]
+    episodes = [(number, g, e) for number, g in enumerate(groups) for e in g.members()]
     read = not NEEDS_PAYLOADS.isdisjoint(needs)
     found = [pb.Trajectory.FromString(unpack(data)) for data in payloads] if read else []
     return EpisodeBatch(
@@ -33,6 +33,7 @@ def episode_batch(
         truncated=np.array([e.truncated for _, _, e in episodes], np.bool_),
         answers=tuple(e.answer for _, _, e in episodes),
         parts=_parts([e for _, _, e in episodes]),
+        replayed=_replayed(groups),
         logprobs=_logprobs(found) if "tokens" in needs else None,
         turns=_turns(found) if "turns" in needs else None,
     )
@@ -60,6 +61,13 @@ def _parts(episodes: Sequence[EpisodeSummary]) -> dict[str, np.ndarray]:
     names = sorted({name for each in episodes for name in each.parts})
     nan = float("nan")
     return {name: np.array([each.parts.get(name, nan) for each in episodes]) for name in names}
+
+
+def _replayed(groups: Sequence[GroupRecord]) -> np.ndarray | None:
+    if not any(group.guests for group in groups):
+        return None
+    flags = [(False,) * len(g.summaries()) + (True,) * len(g.guests) for g in groups]
+    return np.concatenate([np.array(each, np.bool_) for each in flags])
 
 
 def _logprobs(trajectories: Sequence[pb.Trajectory]) -> np.ndarray:

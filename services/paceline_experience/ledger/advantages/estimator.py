@@ -69,7 +69,7 @@ class Estimator:
         """Inside a transaction: what the advantages of a batch are made from."""
         context, memory, observed = await self._context(step)
         read = not NEEDS_PAYLOADS.isdisjoint(self._needs)
-        names = [name for group in groups for name in group.payloads()] if read else []
+        names = [name for group in groups for name in group.member_payloads()] if read else []
         blobs = await payloads.get(names)
         batch = episode_batch(groups, needs=self._needs, payloads=blobs)
         return Inputs(batch, context, memory, observed)
@@ -105,7 +105,7 @@ class Estimator:
         data = await core.store.command("HGET", core.keys.advantages, step)
         if data is None:
             raise IntegrityError(f"the advantages of step {step} are gone from the store")
-        return decoded(data, [e.policy_tokens for group in groups for e in group.summaries()])
+        return decoded(data, [e.policy_tokens for group in groups for e in group.members()])
 
     async def _context(self, step: int) -> tuple[Context, Memory, list[str]]:
         """The context of a step, the memory, and the groups whose outcomes are in the context."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb
 
-from paceline.config.job import EvalSpec
+from paceline.config.evaluation import EvalSpec
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 
 

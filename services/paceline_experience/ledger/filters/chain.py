@@ -99,8 +99,8 @@ def answered(function: Filter, group: FinishedGroup, options: Mapping[str, Any])
 
 
 def finished_group(record: GroupRecord) -> FinishedGroup:
-    """A group with all its finished episodes."""
-    found = record.summaries()
+    """A group with all its finished episodes, and its guests behind them."""
+    found, guests = record.members(), len(record.guests)
     names = sorted({name for each in found for name in each.parts})
     nan = float("nan")
     return FinishedGroup(
@@ -110,6 +110,7 @@ def finished_group(record: GroupRecord) -> FinishedGroup:
         lengths=tuple(e.policy_tokens for e in found),
         truncated=tuple(e.truncated for e in found),
         parts={name: tuple(e.parts.get(name, nan) for e in found) for name in names},
+        replayed=(False,) * (len(found) - guests) + (True,) * guests if guests else (),
     )
 
 

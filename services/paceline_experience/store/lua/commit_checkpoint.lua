@@ -8,7 +8,9 @@ end
 for k = number('durable'), math.min(oldest, step) - 1 do
   local text = redis.call('HGET', BATCHES, k)
   if text then
-    for _, gid in ipairs(cjson.decode(text).groups) do
+    local batch = cjson.decode(text)
+    bump('replayed:durable', batch.stats.replayed or 0)
+    for _, gid in ipairs(batch.groups) do
       local rec = record(gid)
       move_all(rec, 'd')
       bump('groups:durable', 1)

@@ -2,10 +2,11 @@
 -- A script loads records, moves episodes, and calls finish(); nothing is written before that,
 -- so that a refused transition leaves no trace.
 local COUNTS, META, GROUPS, BATCHES, VERSIONS, RESULTS, PROGRESS, RING, METRICS,
-  ADVANTAGES, MEMORY, OUTCOMES, EPOCH = unpack(KEYS)
+  ADVANTAGES, MEMORY, OUTCOMES, REPLAY, EPOCH = unpack(KEYS)
 local records, touched, removed, delta, meta, unfixed, fresh = {}, {}, {}, {}, {}, {}, {}
 local observed = {} -- outcome by group; false: there is none any more
 local trimmed = {} -- groups that have lost episodes, but are kept
+local stored = {} -- text by key of the pool; false: it is evicted
 
 -- Reasons that lie with the task or the episode: another attempt would end the same way.
 local UNUSABLE = {invalid = true, oversized = true}
@@ -72,7 +73,7 @@ local function record(gid)
 end
 
 -- What a group's record says is read by `parse_group` of the ledger. Its fields: seq, position, again,
--- pick, seen, starts, waves, closed, repairs, states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
+-- pick, seen, starts, waves, closed, repairs, guests (JSON text), states (a letter for each episode), attempts, workers, version (pinned, of an eval group), accepted, batch
 -- (step), drains (by episode), has_progress.
 local function create(gid, size, fields)
   fields.id = gid
@@ -126,6 +127,7 @@ local function unfix(step)
   local batch = text and cjson.decode(text) or {}
   if not batch.counted then return end
   for age, episodes in pairs(batch.stats.staleness) do bump('stale:' .. age, -episodes) end
+  bump('replayed', -(batch.stats.replayed or 0))
 end
 
 -- Drops the whole group; episode `only`, if given, for a reason of its own.
@@ -177,6 +179,15 @@ local function extend(rec, count, starts, repaired)
   touched[rec.id] = true
   bump('queued', count)
   bump('admitted', count)
+end
+
+-- Stored episodes join a group, some of them in place of its own.
+local function join(rec, guests, replaced)
+  rec.guests = guests
+  for _, index in ipairs(replaced) do
+    drop_episode(rec, index + 1, 'replaced')
+    trimmed[rec.id] = true
+  end
 end
 
 -- Filters keep only a part of a group: episodes at these indices (from 0) are dropped.
@@ -242,6 +253,9 @@ local function finish(answer)
   end
   for gid, text in pairs(observed) do
     if text then redis.call('HSET', OUTCOMES, gid, text) else redis.call('HDEL', OUTCOMES, gid) end
+  end
+  for key, text in pairs(stored) do
+    if text then redis.call('HSET', REPLAY, key, text) else redis.call('HDEL', REPLAY, key) end
   end
   for name, by in pairs(delta) do
     if by ~= 0 then redis.call('HINCRBY', COUNTS, name, by) end

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.config.job import EvalSpec
+from paceline.config.evaluation import EvalSpec
 from paceline_experience.ledger.evaluation.scores import added, majority, means, pass_at, scores_of
 from paceline_experience.ledger.records import EpisodeSummary, EvalTotals
 

@@ -26,6 +26,8 @@ from paceline.testing.filters import finished_group
 from paceline.types import Assignment, EpisodeProgress
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.ledger import BatchShare, EpisodeKey
+from paceline_experience.ledger.replay.pool import Pool
+from paceline_experience.ledger.state import parse_group, parse_results
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it
 B, S, G = 2, 1, 3
+POOL = {"per_task": 3, "pool_bytes": 4 << 10}  # about six episodes
 WORKERS = st.sampled_from(["w1", "w2"])
 
 
@@ -115,6 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
         waves=st.none() | st.integers(0, 99),
         repair=st.none() | st.integers(0, 99),
         mode=st.sampled_from(["asynchronous", "april", "rollout_wise"]),
+        replay=st.none() | st.integers(0, 99),
     )
     def begin(
         self,
@@ -124,9 +128,11 @@ class LedgerMachine(RuleBasedStateMachine):
         waves: int | None,
         repair: int | None,
         mode: str,
+        replay: int | None,
     ) -> None:
         """Each filter keeps any part of a group, or nothing of it, as its seed says."""
-        self.waves, self.repairs = waves is not None, repair is not None
+        self.waves = waves is not None
+        self.plain = waves is None and repair is None and replay is None
         named = [{"kind": "any_subset", "seed": seed} for seed in filters]
         if repair is not None:
             named.append({"kind": "any_repair", "seed": repair})
@@ -138,7 +144,11 @@ class LedgerMachine(RuleBasedStateMachine):
             "mode": mode,
             "allocator": {"kind": "any_waves", "seed": waves} if self.waves else None,
         }
-        self.world = self.worlds(self.store, experience=experience)
+        if replay is not None:
+            experience["replay"] = {"kind": "any_replay", "seed": replay, **POOL}
+        # Few tasks come again while their episodes are still stored.
+        num_tasks = 1000 if replay is None else 5
+        self.world = self.worlds(self.store, experience=experience, num_tasks=num_tasks)
         marks = Watermarks()  # on another disk than the store's
         self.world.watermarks = lambda: marks
         self.ledger = self.run(self.world.started())
@@ -202,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
         names = {(m.group_id, m.index) for m in samples}
         assert len(names) == len(samples)
         assert len({group for group, _ in names}) == B
-        if not self.waves and not self.repairs:
+        if self.plain:
             kept = {group: self.kept(group) for group, _ in names}
             assert names == {(group, i) for group, indices in kept.items() for i in indices}
         assert self.fixed.setdefault(self.step, names) == names
@@ -321,6 +331,21 @@ class LedgerMachine(RuleBasedStateMachine):
         (memory,) = self.run(self.store.hashes(JobKeys("default", "j1").memory))
         seen = {key: int(count) for key, count in memory.items() if b"/seen" in key}
         assert set(seen.values()) <= {1}, seen
+
+    @invariant()
+    def every_payload_is_needed(self) -> None:
+        """By its own group, a list of what was trained, the pool, or a group it is a guest of."""
+        needed = self.run(self._needed())
+        assert self.run(self.world.payloads()) <= needed
+
+    async def _needed(self) -> set[str]:
+        keys = JobKeys("default", "j1")
+        groups, results, stored = await self.store.hashes(keys.groups, keys.results, keys.replay)
+        found = parse_results(results.keys(), results.values())
+        records = [parse_group(k.decode(), v, results=found) for k, v in groups.items()]
+        listed: list[bytes] = await self.store.command("ZRANGE", keys.ring, 0, -1)
+        own = {name for record in records for name in record.member_payloads()}
+        return own | Pool(stored).payloads | {name.decode() for name in listed}
 
     @invariant()
     def books_balance(self) -> None:

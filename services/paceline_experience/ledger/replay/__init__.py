@@ -1,0 +1,1 @@
+"""Stored episodes that join later groups as guests."""

@@ -1,0 +1,185 @@
+"""Asks a job's replay which episodes to store and which join a group, and plans its pool."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.config import JobSpec
+from paceline.errors import InvalidError
+from paceline.plugins import MAX_GUESTS, Context, Guest, Replay, registry
+from paceline.text import clipped
+from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.filters.chain import finished_group
+from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES
+from paceline_experience.ledger.records import EpisodeSummary
+from paceline_experience.ledger.replay.pool import StoredRecord, world_digest
+from paceline_experience.ledger.state import DROPPED, GroupRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A group as filters see it, with its guests and without what they replace."""
+
+    group: GroupRecord
+    replaced: tuple[int, ...] = ()  # indices of episodes
+
+
+class ReplayStage:
+    """Calls the replay of a job. The pool changes in the scripts that decide on groups."""
+
+    def __init__(self, core: LedgerContext, plugin: Replay) -> None:
+        found = core.spec.experience.replay
+        assert found is not None
+        self._core, self._spec, self._plugin = core, found, plugin
+        self._world = world_digest(core.spec)
+        self._label = f"experience.replay: {found.kind}"
+        self._context = Context(0, core.spec.stop.steps, core.spec.tasks.seed)
+
+    def offer(self, group: GroupRecord) -> Offered:
+        """The group with its guests.
+
+        Raises:
+            InvalidError: the replay has failed.
+        """
+        if group.is_eval:
+            return Offered(group)
+        pool = self._core.state.pool
+        stored = pool.of(group.position, before=group.seq, world=self._world)
+        if not stored:
+            return Offered(group)
+        finished = group.finished()
+        shown = [each.stored() for each in stored]
+        try:
+            answer = self._plugin.offer(finished_group(group), shown, self._now())
+            guests = checked_guests(answer, len(finished), len(stored))
+        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            raise self._failed(error) from error
+        replaced = tuple(sorted(finished[g.replaces] for g in guests if g.replaces is not None))
+        states = "".join(DROPPED if i in replaced else s for i, s in enumerate(group.states))
+        results = [None if i in replaced else found for i, found in enumerate(group.results)]
+        joined = tuple(stored[guest.stored] for guest in guests)
+        return Offered(replace(group, states=states, results=results, guests=joined), replaced)
+
+    def keep(self, group: GroupRecord) -> tuple[int, ...]:
+        """Indices of the episodes of a decided group that are stored; raises as `offer`."""
+        if group.is_eval:
+            return ()
+        finished = group.finished()
+        try:
+            answer = self._plugin.keep(finished_group(group), self._now())
+            places = checked_places(answer, len(finished))
+        except (Exception, SystemExit) as error:  # the boundary of a plug-in
+            raise self._failed(error) from error
+        return tuple(finished[place] for place in places)
+
+    def changes(self, group: GroupRecord, indices: Sequence[int]) -> dict[str, object]:
+        """Put episodes into the pool; returns what `decide.lua` has to be told at once."""
+        if not indices:
+            return {}
+        state, names = self._core.state, group.payload_names()
+        found = [(index, group.results[index]) for index in indices]
+        change, lost = state.pool.put(
+            (
+                self._record(group, index, result, names[index])
+                for index, result in found
+                if result is not None
+            ),
+            per_task=self._spec.per_task,
+            max_bytes=self._spec.pool_bytes,
+        )
+        state.unpinned |= lost
+        return {"stored": change.stored, "evicted": change.evicted}
+
+    async def clear(self) -> None:
+        """Inside a transaction: forget everything; the job is over."""
+        state = self._core.state
+        if len(state.pool):
+            change, lost = state.pool.clear()
+            state.unpinned |= lost
+            await self._core.decide([{"stored": {}, "evicted": change.evicted}])
+
+    async def unused(self, names: Iterable[str]) -> list[str]:
+        """Which of these payloads nobody needs, and of those that were let go before."""
+        state = self._core.state
+        free = [name for name in names if not state.pinned(name)]
+        let_go = {name for name in state.unpinned if not state.pinned(name)}
+        state.unpinned = set()
+        let_go = {name for name in let_go if not state.owns(name)}.difference(free)
+        if let_go:
+            ordered = sorted(let_go)
+            ring = self._core.keys.ring
+            scores = await self._core.store.command("ZMSCORE", ring, *ordered)
+            free += [n for n, score in zip(ordered, scores, strict=True) if score is None]
+        return free
+
+    def _record(
+        self, group: GroupRecord, index: int, result: EpisodeSummary, payload: str
+    ) -> StoredRecord:
+        return StoredRecord(
+            task=group.position,
+            seq=group.seq,
+            index=index,
+            step=self._core.state.step,
+            payload=payload,
+            world=self._world,
+            result=replace(result, turns=()),
+        )
+
+    def _now(self) -> Context:
+        return replace(self._context, step=self._core.state.step)
+
+    def _failed(self, error: BaseException) -> InvalidError:
+        text = f"{self._label}: {type(error).__name__}: {error}"
+        return InvalidError(clipped(text, MAX_PROBLEM_BYTES))
+
+
+def replay_stage(core: LedgerContext) -> ReplayStage | None:
+    """The stage of a job with a replay."""
+    plugin = make_replay(core.spec)
+    return None if plugin is None else ReplayStage(core, plugin)
+
+
+def make_replay(spec: JobSpec) -> Replay | None:
+    """The replay of a job, if it has one."""
+    found = spec.experience.replay
+    return None if found is None else registry.find("replays", found.kind)(**found.options)
+
+
+def checked_places(answer: Any, size: int) -> tuple[int, ...]:
+    """Places of episodes of a group of this size, ascending.
+
+    Raises:
+        TypeError: one is not an integer.
+        ValueError: they are not ascending, or out of range.
+    """
+    found = tuple(operator.index(place) for place in answer)
+    if list(found) != sorted({*found}) or not all(0 <= place < size for place in found):
+        raise ValueError(f"places {list(found)} of {size} episodes; ascending ones are due")
+    return found
+
+
+def checked_guests(answer: Any, size: int, num_stored: int) -> tuple[Guest, ...]:
+    """Guests of a group of this size, from so many stored episodes.
+
+    Raises:
+        TypeError: one is no `Guest`.
+        ValueError: one joins or is replaced twice, is out of range, or nothing of the group stays.
+    """
+    found = tuple(answer)
+    for each in found:
+        if not isinstance(each, Guest):
+            raise TypeError(f"a guest of type {type(each).__name__}; Guest is needed")
+    joins = [operator.index(each.stored) for each in found]
+    leaves = [operator.index(each.replaces) for each in found if each.replaces is not None]
+    for places, below in ((joins, num_stored), (leaves, size)):
+        if len({*places}) < len(places) or not all(0 <= place < below for place in places):
+            raise ValueError(f"places {places} of {below}; each once, from 0 to {below - 1}")
+    if len(found) > MAX_GUESTS or len(leaves) >= size:
+        raise ValueError(
+            f"{len(found)} guests that replace {len(leaves)} of {size} episodes; at most "
+            f"{MAX_GUESTS} may join, and one of the group must stay"
+        )
+    return found
