@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from paceline.plugins import EnvironmentPlugin, Keep, ProgramLimits, ProgramOutcome, registry
+from paceline.plugins import (
+    EnvironmentPlugin,
+    Guest,
+    Keep,
+    ProgramLimits,
+    ProgramOutcome,
+    Stored,
+    registry,
+)
 from paceline.sandbox import landlock
 from paceline.sandbox.sandbox import Sandbox
 from paceline.testing import (
@@ -18,6 +26,7 @@ from paceline.testing import (
     allocators,
     environments,
     filters,
+    replays,
     rewards,
     samplers,
     slots,
@@ -191,6 +200,42 @@ def test_a_transform_that_adds_a_word() -> None:
     assert {each.text for each in found} == {"So: " + transforms.QUESTION}
 
 
+def test_every_built_in_replay_is_tried() -> None:
+    assert built_in("replays") == ["dart_pool", "experience_replay"]
+
+
+def test_the_pool_of_dart() -> None:
+    """The newest stored success joins a group that has none, in place of its first failure."""
+    newest = [Stored(1.0, 3), Stored(0.75, 9)]
+    replays.fulfils_the_contract(
+        "dart_pool",
+        keeps=[((0.0, 1.0, 0.5, 0.75), (1, 3)), ((0.0,), ())],
+        offers=[
+            ((0.0,) * 8, newest, [Guest(1, replaces=0)]),
+            ((0.0, 1.0), newest, []),
+            ((0.0,), newest, [Guest(1)]),
+        ],
+    )
+
+
+def test_plain_replay() -> None:
+    """Two join six, so that they are a quarter; those that are older than 16 steps do not."""
+    pool = [Stored(0.0, step) for step in (1, 24, 30, 38)]
+    replays.fulfils_the_contract(
+        "experience_replay",
+        {"share": 0.25},
+        keeps=[((0.0, 1.0), (0, 1))],
+        offers=[
+            ((0.0,) * 6, pool, [Guest(2), Guest(3)]),
+            ((0.0,) * 30, pool, [*map(Guest, (1, 2, 3))]),
+        ],
+    )
+
+
+def test_a_replay_of_anything() -> None:
+    replays.fulfils_the_contract("any_replay", {"seed": 5})
+
+
 ADVANTAGE_OPTIONS: dict[str, dict[str, Any]] = {
     "outcome_exploration": {"coef": 0.1},
     "fapo": {"flaw": "second"},
@@ -328,6 +373,8 @@ class SlotSuite:
             "rewound to its first state, it yields another order|continues with other tasks",
         ),
         (allocators, "any_waves", {"options": {"deed": "crowd"}}, "a wave of 600 episodes; 1 to"),
+        (replays, "any_replay", {"options": {"deed": "crowd"}}, "nothing stays of a group of 1"),
+        (replays, "any_replay", {"options": {"deed": "number"}}, "what joins a group is 0; expec"),
         (allocators, "any_waves", {"options": {"deed": "orphan"}}, "parent 99 has not finished"),
         (transforms, "faulty", {"options": {"deed": "other"}}, "the result is Observation"),
         (transforms, "faulty", {"options": {"deed": "large"}}, "more than 1024 bytes"),

@@ -91,6 +91,50 @@ def test_waves_and_recalls_survive_kills(
         assert all(place >= branch for place in policy_tokens(child))
 
 
+def test_guests_survive_kills(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], until: Callable[..., None]
+) -> None:
+    """Groups without a success get a stored one; what trains it and what keeps it are killed."""
+    job = tiny_job(
+        name="guests",
+        stop={"steps": 20},
+        tasks={"environment": "marking", "options": {"turns": 1}},
+        reward=[{"kind": "environment"}],
+        experience={
+            "batch_groups": 2,
+            "group_size": 3,
+            "max_staleness": 1,
+            "filters": [],
+            "lease_s": 3.0,
+            "sampler": {"kind": "weakest", "width": 3},
+            "replay": {"kind": "dart_pool", "per_task": 2},
+        },
+        trainer={"optimizer": {"lr": 1e-4}, "checkpoint": {"every": 3}},
+    )
+    with platform.client() as client:
+        job_id = client.submit(job).status.job_id
+
+        def replayed(least: int) -> bool:
+            with suppress(UnavailableError):
+                return client.verify(job_id).counts.get("replayed", 0) >= least
+            return False
+
+        for number, kind in enumerate(("experience", "trainer", "experience", "environment")):
+            until(lambda least=1 + number: replayed(least), f"no guest before {kind}", 300)
+            victim = platform.pid_of(kind if kind != "trainer" else f"trainer-{job_id}")
+            psutil.Process(victim).kill()
+            until(lambda pid=victim: not psutil.pid_exists(pid), f"{kind} lives on")
+        status = client.wait(job_id, timeout_s=400).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        report = client.verify(job_id)
+        rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
+    assert report.ok, report.problems
+    assert {row.values["batch_episodes"] + row.values["replayed"] for row in rows} == {6}
+    guests = {row.step: row.values["replayed"] for row in rows}
+    assert report.counts["replayed"] == report.dropped["replaced"] == sum(guests.values()) > 0
+    assert max(row.values["replayed_age_mean"] for row in rows) >= 1.0
+
+
 def test_redundant_episodes_fill_single_slots(
     platform: Any, tiny_job: Callable[..., dict[str, Any]]
 ) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import load_job
-from paceline.plugins import Engine, TrackedRun
+from paceline.plugins import Engine, Guest, Stored, TrackedRun
 from paceline.testing import (
     advantages,
     engine_contract,
     environments,
     filters,
+    replays,
     rewards,
     samplers,
     slots,
@@ -46,6 +47,15 @@ def test_filter() -> None:
     partly = filters.finished_group([0.0, 1.0, 0.0], truncated=[False, True, False])
     filters.fulfils_the_contract(
         "solved", keeps=[(0.0, 1.0)], drops=[(1.0, 1.0), cut_off], picks=[(partly, (0, 2))]
+    )
+
+
+def test_replay() -> None:
+    pool = [Stored(1.0, 3), Stored(1.0, 7), Stored(0.5, 9)]
+    replays.fulfils_the_contract(
+        "best",
+        keeps=[((0.5, 1.0, 1.0), (1,))],
+        offers=[((0.0, 0.5), pool, [Guest(1)]), ((0.0, 1.0), pool, [])],
     )
 
 

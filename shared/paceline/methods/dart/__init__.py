@@ -2,8 +2,9 @@
 
 Single episodes are scheduled instead of batches of them: tasks that were never tried and then the
 weakest come first, those that mostly succeed get fewer episodes, and none is much longer than a
-success before. Groups are trimmed with both kinds of outcome in them, and only turns of high
-entropy train. `dart_trim` trims by weights, which leaves the baseline to the whole group.
+success before. A group without a success gets a stored one of its task. Groups are trimmed with
+both kinds of outcome in them, and only turns of high entropy train. `dart_trim` trims by weights,
+which leaves the baseline to the whole group.
 """
 
 from paceline.plugins import Method
