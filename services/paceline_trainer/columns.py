@@ -16,6 +16,7 @@ from paceline.v1 import types_pb2
 TOKEN_BITS = 24  # of a key; the rest is the row
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Columns:
     temperatures: Floats  # per sequence, as is `weights`
     weights: Floats
     rows: Ints  # per sequence: its position in the batch, over all ranks
+    replaced: Bools  # per sequence: another prompt than the one that its tokens were sampled after
 
     @property
     def keys(self) -> Ints:
@@ -120,6 +122,7 @@ class _ColumnBuilder:
         self.temperatures: list[float] = []
         self.weights: list[float] = []
         self.rows: list[int] = []
+        self.replaced: list[bool] = []
 
     def add(self, sample: pb.TrainSample) -> None:
         positions: list[int] = []
@@ -152,6 +155,7 @@ class _ColumnBuilder:
         # Proto3 cannot tell an unset weight from 0; to exclude a sample, it is `masked`.
         self.weights.append(sample.weight or 1.0)
         self.rows.append(sample.row)
+        self.replaced.append(sample.original_prompt)
 
     def build(self) -> Columns:
         return Columns(
@@ -165,4 +169,5 @@ class _ColumnBuilder:
             temperatures=np.array(self.temperatures, np.float32),
             weights=np.array(self.weights, np.float32),
             rows=np.array(self.rows, np.int64),
+            replaced=np.array(self.replaced, np.bool_),
         )

@@ -183,6 +183,7 @@ def test_an_allocator_with_waves_and_a_memory() -> None:
     allocators.fulfils_the_contract("any_waves", {"seed": 3})
     sizes = [(lambda task, index: 0.0, 6), (lambda task, index: 1.0, 2)]  # pyright: ignore
     allocators.fulfils_the_contract("depth", sizes=sizes)
+    allocators.fulfils_the_contract("seeding", sizes=[(lambda task, index: 0.0, 8)])  # pyright: ignore
 
 
 SEEDED = transforms.context(

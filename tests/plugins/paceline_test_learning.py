@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.methods.xrpo.corpus import remembered, seeded
 from paceline.plugins import Context, GroupOutcome, Limits, OpenGroup, Pick, Start
 from paceline_experience.ledger.task_cursor import stable_seed
 
@@ -132,3 +133,33 @@ class Depth:
     def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
         del context
         return {str(each.task): True for each in outcomes if 1.0 in each.rewards}
+
+
+class Seeding:
+    """Tasks that nobody has solved get a second wave, which sees solved examples (as XRPO)."""
+
+    def __init__(self, *, group_size: int, success: float = 0.5, far: bool = False) -> None:
+        self._size, self._success, self._far = group_size, success, far
+        self._memory: Mapping[str, Any] = {}
+
+    def start(self, pick: Pick, context: Context) -> list[Start]:
+        del pick, context
+        return [Start()] * self._size
+
+    def more(self, group: OpenGroup, context: Context) -> list[Start]:
+        del context
+        if group.waves > 1 or max(group.rewards) > self._success:
+            return []
+        if self._far:
+            return [Start("seeded", tasks=(10**9,))]
+        return list(seeded(self._memory, self._size))
+
+    def enough(self, group: OpenGroup) -> bool:
+        del group
+        return False
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self._memory = memory
+
+    def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
+        return remembered(context.memory, outcomes, success=self._success)

@@ -144,6 +144,7 @@ def train_samples(
             weight=weight or 1.0,
             trace=trace,
             row=row,
+            original_prompt=whole.original_prompt,
         )
         end = start + len(whole.logprobs)
         own = advantages if len(advantages) == 1 else advantages[start + skip : end]

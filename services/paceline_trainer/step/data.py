@@ -48,6 +48,7 @@ class PolicyTokens:
     weights: Tensor | None  # None: all one
     keys: Tensor  # see `Columns.keys`
     select: Ints  # indices of the policy tokens in the columns
+    replaced: Tensor | None = None  # bool, see `Columns.replaced`; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,7 @@ def policy_tokens(columns: Columns, rows: Ints, device: torch.device) -> PolicyT
         weights=_weights(columns.weights[rows], sequences, device),
         keys=_tensor(columns.keys[select], device),
         select=select,
+        replaced=_any(columns.replaced[rows], sequences, device),
     )
 
 
@@ -242,6 +244,10 @@ def _uniform(temperatures: np.ndarray, sequences: Ints, device: torch.device) ->
     if (temperatures == temperatures[0]).all():
         return float(temperatures[0])
     return _tensor(temperatures[sequences], device)
+
+
+def _any(flags: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | None:
+    return _tensor(flags[sequences], device) if flags.any() else None
 
 
 def _weights(weights: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | None:

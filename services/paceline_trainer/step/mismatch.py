@@ -170,8 +170,11 @@ def _first_versions(data: Columns) -> Ints:
 
 
 def choose(data: Columns, version: int, *, limit: int, budget: int) -> tuple[Ints, Ints]:
-    """The sequences that begin with a version's longest runs, and the lengths of these runs."""
-    rows = np.flatnonzero(_first_versions(data) == version)
+    """The sequences that begin with a version's longest runs, and the lengths of these runs.
+
+    Those whose prompt was replaced tell nothing about the engine.
+    """
+    rows = np.flatnonzero((_first_versions(data) == version) & ~data.replaced)
     if not len(rows):
         return rows, rows
     starts, counts = data.policy_starts[rows], data.policy_counts[rows]

@@ -60,6 +60,7 @@ class StepTokens:
             ages=_chosen(self.ages, own),
             weights=own.weights,
             keys=own.keys,
+            replaced=own.replaced,
             reference=_chosen(self.reference, own),
             entropy=scores.entropy,
             temperature=own.temperature,

@@ -87,6 +87,10 @@ def shown(episode: Trajectory, tokenizer: Tokenizer, number: int) -> Text:
     score, timing = episode.score, episode.timing
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
     detail = f"; {score.detail}" if score.detail else ""
+    if variant := episode.provenance.prompt_variant:
+        replaced = any(each.original_prompt for each in episode.transcripts)
+        note = ", shown with the task's own prompt" if replaced else ""
+        text.append(f"  variant {variant}{note}\n", "dim")
     text.append(f"  reward {score.reward:g}", "bold")
     text.append(f" ({parts}{detail})\n")
     text.append(

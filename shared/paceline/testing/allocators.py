@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.plugins import (
+    MAX_NAMED_TASKS,
     MAX_PICK_BYTES,
     MAX_WAVE,
     MAX_WAVES,
@@ -127,6 +128,9 @@ def _check(starts: Sequence[Any], finished: Mapping[int, FinishedEpisode], *, le
         if start.parent is not None:
             expect(start.parent[0] in finished, f"parent {start.parent[0]} has not finished")
             expect(0 < start.parent[1] <= 3 + LENGTH, f"{start.parent[1]} tokens of a parent")
+    named = {task for start in starts for task in start.tasks}
+    expect(len(named) <= MAX_NAMED_TASKS, f"more than {MAX_NAMED_TASKS} other tasks")
+    expect(all(0 <= task < TASKS for task in named), "a start names tasks that there are not")
 
 
 def _taught(allocator: Learns, groups: Sequence[OpenGroup], context: Context) -> dict[str, Any]:

@@ -799,6 +799,7 @@ class TrainSample(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     ROW_FIELD_NUMBER: _builtins.int
+    ORIGINAL_PROMPT_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     index: _builtins.int
     reward: _builtins.float
@@ -811,6 +812,8 @@ class TrainSample(_message.Message):
     """W3C traceparent; empty: not sampled"""
     row: _builtins.int
     """position in the batch, over all ranks"""
+    original_prompt: _builtins.bool
+    """log-probs are those under another prompt"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -844,10 +847,11 @@ class TrainSample(_message.Message):
         weight: _builtins.float = ...,
         trace: _builtins.str = ...,
         row: _builtins.int = ...,
+        original_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "group_id", b"group_id", "index", b"index", "logprobs", b"logprobs", "masked", b"masked", "reward", b"reward", "row", b"row", "spans", b"spans", "temperature", b"temperature", "tokens", b"tokens", "trace", b"trace", "truncated", b"truncated", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advantages", b"advantages", "group_id", b"group_id", "index", b"index", "logprobs", b"logprobs", "masked", b"masked", "original_prompt", b"original_prompt", "reward", b"reward", "row", b"row", "spans", b"spans", "temperature", b"temperature", "tokens", b"tokens", "trace", b"trace", "truncated", b"truncated", "versions", b"versions", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

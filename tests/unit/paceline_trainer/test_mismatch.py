@@ -186,6 +186,7 @@ def table(runs: list[list[int]]) -> Columns:
         temperatures=np.ones(len(runs), np.float32),
         weights=np.ones(len(runs), np.float32),
         rows=np.arange(len(runs)),
+        replaced=np.zeros(len(runs), np.bool_),
     )
 
 

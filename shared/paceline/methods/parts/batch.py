@@ -47,6 +47,8 @@ class TokenBatch:
     correction: Tensor | None = None  # product of the corrections, for regularisers
     temperature: Tensor | float = 1.0
     ages: Tensor | None = None  # int64 [N], steps between the version that sampled and this step
+    replaced: Tensor | None = None  # bool [N], tokens under the task's own prompt that were sampled
+    # under a variant of it, so `behaviour` is that of another context; None: none
     of_logits: Tensor | None = None  # what the slot's own function of logits returned
     step: int = 0  # optimiser steps before this one
     total_steps: int = 1

@@ -8,14 +8,27 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.config import parse_job
 from paceline.config.named import problems
 from paceline.enums import Purpose, ScoreStatus
 from paceline.methods.prompt_augmentation.templates import BEGUN, FREE, TAGGED, TEMPLATES
 from paceline.methods.prompt_augmentation.transform import prompt_augmentation
+from paceline.methods.xrpo.corpus import remembered
+from paceline.methods.xrpo.corpus import seeded as seeded_wave
 from paceline.methods.xrpo.transform import xrpo_seeds
-from paceline.plugins import Message, Observation, RewardInput, Variant
+from paceline.plugins import (
+    MAX_NAMED_TASKS,
+    MAX_PICK_BYTES,
+    GroupOutcome,
+    Message,
+    Observation,
+    RewardInput,
+    Start,
+    Variant,
+)
 from paceline.rewards.template import template_answer, template_format
 from paceline.testing.transforms import context, task
 
@@ -180,6 +193,35 @@ def test_seeds_follow_their_options() -> None:
 def test_without_solved_tasks_the_prompt_stays_as_it_is(given: Any, name: str) -> None:
     found = asyncio.run(xrpo_seeds(ASKED, given))
     assert (found.messages, found.text, found.name) == (ASKED.messages, ASKED.text, name)
+
+
+def outcome(number: int, rewards: tuple[float, ...], answers: tuple[str, ...]) -> GroupOutcome:
+    return GroupOutcome(number, rewards, answers)
+
+
+def test_the_corpus_has_the_best_answers_to_the_tasks_that_were_solved_last() -> None:
+    first = [outcome(3, (0.0, 0.7, 1.0), ("1", "2", "3")), outcome(4, (0.5,), ("9",))]
+    memory = remembered({}, first)
+    assert memory == {"solved": [[3, "3"]]}
+    memory = remembered(memory, [outcome(5, (1.0,), ("5",)), outcome(3, (1.0,), ("33",))])
+    assert memory == {"solved": [[5, "5"], [3, "33"]]}
+    (start, again) = seeded_wave(memory, 2)
+    assert start == again == Start("seeded", tasks=(5, 3), meta={"answers": ["5", "33"]})
+    assert seeded_wave({}, 1) == (Start("seeded"),)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.text(max_size=256)), max_size=60))
+def test_a_wave_always_has_room_for_the_corpus(solved: list[tuple[int, str]]) -> None:
+    memory: dict[str, Any] = {}
+    for number, answer in solved:
+        memory = remembered(memory, [outcome(number, (1.0,), (answer,))])
+        memory = json.loads(json.dumps(memory))
+    (start,) = seeded_wave(memory, 1)
+    assert len(start.tasks) == len(start.meta.get("answers", ())) <= MAX_NAMED_TASKS
+    assert len(json.dumps({"variant": start.variant, "meta": dict(start.meta)})) <= MAX_PICK_BYTES
+    newest = [(number, answer) for number, answer in solved if answer][-1:]
+    if newest and len(json.dumps(newest[0][1])) < 700:
+        assert (start.tasks[-1], start.meta["answers"][-1]) == newest[0]
 
 
 def test_a_variant_takes_little_room() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,35 @@ async def test_a_wave_that_was_begun_comes_again_after_its_worker_dies(
     await ledger.release(worker_id="gone")
     again = await ledger.lease(worker_id="w", train=3, evals=0)
     assert [(a.indices, a.starts) for a in again] == [(a.indices, a.starts) for a in lost]
+    await world.clean(ledger)
+
+
+SEEDING: dict[str, Any] = {**DEEP, "allocator": {"kind": "seeding"}, "group_size": 2}
+
+
+async def test_a_start_brings_the_tasks_that_it_names(store: Store, worlds: Worlds) -> None:
+    """Those that were solved before: the first one, after a restart."""
+    world = worlds(store, experience=SEEDING)
+    ledger = await world.started()
+    (first,) = await played(world, ledger, 1.0)
+    await world.trained(ledger, 0)
+    ledger = await world.opened()
+    await played(world, ledger, 0.0)
+    (second,) = await ledger.lease(worker_id="w", train=2, evals=0)
+    assert second.tasks == (first.task,)
+    assert {each.variant for each in second.starts} == {"seeded"}
+    assert {each.tasks for each in second.starts} == {(0,)}
+    assert len(json.loads(second.starts[0].meta)["answers"]) == 1
+    await world.clean(ledger)
+
+
+async def test_a_start_that_names_no_task_fails_its_group(store: Store, worlds: Worlds) -> None:
+    far = {**SEEDING, "allocator": {"kind": "seeding", "far": True}}
+    world = worlds(store, experience=far)
+    ledger = await world.started()
+    await played(world, ledger, 0.0)
+    assert await ledger.lease(worker_id="w", train=1, evals=0) == []
+    assert (await ledger.live()).dropped["invalid"] == 3
     await world.clean(ledger)
 
 
