@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from paceline.errors import UnavailableError
 from paceline.methods.parts.prompts import rewritten
-from paceline.plugins import Observation, TransformContext, Variant
+from paceline.plugins import Observation, RewardInput, TransformContext, Variant
+from paceline.types import Score
 
 CALLS: list[tuple[int, str]] = []  # seed and variant of each call in this process
 
@@ -44,6 +45,12 @@ async def faulty(
     if deed == "empty":
         return Variant()
     return observation
+
+
+def lenient(item: RewardInput) -> Score:
+    """1 for a response that begins with a small digit, which is its answer."""
+    answer = item.response[:1]
+    return Score(float(answer in set("01234")), {}, normalised_answer=answer)
 
 
 class Drifting:

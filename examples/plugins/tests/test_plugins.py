@@ -20,6 +20,7 @@ from paceline.testing import (
     slots,
     topologies,
     trackers,
+    transforms,
 )
 from paceline_example.engine import Metered
 
@@ -35,6 +36,11 @@ def test_environment() -> None:
 
 def test_topology() -> None:
     assert topologies.fulfils_the_contract("stripped").actions == ["word"] * 5
+
+
+def test_transform() -> None:
+    found = transforms.fulfils_the_contract("addressed", {"names": ["Ada", "Alan", "Grace"]})
+    assert {each.name for each in found} == {"Ada", "Alan", "Grace"}
 
 
 def test_reward() -> None:

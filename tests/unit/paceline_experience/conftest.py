@@ -81,6 +81,8 @@ class Numbers:
         return self._size
 
     def __getitem__(self, position: int, /) -> Task:
+        if not 0 <= position < self._size:
+            raise IndexError(position)
         return Task(task_id=f"t{position}", environment="arithmetic", payload="{}", seed=position)
 
 
