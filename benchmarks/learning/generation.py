@@ -1,10 +1,11 @@
-"""What methods of generation save: tokens that a job generates until it reaches a held-out reward.
+"""What methods of generation save: tokens until a held-out reward, or episodes of as many steps.
 
 Each comparison runs the same job with and without a method, with several seeds of training, on one
-installation, one job after another. Tokens are those of training episodes, interpolated between the
-last measurement below the target and the first that reaches it; a job that never does counts with
-all its tokens, and is listed. The interval of the ratio is a percentile bootstrap over pairs of
-seeds.
+installation, one job after another. With a target, tokens are those of training episodes until the
+held-out reward reaches it, interpolated between the last measurement below it and the first that
+reaches it; a job that never does counts with all its tokens, and is listed. Without a target, both
+arms train as many steps, and the episodes that they generate are compared, beside the held-out
+reward at the end. Intervals are percentile bootstraps over pairs of seeds.
 
     .venv/bin/python benchmarks/learning/generation.py --json benchmarks/results/generation.json
 """
@@ -17,6 +18,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline import ROOT, machine
 from recipes import rows, serving
 
+Pairs = list[tuple[float, float]]
 DRAWS, WAIT_S = 10_000, 1200.0
 MIXTURE = {"2-plain": 0.45, "2-carry": 0.1, "3": 0.45}  # solved at the start, learnable, hopeless
 CARRIES = {"split": "heldout", "mixture": {"2-carry": 1.0}}
@@ -41,7 +44,7 @@ class Comparison:
     """A job of `examples/`, changed for both arms, and what the arms add to that."""
 
     job: str
-    target: float  # held-out reward
+    target: float | None  # held-out reward; None: episodes of as many steps are compared
     common: dict[str, Any]
     without: dict[str, Any]
     with_method: dict[str, Any]
@@ -60,6 +63,26 @@ COMPARISONS: dict[str, Comparison] = {
         without={},
         with_method={"experience": {"sampler": {"kind": "vade"}}},
     ),
+    # Tasks come again often enough for their success rates to be known.
+    "dart_number": Comparison(
+        job="arithmetic",
+        target=None,
+        common={
+            "tasks": {"options": {"size": 256}},
+            "eval": {"every": 20, "tasks": 500},
+            "stop": {"steps": 80},
+        },
+        without={},
+        with_method={"experience": {"allocator": {"kind": "dart_rollouts", "slack": 1.5}}},
+    ),
+    # A chain of six sums is rewarded only if all are right, which groups of eight hardly ever see.
+    "second_wave": Comparison(
+        job="chain",
+        target=0.7,
+        common={"experience": {"filters": []}, "eval": {"every": 5}},
+        without={"recipe": [], "experience": {"allocator": None}, "stop": {"steps": 120}},
+        with_method={"stop": {"steps": 60, "eval_reward": 0.7}},
+    ),
 }
 
 
@@ -77,7 +100,8 @@ def main() -> int:
     with serving() as client:
         for name in arguments.only:
             runs = compared(client, name, arguments.seeds, arguments.models)
-            found["comparisons"][name] = {"target": COMPARISONS[name].target} | summary(runs)
+            target = COMPARISONS[name].target
+            found["comparisons"][name] = {"target": target} | summary(runs, target)
             print(name, json.dumps(found["comparisons"][name]), flush=True)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n")
@@ -119,8 +143,8 @@ def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def run(client: Client, job: dict[str, Any], target: float) -> dict[str, Any]:
-    """One job to its end: tokens until the target, and where it ended."""
+def run(client: Client, job: dict[str, Any], target: float | None) -> dict[str, Any]:
+    """One job to its end: tokens until the target, episodes, and where it ended."""
     started = time.perf_counter()
     status = client.wait(client.submit(job).status.job_id, timeout_s=WAIT_S).status
     if status.state is not JobState.SUCCEEDED:
@@ -131,6 +155,7 @@ def run(client: Client, job: dict[str, Any], target: float) -> dict[str, Any]:
     return {
         "tokens": round(tokens),
         "reached": reached,
+        "episodes": ended(client.verify(status.job_id).counts),
         "steps": status.step,
         "reward_first": evals[0],
         "reward_last": evals[-1],
@@ -138,7 +163,12 @@ def run(client: Client, job: dict[str, Any], target: float) -> dict[str, Any]:
     }
 
 
-def tokens_to(history: list[MetricRow], target: float) -> tuple[float, bool]:
+def ended(counts: Mapping[str, int]) -> int:
+    """Episodes that were begun and are over, whatever became of them."""
+    return counts["admitted"] - counts["queued"] - counts["leased"]
+
+
+def tokens_to(history: list[MetricRow], target: float | None) -> tuple[float, bool]:
     """Tokens generated when the held-out reward reached the target, and whether it did."""
     generated = {0: 0.0} | {
         row.step: float(row.values["tokens_generated"])
@@ -147,7 +177,7 @@ def tokens_to(history: list[MetricRow], target: float) -> tuple[float, bool]:
     }
     before = (0.0, 0.0)  # tokens and reward of the last measurement
     for row in history:
-        if row.kind is not Purpose.EVAL:
+        if row.kind is not Purpose.EVAL or target is None:
             continue
         reward, tokens = float(row.values["reward"]), generated[row.step]
         if reward >= target:
@@ -157,31 +187,46 @@ def tokens_to(history: list[MetricRow], target: float) -> tuple[float, bool]:
     return max(generated.values()), False
 
 
-def summary(runs: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def summary(runs: list[dict[str, dict[str, Any]]], target: float | None) -> dict[str, Any]:
     """The ratio of means with its interval, and the runs."""
-    pairs = [(each["with"]["tokens"], each["without"]["tokens"]) for each in runs]
-    low, high = interval(pairs)
-    return {
-        "tokens_ratio": round(ratio(pairs), 3),
-        "tokens_ratio_interval_95": [round(low, 3), round(high, 3)],
-        "tokens_ratio_runs": [round(mine / other, 3) for mine, other in pairs],
-        "not_reached": {
-            arm: sum(not each[arm]["reached"] for each in runs) for arm in ("without", "with")
-        },
-        "runs": runs,
+    what = "episodes" if target is None else "tokens"
+    pairs = pairs_of(runs, what)
+    found: dict[str, Any] = {
+        f"{what}_ratio": round(ratio(pairs), 3),
+        f"{what}_ratio_interval_95": interval(pairs, ratio),
+        f"{what}_ratio_runs": [round(mine / other, 3) for mine, other in pairs],
     }
+    if target is None:
+        rewards = pairs_of(runs, "reward_last")
+        found["reward_difference"] = round(difference(rewards), 4)
+        found["reward_difference_interval_95"] = interval(rewards, difference)
+    else:
+        found["not_reached"] = {
+            arm: sum(not each[arm]["reached"] for each in runs) for arm in ("without", "with")
+        }
+    return found | {"runs": runs}
 
 
-def ratio(pairs: list[tuple[float, float]]) -> float:
+def pairs_of(runs: list[dict[str, dict[str, Any]]], what: str) -> Pairs:
+    """A figure of the run with the method and of the one without, for each seed."""
+    return [(each["with"][what], each["without"][what]) for each in runs]
+
+
+def ratio(pairs: Pairs) -> float:
     """Mean of the first over mean of the second."""
     return statistics.mean(a for a, _ in pairs) / statistics.mean(b for _, b in pairs)
 
 
-def interval(pairs: list[tuple[float, float]], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the ratio, from pairs that are drawn with replacement."""
+def difference(pairs: Pairs) -> float:
+    """Mean of the first minus mean of the second."""
+    return statistics.mean(a - b for a, b in pairs)
+
+
+def interval(pairs: Pairs, of: Callable[[Pairs], float], *, seed: int = 0) -> list[float]:
+    """The 95 % interval of a figure, from pairs that are drawn with replacement."""
     chance = random.Random(seed)
-    found = sorted(ratio(chance.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
-    return found[int(0.025 * DRAWS)], found[int(0.975 * DRAWS) - 1]
+    found = sorted(of(chance.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    return [round(found[int(0.025 * DRAWS)], 4), round(found[int(0.975 * DRAWS) - 1], 4)]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.enums import Purpose
 from paceline.errors import UnavailableError
+from paceline_harness.methods.parts import built_in, marked
 from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -133,6 +135,41 @@ def test_guests_survive_kills(
     guests = {row.step: row.values["replayed"] for row in rows}
     assert report.counts["replayed"] == report.dropped["replaced"] == sum(guests.values()) > 0
     assert max(row.values["replayed_age_mean"] for row in rows) >= 1.0
+
+
+def test_allocators_of_methods_train(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]]
+) -> None:
+    """Two steps of each, with rewards that differ by turn."""
+    options: dict[str, dict[str, Any]] = {
+        "dart_rollouts": {"slack": 1.5},
+        "dars": {"schedule": "hardness_weighted"},
+        "xrpo_planner": {"seeds": 2},
+        # Whatever the rewards are, none is a success.
+        "scope": {"count": 2, "success": 1e9},
+        "rac": {"count": 2, "rounds": 2, "success": 1e9},
+    }
+    assert options.keys() == {*built_in("allocators")} - {"redundancy"}
+
+    def run(kind: str) -> tuple[str, list[float]]:
+        allocator = {"kind": kind, **options[kind]}
+        groups = {"batch_groups": 2, "group_size": 4, "filters": [], "lease_s": 3.0}
+        experience = {**groups, "allocator": allocator}
+        job = marked(tiny_job(name=kind.replace("_", "-"), experience=experience))
+        with platform.client() as client:
+            job_id = client.submit(job | {"stop": {"steps": 2}}).status.job_id
+            status = client.wait(job_id, timeout_s=300).status
+            assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+            report = client.verify(job_id)
+            rows = client.list_metrics(job_id).rows
+        assert report.ok, report.problems
+        return kind, [r.values["batch_episodes"] for r in rows if r.kind is Purpose.TRAIN]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(pool.map(run, options))
+    assert all(len(sizes) == 2 for sizes in found.values())
+    assert found["scope"] == [2 * 6] * 2
+    assert found["rac"] == [2 * 8] * 2
 
 
 def test_redundant_episodes_fill_single_slots(

@@ -1,4 +1,4 @@
-"""DARS: difficulty-adaptive rollout sampling (arXiv 2508.13755; release: ray_dars_trainer).
+"""DARS: difficulty-adaptive rollout sampling (arXiv 2508.13755).
 
 The advantages of a group add up to most at medium accuracy, so hard prompts train too little. A
 second wave of episodes makes up for it. `dars_b` adds breadth: updates of the full batch.

@@ -1,8 +1,8 @@
-"""RaC: recover and correct (arXiv 2509.07953), for agents in environments that can be replayed.
+"""RaC: recover and correct (arXiv 2509.07953).
 
 A failed episode is taken back to its last good state and played on from there, again and again
-until one succeeds. So the end of a long task is practised from states that the policy reaches
-itself, long before it succeeds from the start.
+until one succeeds; its world has to be replayable. So the end of a long task is practised from
+states that the policy reaches itself, long before it succeeds from the start.
 
 In the paper people, who see where a robot went wrong, recover and correct, and their corrections
 are imitated. Here the environment tells where (`paceline.methods.parts.continuation`), and the
