@@ -16,6 +16,7 @@ from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.counts import filter_reason
 from paceline_experience.ledger.filters.chain import FilterChain, finished_group
 from paceline_experience.ledger.filters.decision import GroupDecision
+from paceline_experience.ledger.generation.aborts import Aborts
 from paceline_experience.ledger.generation.allocation import (
     Allocation,
     GroupSizes,
@@ -71,6 +72,7 @@ class Groups:
         self.allocation, self._replay = allocation, replay
         self.sizes = GroupSizes(core.spec.experience.group_size)
         self.losses = Losses()
+        self.aborts = Aborts()
         self._core = core
         self._payloads = payloads
         self._observe = observe
@@ -159,6 +161,7 @@ class Groups:
         gone = {name: g for name, g in before.items() if g and name not in state.groups}
         for group in gone.values():
             self.losses.note(group, None)
+            self.aborts.note(group, None)
         await self._requeue_failed(reports, gone)
         await self.free([name for g in gone.values() for name in g.payloads()])
         finished: dict[str, list[int]] = {}
@@ -246,13 +249,15 @@ class Groups:
             if not group.is_eval:
                 self._core.meter.decided([f.reward for f in group.summaries()])
                 self.sizes.add(len(group.states))
+        ended_early = False
         for group, _ in decided:
             after = state.groups.get(group.group_id)
             if after is None or DROPPED in after.states:
                 self.losses.note(group, after)
+                ended_early |= self.aborts.note(group, after)
         gone = [name for group, _ in decided for name in self._gone(group)]
         await self.free(gone)
-        if gone or len(ended) < len(decided):
+        if gone or ended_early or len(ended) < len(decided):
             self._core.work.fire()
         if any(group.group_id in state.groups for group in ended):
             self._core.ready.fire()
@@ -416,6 +421,7 @@ class Groups:
         await self._core.decide(decisions)
         for group in groups:
             self.losses.note(group, None)
+            self.aborts.note(group, None)
         await self.free(payloads)
         if again:
             await self._requeue_tasks(again)

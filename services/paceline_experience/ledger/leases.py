@@ -383,6 +383,7 @@ class Leases:
         async with self._core.transaction() as state:
             if unless():
                 return 0
+            self._groups.aborts.pop(worker_id)  # it has begun anew, or is gone
             lost = [
                 Report(g.group_id, i, g.attempts[i], Verdict.REQUEUE, "its worker is gone")
                 for g, i in state.leased()

@@ -152,8 +152,8 @@ class JobLedger:
         return self._leases.demand()
 
     def recalled(self, worker_id: str) -> list[EpisodeKey]:
-        """Episodes that a worker is to give back with their progress."""
-        return self._leases.mode.recalled(worker_id)
+        """Episodes that a worker is to give back with their progress, or to abort (no reason)."""
+        return [*self._leases.mode.recalled(worker_id), *self._groups.aborts.pop(worker_id)]
 
     def held(self, worker_id: str) -> int:
         """Number of episodes of this job that a worker has on lease."""

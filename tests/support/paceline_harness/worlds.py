@@ -6,12 +6,17 @@ Tests find them by the names in `tests/plugins`, where a distribution installs t
 from __future__ import annotations
 
 import asyncio
+import math
+import random
+import zlib
 from dataclasses import replace
 from typing import Any
 
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.plugins import EnvironmentPlugin, Message, Observation, StepResult, TaskSource
 from paceline.types import Task
+
+_SPREAD = 0.5  # of the logarithm of a slow call's duration
 
 
 class Talking:
@@ -64,6 +69,38 @@ class Marking(Talking):
         return replace(await super().step(action), reward=float(right))
 
 
+class Desk(Talking):
+    """Slow calls, and an agent that decides when it is done: after its first action at random.
+
+    The number of turns is lognormal around `median`, at most `turns`; a call takes `call_s` on
+    average. Both depend on what was said, so episodes of a group differ.
+    """
+
+    def __init__(
+        self,
+        *,
+        turns: int = 30,
+        median: float = 3.0,
+        spread: float = 1.0,
+        call_s: float = 0.4,
+        **options: Any,
+    ) -> None:
+        super().__init__(turns=turns, **options)
+        self._most, self._median, self._spread = turns, median, spread
+        self._call_s = call_s
+
+    async def step(self, action: str) -> StepResult:
+        """The next question, after a while."""
+        chance = random.Random(zlib.crc32(action.encode()))
+        if not self._heard:
+            drawn = self._median * math.exp(self._spread * chance.gauss(0.0, 1.0))
+            self._turns = min(max(round(drawn), 1), self._most)
+        await asyncio.sleep(
+            self._call_s * math.exp(_SPREAD * chance.gauss(0.0, 1.0) - _SPREAD**2 / 2)
+        )
+        return await super().step(action)
+
+
 def quiz_tasks(*, seed: int, turns: int = 3, pause_s: float = 0.0, **options: Any) -> TaskSource:
     """Sums for `Quiz`; the number of turns does not affect them."""
     del turns, pause_s
@@ -104,3 +141,4 @@ def _plugin(world: str, tasks: str = "talking_tasks") -> EnvironmentPlugin:
 TALKING, HANGING, CRASHING = _plugin("Talking"), _plugin("Hanging"), _plugin("Crashing")
 MARKING = _plugin("Marking")
 QUIZ = _plugin("Quiz", "quiz_tasks")
+DESK = _plugin("Desk")

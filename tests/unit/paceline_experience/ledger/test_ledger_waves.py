@@ -128,6 +128,9 @@ async def test_redundancy_keeps_the_first_to_finish_and_aborts_the_rest(
     await ledger.submit([world.made(slow, 1, reward=0.0)])
     live = await ledger.live()
     assert (live.ready_groups, live.dropped) == (1, {"surplus": 2})
+    told = [(key.index, key.attempt, key.reason) for key in ledger.recalled("w")]
+    assert told == [(0, 1, None), (2, 1, None)]  # at once, not at the next renewal
+    assert ledger.recalled("w") == []
     outcomes = await ledger.submit([world.made(slow, 0, reward=1.0)])
     assert outcomes == ["dropped"]
     share = await world.trained(ledger, 0)
