@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -303,6 +304,19 @@ class TestScope:
         assert parents(found) == [(3, 30), (2, 20), (1, 10), (3, 30), (2, 20)]
 
 
+def continued_chains(chance: random.Random, known: OpenGroup, starts: Sequence[Start]) -> OpenGroup:
+    """The group after these starts: each plays six sums until one is wrong."""
+    episodes = list(known.episodes)
+    for start in starts:
+        right = start.parent[1] // 10 if start.parent else 0
+        while right < 6 and chance.random() < 0.3:
+            right += 1
+        shown = turns(*[0.0] * min(right + 1, 6))
+        done = FinishedEpisode(len(episodes), start, float(right == 6), turns=shown)
+        episodes.append(done)
+    return replace(known, episodes=tuple(episodes))
+
+
 class TestRac:
     def test_recoveries_of_recoveries(self) -> None:
         """A chain that ends at its first error: each round comes further."""
@@ -313,6 +327,22 @@ class TestRac:
         assert parents(rac.more(of(*known, waves=2), AT)) == [(3, 40), (3, 40)]
         assert not rac.more(of(*known, episode(4, reward=1.0), waves=3), AT)
         assert not rac.more(of(*known, waves=4), AT)
+
+    def test_a_chain_of_which_no_group_is_rewarded(self) -> None:
+        """Six sums in a row, each right with 0.3: a group of eight has a success in 0.6 %."""
+        chance = random.Random(0)
+        rac = Rac(group_size=8, count=4, rounds=7, share=1.0)
+        at_first = in_the_end = 0
+        for _ in range(100):
+            known, starts = of(), rac.start(PICK, AT)
+            while starts:
+                known = continued_chains(chance, known, starts)
+                at_first += known.waves == 1 and any(known.rewards)
+                starts = rac.more(known, AT)
+                known = replace(known, waves=known.waves + 1)
+            in_the_end += any(known.rewards)
+        assert at_first < 5
+        assert in_the_end > 80
 
     def test_until_enough_have_succeeded(self) -> None:
         rac = Rac(group_size=2, wanted=2, parents=2, count=3)
