@@ -1,6 +1,9 @@
 """Throughput of the modes of `experience.mode` beside what each can reach at best.
 
     .venv/bin/python benchmarks/modes.py --slots 64 --json benchmarks/results/modes.json
+    .venv/bin/python benchmarks/modes.py --dart --json benchmarks/results/dart.json
+
+`--dart` measures DART's three ratios instead (`generation/dart.py`).
 
 A step trains 256 episodes, 32 groups of 8. Lengths of answers are lognormal with p99/p50 = 8 and
 cut at the p99, as by `max_tokens`. Engines decode at a fixed rate in 16, 64 or 256 slots, and a
@@ -36,6 +39,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from generation import dart
 from generation.ideal import Ideal, Rules
 from generation.measure import Measured, Setting, measure
 from pipeline import machine
@@ -86,7 +90,6 @@ class Scale:
     episode_s: float  # mean time of an answer
     steps: int
     barrier_steps: int
-    first: int = 2
 
     @property
     def ideal_s(self) -> float:
@@ -100,9 +103,9 @@ class Scale:
 
 
 SCALES = {
-    16: Scale(16, 0.3, steps=9, barrier_steps=6),
-    64: Scale(64, 1.0, steps=11, barrier_steps=7),
-    256: Scale(256, 3.0, steps=12, barrier_steps=5),
+    16: Scale(16, 0.4, steps=7, barrier_steps=4),
+    64: Scale(64, 1.0, steps=9, barrier_steps=5),
+    256: Scale(256, 6.0, steps=8, barrier_steps=3),
 }
 
 
@@ -151,15 +154,19 @@ def setting(scale: Scale, mode: Mode, train_s: float) -> Setting:
         "trainer": {"checkpoint": {"every": 1000}},
         "stop": {"steps": 1000},
     }
-    steps = scale.barrier_steps if mode.barrier else scale.steps
     return Setting(
         job=job,
         workers=WORKERS,
         environments=scale.slots * 5 // 4,
         train_s=train_s,
-        steps=steps,
-        first=scale.first,
+        steps=scale.barrier_steps if mode.barrier else scale.steps,
+        first=first_step(mode),
     )
+
+
+def first_step(mode: Mode) -> int:
+    """Steps before the measurement: with a barrier all are alike, else the first ones wait."""
+    return 1 if mode.barrier else 2
 
 
 def bound(scale: Scale, mode: Mode, train_s: float, steps: int) -> float:
@@ -173,7 +180,7 @@ def bound(scale: Scale, mode: Mode, train_s: float, steps: int) -> float:
         **mode.rules,
     )
     rate = scale.rate
-    return Ideal(rules, lambda n, i: tokens(n, i) / rate).run(steps).step_s(scale.first - 1)
+    return Ideal(rules, lambda n, i: tokens(n, i) / rate).run(steps).step_s(first_step(mode) - 1)
 
 
 def row(name: str, scale: Scale) -> dict[str, Any]:
@@ -204,13 +211,13 @@ def row(name: str, scale: Scale) -> dict[str, Any]:
         "cpu_cores": measured.cpu_s / measured.seconds,
         "load": [before, os.getloadavg()[0]],
     }
-    found |= lengths(measured, scale)
+    found |= lengths(measured, first_step(mode))
     return {key: round(v, 3) if isinstance(v, float) else v for key, v in found.items()}
 
 
-def lengths(measured: Measured, scale: Scale) -> dict[str, Any]:
+def lengths(measured: Measured, first: int) -> dict[str, Any]:
     """What was continued, discarded and trained, by the history of the measured steps."""
-    rows = measured.rows[scale.first :]
+    rows = measured.rows[first:]
     mean: Callable[[str], float] = lambda key: statistics.fmean(each[key] for each in rows)  # noqa: E731
     finished = sum(_lost(each, "dropped") for each in rows)
     aborted = sum(_lost(each, "aborted") for each in rows)
@@ -252,16 +259,24 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--slots", type=int, nargs="*", choices=list(SCALES), default=list(SCALES))
     parser.add_argument("--modes", nargs="*", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--dart", action="store_true", help="DART's three ratios instead")
     arguments = parser.parse_args()
+    if arguments.dart:
+        _write(arguments.json, dart.run())
+        return 0
     rows: list[dict[str, Any]] = []
     for slots in arguments.slots:
         for name in arguments.modes:
             rows.append(row(name, SCALES[slots]))
             print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
-        content = {"machine": machine(), "rows": merged(arguments.json, rows)}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        _write(arguments.json, {"rows": merged(arguments.json, rows)})
     return 0
+
+
+def _write(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps({"machine": machine()} | content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

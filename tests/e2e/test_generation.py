@@ -17,8 +17,9 @@ from paceline_harness.methods.parts import built_in, marked
 from paceline_harness.processes import goes_on
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-STEPS = 15
-VICTIMS = ("environment", "experience", "rollout", "trainer")
+STEPS = 18
+TURNS = 3
+VICTIMS = ("environment", "experience", "rollout", "reward", "trainer")
 WAVES: dict[str, Any] = {
     "batch_groups": 2,
     "group_size": 3,
@@ -44,7 +45,8 @@ def test_waves_and_recalls_survive_kills(
     job = tiny_job(
         name="waves",
         stop={"steps": STEPS},
-        tasks={"environment": "quiz", "options": {"turns": 3, "pause_s": 0.05}},
+        tasks={"environment": "quiz", "options": {"turns": TURNS, "pause_s": 0.05}},
+        reward=[{"kind": "environment"}],  # one for each turn
         experience={**WAVES, "mode": "april", "filters": [{"kind": "any_repair", "seed": 3}]},
     )
     with platform.client() as client:
@@ -83,6 +85,8 @@ def test_waves_and_recalls_survive_kills(
     assert children
     by_name = {(each["group_id"], each["index"]): each for each in lines}
     assert len(by_name) == len(lines)  # nothing is trained twice
+    whole = [each for each in lines if not each["truncated"]]
+    assert {each["score"]["reward"] for each in whole} == {float(TURNS)}  # no false zero
     for child in children:
         (transcript,) = child["transcripts"]
         parent = by_name.get((child["group_id"], transcript["parent"]))

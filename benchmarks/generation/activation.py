@@ -1,6 +1,6 @@
 """Cost of a new version for an engine: during its transfer, and during the swap.
 
-`python benchmarks/activation.py [--json PATH] [--rounds N] [--swaps N]`
+`python benchmarks/generation/activation.py [--json PATH] [--rounds N] [--swaps N]`
 
 One thread of the torch engine generates continuously. `transfer`: tokens per second while
 SmolLM2-135M arrives from a server in another process at a capped rate, and while it is then
