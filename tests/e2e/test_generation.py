@@ -137,7 +137,8 @@ def test_guests_survive_kills(
     assert report.ok, report.problems
     assert {row.values["batch_episodes"] + row.values["replayed"] for row in rows} == {6}
     guests = {row.step: row.values["replayed"] for row in rows}
-    assert report.counts["replayed"] == report.dropped["replaced"] == sum(guests.values()) > 0
+    assert report.counts["replayed"] == sum(guests.values()) > 0
+    assert report.dropped["replaced"] >= report.counts["replayed"]  # not all groups are trained
     assert max(row.values["replayed_age_mean"] for row in rows) >= 1.0
 
 
