@@ -12,9 +12,10 @@ from pydantic import Field
 from paceline.errors import InvalidError
 from paceline.methods.parts.student_t import quantile
 from paceline.methods.parts.waves import Waves, solved
+from paceline.methods.xrpo.corpus import remembered, seeded
+from paceline.methods.xrpo.transform import SEEDED
 from paceline.plugins import MAX_WAVE, MAX_WAVES, Context, GroupOutcome, OpenGroup, Start
 
-SEEDED = "seeded"  # variant of episodes that see solved examples
 _PRICE = "price"  # key of the memory
 _CHEAPEST, _DEAREST = 1e-6, 1e3
 _GAIN = 0.5
@@ -74,7 +75,7 @@ class XrpoPlanner(Waves):
         if group.waves <= self._rounds and size < self._most and self._pays(group):
             return (Start(),) * min(self._step, self._most - size)
         failed = not solved(group.episodes, above=self._success)
-        return (Start(variant=SEEDED),) * self._seeds if failed else ()
+        return seeded(self._memory, self._seeds) if failed else ()
 
     def priority(self, deviation: float, size: int, played: int) -> float:
         """The expected gain of one more episode, and a bonus for prompts that were tried less.
@@ -97,14 +98,15 @@ class XrpoPlanner(Waves):
         self._memory = memory
 
     def observe(self, outcomes: Sequence[GroupOutcome], context: Context) -> dict[str, Any]:
-        """Adapt the price to how many episodes groups had."""
+        """Adapt the price to how many episodes groups had, and keep what was solved as examples."""
         sizes = [len(outcome.rewards) for outcome in outcomes if outcome.rewards]
         if not sizes:
             return {}
         before = self._price_in(context.memory)
         # A price that returns to where it was has had the budget on the mean.
         change = math.exp(_GAIN * (statistics.mean(sizes) / self._budget - 1.0))
-        return {_PRICE: min(max(before * change, _CHEAPEST), _DEAREST)}
+        price = min(max(before * change, _CHEAPEST), _DEAREST)
+        return {_PRICE: price, **remembered(context.memory, outcomes, success=self._success)}
 
     def _price_in(self, memory: Mapping[str, Any]) -> float:
         known = memory.get(_PRICE)
