@@ -136,6 +136,7 @@ def batch(case: Case, vocabulary: int) -> Columns:
         temperatures=np.ones(num, np.float32),
         weights=np.ones(num, np.float32),
         rows=np.arange(num),
+        replaced=np.zeros(num, np.bool_),
     )
 
 

@@ -17,6 +17,7 @@ GENERATORS = (
     "dev/metrics_table.py",
     "dev/recipes_table.py",
     "dev/staleness_page.py",
+    "dev/modes_page.py",
     "deploy/helm/crd.py",
     "deploy/helm/readme.py",
     "deploy/helm/schema.py",
