@@ -298,6 +298,33 @@ ATTACKS = {
             ends = time.monotonic() + 1
             while time.monotonic() < ends and os.getppid() != 1: t(os.fork)
             time.sleep(0.2)""",
+    "races renames against links": """
+        import os, threading, time
+        base, until = "/tmp/race", time.monotonic() + 0.3
+        t(os.makedirs, base + "/d")
+        def swap():
+            while time.monotonic() < until:
+                t(os.rename, base + "/d", base + "/e")
+                t(os.symlink, FOLDER, base + "/d")
+                t(os.unlink, base + "/d")
+                t(os.rename, base + "/e", base + "/d")
+        def use():
+            while time.monotonic() < until:
+                print(t(lambda: open(base + "/d/secret").read()))
+                t(lambda: open(base + "/d/escaped", "w").write("escaped"))
+                t(os.rename, base + "/d/secret", base + "/taken")
+                t(os.rename, base + "/e", FOLDER + "/escaped")
+        threads = [threading.Thread(target=each) for each in (swap, use)]
+        for each in threads:
+            t(each.start)
+        for each in threads:
+            t(each.join)""",
+    "leaves a core file": """
+        import os, resource
+        t(resource.setrlimit, resource.RLIMIT_CORE, (-1, -1))
+        t(lambda: open("/proc/self/coredump_filter", "w").write("0xff"))
+        t(os.chdir, FOLDER)
+        os.abort()""",
     "uses calls of other sizes": """
         import ctypes
         libc = ctypes.CDLL(None)
