@@ -111,7 +111,7 @@ class EnvironmentService(Service):
             roster=roster,
             report=self.report,
             ended=self._end_job,
-            kept=lambda: self._worlds.jobs,
+            kept=lambda: self._worlds.jobs | self._tokenizers.jobs,
         )
         self._tasks: list[asyncio.Task[None]] = []
         progress = chassis.health.progress

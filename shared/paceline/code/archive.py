@@ -29,6 +29,7 @@ _BLOCK_BYTES = 1 << 20
 _END, _END_MARK, _ZIP64_MARK = struct.Struct("<4s4H2LH"), b"PK\5\6", b"PK\6\7"
 _TAIL_BYTES, _LISTED_BYTES = _END.size + (1 << 16), 4 << 20
 _MOST_NAME = 255  # bytes of a file or folder
+_MOST_PATH, _DEEPEST = 1024, 32  # bytes of a path, and its parts
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BROKEN = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, RuntimeError, EOFError)
 
@@ -181,6 +182,11 @@ def _checked(archive: zipfile.ZipFile, most_bytes: int) -> list[zipfile.ZipInfo]
         raise InvalidError(f"code: {_too_large(total, most_bytes)}")
     seen = set[str]()
     for info in infos:
+        if len(info.filename.encode()) > _MOST_PATH or info.filename.count("/") >= _DEEPEST:
+            raise InvalidError(
+                f"code: {info.filename[:200]!r}... is too long; at most {_MOST_PATH} bytes and "
+                f"{_DEEPEST} parts are allowed"
+            )
         path = PurePosixPath(info.filename)
         kind = stat.S_IFMT(info.external_attr >> 16)
         inside = not path.is_absolute() and ".." not in path.parts and path.as_posix() != "."

@@ -198,7 +198,7 @@ async def read_answers(reader: asyncio.StreamReader) -> list[Answer] | Told:
                 raise FrameError("unreadable answer: it is shorter than it says")
             found.append(_answer(item, rest[:size]))
             rest = rest[size:]
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise FrameError(f"unreadable answer: {type(error).__name__}: {error}") from None
     return found
 

@@ -60,6 +60,11 @@ class Tokenizers(Protocol):
         """
         ...
 
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs for which something is kept."""
+        ...
+
     async def end(self, job_id: str) -> None:
         """A job is over."""
         ...
@@ -110,6 +115,11 @@ class LocalTokenizers:
         with _panics():
             return LocalTokenizer(await asyncio.to_thread(Tokenizer.from_files, await files()))
 
+    @property
+    def jobs(self) -> set[str]:
+        """None: whoever has a tokenizer keeps it."""
+        return set()
+
     async def end(self, job_id: str) -> None:
         """Nothing is to end."""
 
@@ -140,6 +150,11 @@ class ProcessTokenizers:
             found = self._jobs[job_id] = ProcessTokenizer(start, linger=self._linger)
         await found.load()
         return found
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs that have asked for theirs."""
+        return set(self._jobs)
 
     async def end(self, job_id: str) -> None:
         """A job is over: its process is killed at once."""

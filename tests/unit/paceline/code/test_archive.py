@@ -109,6 +109,14 @@ def test_paths_outside_are_refused(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "into").iterdir())
 
 
+@pytest.mark.parametrize(
+    "name", ["a/" * 30_000 + "b.py", "a/" * 32 + "b.py", "a" * 200 + "/b" * 500]
+)
+def test_paths_that_are_too_long_or_deep_are_refused(name: str) -> None:
+    with pytest.raises(InvalidError, match="too long; at most 1024 bytes and 32 parts"):
+        check(zipped((name, b"x")))
+
+
 def test_a_file_that_is_a_folder_too_is_refused() -> None:
     with pytest.raises(InvalidError, match="'a' is a file and a folder"):
         check(zipped(("a/b.py", b""), ("a", b"")))
