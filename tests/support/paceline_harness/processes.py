@@ -16,7 +16,15 @@ def goes_on(process: psutil.Process) -> bool:
 
 def warm_process() -> psutil.Process:
     """The warm process of the only sandbox of this process."""
-    (found,) = [
-        each for each in psutil.Process().children() if any("zygote" in a for a in each.cmdline())
-    ]
+    (found,) = _warm_processes()
     return found
+
+
+def sealed_processes() -> list[psutil.Process]:
+    """What the sandboxes of this process have started; it may have other children, as a store."""
+    return [child for each in _warm_processes() for child in each.children(recursive=True)]
+
+
+def _warm_processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [each for each in children if any("zygote" in a for a in each.cmdline())]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from paceline.config.tokenizers import TokenizerSettings
@@ -16,6 +15,7 @@ from paceline.sandbox import landlock
 from paceline.types import Assignment
 from paceline.v1 import experience_pb2
 from paceline_harness.peers import FakeExperience
+from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
     from conftest import Staged
@@ -121,9 +121,9 @@ async def test_the_tokenizer_of_a_job_ends_with_it(
     await stage.open()
     experience.give([assign("g", 4, job_id="loops"), assign("h", 4)])
     await until(lambda: len(experience.trajectories) == 4)
-    await until(lambda: len(processes()) == 2)
+    await until(lambda: len(sealed_processes()) == 2)
     experience.ended_jobs.append("loops")
-    await until(lambda: len(processes()) == 1)
+    await until(lambda: len(sealed_processes()) == 1)
     await until(lambda: len(returned(experience, "loops")) == 4)
     assert "the job is over" in returned(experience, "loops")[0].detail
 
@@ -150,8 +150,3 @@ async def test_a_dialogue_is_the_same_wherever_its_tokenizer_runs(
     )
     for key, each in found.items():
         assert dialogues.setdefault(key, each) == each
-
-
-def processes() -> list[psutil.Process]:
-    """The sealed processes of this test."""
-    return [child for each in psutil.Process().children() for child in each.children()]

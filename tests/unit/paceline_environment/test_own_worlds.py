@@ -29,6 +29,7 @@ from paceline_environment.episodes.stages import Stages
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.worlds import JobWorlds
+from paceline_harness.processes import sealed_processes
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
@@ -444,9 +445,8 @@ async def test_a_process_that_ends_while_it_loads_is_no_fault_of_an_episode(
     resets = [asyncio.create_task(each.reset(TASK, 0)) for each in worlds]
     while not all(each.is_loading for each in worlds):
         await asyncio.sleep(0.01)
-    for each in psutil.Process().children(recursive=True):
-        if not each.children():
-            each.kill()
+    for each in sealed_processes():
+        each.kill()
     for reset in resets:
         with pytest.raises(WorldError, match="while it was loaded"):
             await reset

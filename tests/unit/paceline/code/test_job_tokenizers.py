@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -31,6 +30,7 @@ from paceline.sandbox.sandbox import Sandbox
 from paceline.sandbox.zygote import NAMESPACES
 from paceline.tokens.chat import Tokenizer
 from paceline.tokens.dialogue import DialogueState
+from paceline_harness.processes import sealed_processes
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
@@ -227,7 +227,7 @@ async def test_the_end_of_a_job_kills_its_process_at_once(stage: Stage) -> None:
     tokenizer = await stage.of("job", files_of(LOOPS))
     hanging = asyncio.create_task(show(tokenizer))
     await asyncio.sleep(0.3)
-    assert len(token_processes()) == 1
+    assert len(sealed_processes()) == 1
     await stage.made.end("job")
     with pytest.raises(PacelineError, match="the job is over"):
         await hanging
@@ -245,7 +245,7 @@ async def test_text_that_is_too_long_once_rendered_is_refused(stage: Stage) -> N
 async def test_a_process_that_dies_is_replaced(stage: Stage) -> None:
     tokenizer = await stage.of("job", files_of())
     length = await show(tokenizer)
-    for process in token_processes():
+    for process in sealed_processes():
         process.kill()
     assert await show(tokenizer) == length
 
@@ -292,11 +292,5 @@ async def test_a_process_that_answers_something_else_is_not_believed(head: dict[
 
 async def none_is_left() -> None:
     async with asyncio.timeout(5):  # the kernel takes a moment
-        while token_processes():
+        while sealed_processes():
             await asyncio.sleep(0.01)
-
-
-def token_processes() -> list[psutil.Process]:
-    """The children of the warm process of this test."""
-    warm = psutil.Process().children()
-    return [child for each in warm for child in each.children()]
