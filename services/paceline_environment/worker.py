@@ -105,6 +105,8 @@ class EpisodeWorker:
         now = self._peers.clock()
         for leased in self._open.values():
             leased.renewed = now
+            # Whoever answers may be another process, which has not been told.
+            leased.flushed_sampled = False
         renew = [leased.key for leased in self._open.values()]
         return LeaseOutbox(train, evals, renew=renew, renew_is_complete=True)
 

@@ -297,19 +297,19 @@ class Groups:
         try:
             if self._replay is not None:
                 offered, stored = self._replay.offer(group), self._replay.keep(group)
-            found = await self._filters.decision(finished_group(offered.group))
+            finished = offered.group.finished()
+            found = await self._filters.decision(
+                finished_group(offered.group),
+                repairable=len(finished) if group.repairs < MAX_REPAIRS else 0,
+            )
         except InvalidError as error:
             log.exception(
                 "a filter or replay has failed", job=self._core.job_id, group=group.group_id
             )
             return self._invalid(group, error)
         # Filters know the finished episodes only, by their place among them; guests come last.
-        finished = offered.group.finished()
-        again = tuple(finished[place] for place in found.repair if place < len(finished))
-        if again and group.repairs < MAX_REPAIRS:
+        if again := tuple(finished[place] for place in found.repair):
             return GroupDecision(group.group_id, _MORE, wave=repeated(group, again), repaired=again)
-        if found.repair:
-            found = found.without_repair()
         kept = {finished[place] for place in found.kept if place < len(finished)}
         if not kept:
             why = found.reason or "only replayed"

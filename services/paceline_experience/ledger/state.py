@@ -286,6 +286,9 @@ class LedgerState:
         if group.guests:
             names = [each.payload for each in group.guests]
             self.pins.subtract(names)
+            for each in names:
+                if not self.pins[each]:
+                    del self.pins[each]
             self.unpinned.update(names)
         if "l" in group.states:
             held = Counter(w for w, s in zip(group.workers, group.states, strict=True) if s == "l")

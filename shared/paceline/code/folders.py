@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from paceline.code.archive import unpack
 from paceline.code.packages import Packages, PackageSet
+from paceline.errors import UnavailableError
 from paceline.fair_queue import NO_OWNER, QueueOwner
 
 MOST_FOLDERS = 32
@@ -102,7 +103,10 @@ class CodeFolders:
                 await asyncio.to_thread(shutil.rmtree, gone, True)
 
     async def _make(self, digest: str) -> _Unpacked:
-        with tempfile.TemporaryFile() as archive:
-            await self._fetch(digest, archive)
-            folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
+        try:
+            with tempfile.TemporaryFile() as archive:
+                await self._fetch(digest, archive)
+                folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
+        except OSError as error:
+            raise UnavailableError(f"code: no room for it here: {error.strerror}") from None
         return _Unpacked(folder, await asyncio.to_thread(self._packages.wanted, folder))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from paceline.plugins import Context, FinishedGroup, Guest, Stored
+from paceline.plugins import MAX_GUESTS, Context, FinishedGroup, Guest, Stored
 
 
 class ExperienceReplay:
@@ -44,6 +44,6 @@ class ExperienceReplay:
         self, group: FinishedGroup, stored: Sequence[Stored], context: Context
     ) -> Sequence[Guest]:
         """The newest ones: n of them with n / (n + N) close to the share, N in the group."""
-        wanted = round(self._share / (1.0 - self._share) * len(group.rewards))
+        wanted = min(round(self._share / (1.0 - self._share) * len(group.rewards)), MAX_GUESTS)
         fresh = [n for n, each in enumerate(stored) if context.step - each.step <= self._max_age]
         return tuple(Guest(place) for place in fresh[max(0, len(fresh) - wanted) :])

@@ -49,8 +49,10 @@ class FilterChain:
         """Whether some came with the job, so that answers may be a long time coming."""
         return any(each.is_own for each in self._filters)
 
-    async def decision(self, group: FinishedGroup) -> FilterDecision:
-        """What the filters say of a group.
+    async def decision(self, group: FinishedGroup, *, repairable: int) -> FilterDecision:
+        """What the filters say of a group, of which the first `repairable` can be generated again.
+
+        What a filter wants again, and cannot be, is left out; those after it decide on the rest.
 
         Raises:
             InvalidError: a filter has raised, or answered something else.
@@ -59,10 +61,13 @@ class FilterChain:
         indices = tuple(range(len(group.rewards)))
         for each in self._filters:
             answer = await self._answered(each, group)
+            if answer.repair:
+                again = tuple(indices[i] for i in answer.repair if indices[i] < repairable)
+                if again:
+                    return FilterDecision(indices, repair=again)
+                answer = answer.without_repair()
             if answer.reason:
                 return answer
-            if answer.repair:
-                return FilterDecision(indices, repair=tuple(indices[i] for i in answer.repair))
             indices = tuple(indices[i] for i in answer.kept)
             if len(answer.kept) < len(group.rewards):
                 group = group.only(answer.kept)

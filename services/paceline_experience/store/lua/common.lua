@@ -210,7 +210,9 @@ local function forget_results(gid, rec, only)
   for i = 1, #rec.states do
     if not only or state_of(rec, i) == only then names[#names + 1] = gid .. '/' .. (i - 1) end
   end
-  redis.call('HDEL', RESULTS, unpack(names))
+  for from = 1, #names, 1000 do  -- Lua unpacks some thousands at most
+    redis.call('HDEL', RESULTS, unpack(names, from, math.min(from + 999, #names)))
+  end
 end
 
 -- Progress is kept for open episodes only.
