@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.config import parse_job
 from paceline.enums import StopReason
+from paceline.plugins import FinishedGroup
 from paceline.types import Score
 from paceline.v1 import experience_pb2 as pb
+from paceline_experience.ledger.filters.chain import FilterChain
 from paceline_experience.store.keys import JobKeys
 
 if TYPE_CHECKING:
@@ -347,3 +350,34 @@ async def test_groups_are_counted_by_the_reason_of_the_filter(store: Store, worl
     assert (await ledger.live()).filtered == {"none": 2, "zero_variance": 1}
     assert (await world.opened()).counts["filter:none"] == 2
     await world.clean(ledger)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "repairable", "kept", "reason"),
+    [
+        ((1.0, 0.0, 0.2), 3, (0, 1, 2), ""),  # generated again, so nothing is decided yet
+        ((1.0, 0.0, 0.7), 0, (0, 2), ""),
+        ((1.0, 0.0, 1.0), 0, (), "zero_variance"),  # filters behind see what is left
+        ((0.0, 0.2), 0, (), "not repaired"),
+        ((1.0, 0.7, 0.0), 2, (0, 1), ""),  # what is stored cannot be generated again
+    ],
+)
+async def test_filters_decide_on_what_is_left_if_nothing_is_generated_again(
+    rewards: tuple[float, ...], repairable: int, kept: tuple[int, ...], reason: str
+) -> None:
+    chain = FilterChain(
+        parse_job(
+            {
+                "name": "sums",
+                "model": {"path": "m"},
+                "tasks": {"environment": "arithmetic"},
+                "reward": ["exact"],
+                "experience": {"filters": ["repairing", "zero_variance"]},
+            }
+        )
+    )
+    size = len(rewards)
+    group = FinishedGroup(0, rewards, ("",) * size, (1,) * size, (False,) * size)
+    found = await chain.decision(group, repairable=repairable)
+    assert (found.kept, found.reason) == (kept, reason)
+    assert bool(found.repair) == (repairable == size)
