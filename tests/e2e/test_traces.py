@@ -103,13 +103,18 @@ def traced(
 def die_amid_answers(pid: int, collector: Collector, gate: Path) -> None:
     """Kill a rollout worker during a request; the job cannot finish before `gate` exists."""
 
-    os.kill(pid, signal.SIGSTOP)
-    stopped_ns = time.time_ns()  # spans are sent late, so older ones still arrive
+    def since(started_ns: int) -> Callable[[list[Received]], int]:
+        """How many requests have begun and ended since; spans are sent late."""
+        return lambda spans: sum(
+            span.name == "ask" and span.start_ns > started_ns for span in spans
+        )
 
-    def num_asked(spans: list[Received]) -> int:
-        return sum(span.name == "ask" and span.start_ns > stopped_ns for span in spans)
-
+    released = since(time.time_ns())
     gate.touch()
+    # Only now, so that it is not given up as silent before anything is sent to it.
+    collector.wait(lambda spans: released(spans) >= 1, timeout_s=PATIENCE_S)
+    os.kill(pid, signal.SIGSTOP)
+    num_asked = since(time.time_ns())
     # Turns go where fewer are open, so that some now wait for the one that stands still.
     collector.wait(lambda spans: num_asked(spans) >= 16, timeout_s=PATIENCE_S)
     os.kill(pid, signal.SIGKILL)
