@@ -18,6 +18,7 @@ from paceline.errors import UnavailableError
 from paceline.fair_queue import NO_OWNER, QueueOwner
 
 MOST_FOLDERS = 32
+MOST_BYTES = 8 << 30  # of all folders
 KEPT_S = 3600.0  # processes that read a folder are asked for again within this time
 Fetch = Callable[[str, BinaryIO], Awaitable[None]]
 
@@ -34,15 +35,22 @@ class CodeFolder:
 class _Unpacked:
     path: Path
     wanted: PackageSet | None
+    num_bytes: int
 
 
 class CodeFolders:
     """Folders of code by digest, in a temporary folder of this process."""
 
     def __init__(
-        self, fetch: Fetch, *, packages: Packages, clock: Callable[[], float] = time.monotonic
+        self,
+        fetch: Fetch,
+        *,
+        packages: Packages,
+        most_bytes: int = MOST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`fetch` writes the archive with a digest to a file."""
+        """`fetch` writes the archive with a digest to a file; `most_bytes` of all folders."""
+        self._most_bytes = most_bytes
         self._fetch = fetch
         self._packages = packages
         self._root = tempfile.TemporaryDirectory(prefix="paceline-code-")
@@ -78,29 +86,45 @@ class CodeFolders:
         self._root.cleanup()
 
     async def _unpacked(self, digest: str) -> _Unpacked:
-        self._used[digest] = self._clock()
         if digest not in self._found:
             await self._make_room()
             self._found[digest] = asyncio.create_task(self._make(digest))
+        self._used[digest] = self._clock()
         making = self._found[digest]
         try:
             return await asyncio.shield(making)
         finally:
             if making.done() and (making.cancelled() or making.exception()):
                 self._found.pop(digest, None)
+                self._used.pop(digest, None)
 
     async def _make_room(self) -> None:
-        """Delete the folder that nobody has asked for for longest, if there are many."""
-        unused = min(self._used, key=lambda each: self._used[each])
-        if len(self._found) < MOST_FOLDERS or self._clock() - self._used[unused] < KEPT_S:
-            return
-        del self._used[unused]
-        if self._found.pop(unused, None) is not None:
-            root = Path(self._root.name)
-            with suppress(FileNotFoundError):
-                # Renamed, so that nobody finds it half deleted.
-                gone = (root / unused).rename(root / f"old-{unused}")
-                await asyncio.to_thread(shutil.rmtree, gone, True)
+        """Delete folders that nobody has asked for for long, if there are many or large ones.
+
+        Raises:
+            UnavailableError: there is no room, and all are in use.
+        """
+        for unused in sorted(self._found, key=lambda each: self._used[each]):
+            full = self._num_bytes() >= self._most_bytes
+            if len(self._found) < MOST_FOLDERS and not full:
+                return
+            if self._clock() - self._used[unused] < KEPT_S:
+                break
+            await self._drop(unused)
+        if self._num_bytes() >= self._most_bytes:
+            raise UnavailableError("code: no room for it here, as code of other jobs is in use")
+
+    def _num_bytes(self) -> int:
+        whole = (each for each in self._found.values() if each.done() and not each.cancelled())
+        return sum(each.result().num_bytes for each in whole if each.exception() is None)
+
+    async def _drop(self, digest: str) -> None:
+        del self._found[digest], self._used[digest]
+        root = Path(self._root.name)
+        with suppress(FileNotFoundError):
+            # Renamed, so that nobody finds it half deleted.
+            gone = (root / digest).rename(root / f"old-{digest}")
+            await asyncio.to_thread(shutil.rmtree, gone, True)
 
     async def _make(self, digest: str) -> _Unpacked:
         try:
@@ -109,4 +133,9 @@ class CodeFolders:
                 folder = await asyncio.to_thread(unpack, archive, digest, Path(self._root.name))
         except OSError as error:
             raise UnavailableError(f"code: no room for it here: {error.strerror}") from None
-        return _Unpacked(folder, await asyncio.to_thread(self._packages.wanted, folder))
+        wanted = await asyncio.to_thread(self._packages.wanted, folder)
+        return _Unpacked(folder, wanted, await asyncio.to_thread(_bytes_in, folder))
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
