@@ -19,6 +19,7 @@ from paceline.sandbox import landlock
 from paceline.transport.rpc import call
 from paceline.transport.sending import send
 from paceline.v1 import jobs_pb2, types_pb2
+from paceline_harness.processes import sealed_processes
 
 if TYPE_CHECKING:
     from conftest import Client, Killable, Lives
@@ -68,15 +69,6 @@ async def uploaded(client: Client, tmp_path: Path) -> dict[str, str]:
 def own(**experience: Any) -> dict[str, Any]:
     usual = {"batch_groups": 2, "group_size": 2, "max_staleness": 4, "lease_s": 100.0}
     return {"experience": usual | experience}
-
-
-def sealed(service: psutil.Process) -> list[psutil.Process]:
-    """Processes with code of jobs."""
-    found: list[psutil.Process] = []
-    for each in service.children(recursive=True):
-        if each.ppid() != service.pid:
-            found.append(each)
-    return found
 
 
 async def until(holds: Callable[[], bool], what: str) -> None:
@@ -136,7 +128,7 @@ async def test_a_hostile_filter_fails_its_job_and_delays_no_other(
         reason = (await client.get(bad)).status.reason
         assert reason.startswith("experience.filters.0: own:deed: ")
         assert why in reason
-        await until(lambda: not sealed(service), "processes of a job that is over")
+        await until(lambda: not sealed_processes(service), "processes of a job that is over")
 
 
 async def test_a_restart_finds_the_code_again_and_the_end_of_a_job_ends_it(
@@ -166,7 +158,7 @@ async def test_a_restart_finds_the_code_again_and_the_end_of_a_job_ends_it(
         seen = [row.values["seen"] for row in rows.rows if "seen" in row.values]
         assert seen == [1.0, 2.0, 1.0, 2.0, 3.0, 4.0]  # steps 0 and 1 are trained again
         process = psutil.Process(service.pid)
-        assert len(sealed(process)) == 1
+        assert len(sealed_processes(process)) == 1
         await client.set_state(job_id, JobState.CANCELLING)
         await client.set_state(job_id, JobState.CANCELLED)
-        await until(lambda: not sealed(process), "processes of a job that was cancelled")
+        await until(lambda: not sealed_processes(process), "processes of a job that was cancelled")

@@ -16,15 +16,19 @@ def goes_on(process: psutil.Process) -> bool:
 
 def warm_process() -> psutil.Process:
     """The warm process of the only sandbox of this process."""
-    (found,) = _warm_processes()
+    (found,) = _warm_processes(psutil.Process())
     return found
 
 
-def sealed_processes() -> list[psutil.Process]:
-    """What the sandboxes of this process have started; it may have other children, as a store."""
-    return [child for each in _warm_processes() for child in each.children(recursive=True)]
+def sealed_processes(service: psutil.Process | None = None) -> list[psutil.Process]:
+    """What the sandboxes of a process, by default this one, have started.
+
+    It may have other children, such as the store of a test session.
+    """
+    warm = _warm_processes(service or psutil.Process())
+    return [child for each in warm for child in each.children(recursive=True)]
 
 
-def _warm_processes() -> list[psutil.Process]:
-    children = psutil.Process().children()
+def _warm_processes(service: psutil.Process) -> list[psutil.Process]:
+    children = service.children()
     return [each for each in children if any("zygote" in a for a in each.cmdline())]
