@@ -10,7 +10,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import psutil
 import pytest
 
 from paceline.code.archive import pack
@@ -29,7 +28,7 @@ from paceline_environment.episodes.stages import Stages
 from paceline_environment.worlds.processes import EPISODES_PER_PROCESS, STUCK_S, JobProcesses
 from paceline_environment.worlds.remote import RemoteWorld
 from paceline_environment.worlds.worlds import JobWorlds
-from paceline_harness.processes import sealed_processes
+from paceline_harness.processes import sealed_processes, warm_process
 
 pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with scopes")
 
@@ -278,8 +277,7 @@ async def test_the_end_of_the_warm_process_is_told_at_once(
     await world.step("before")
     waiting = asyncio.create_task(world.step("sleep0.5"))
     await asyncio.sleep(0.1)
-    (warm,) = [each for each in psutil.Process().children() if "zygote" in " ".join(each.cmdline())]
-    warm.kill()
+    warm_process().kill()
     moved = await asyncio.wait_for(waiting, 20.0)
     assert moved.observation.text.startswith("sleep0.5 2 ")
     await world.close()

@@ -6,11 +6,9 @@ call that does not return is known by its place among those that were not answer
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import time
 from typing import Any, BinaryIO
 
@@ -24,10 +22,10 @@ from paceline.code.tokenizers.frames import (
     from_json,
 )
 from paceline.errors import InvalidError
+from paceline.sandbox.seal import die_with_parent
 from paceline.tokens.chat import TOKENIZER, At, Tokenizer
 from paceline.tokens.dialogue import render_step
 
-_PR_SET_PDEATHSIG = 1
 _FULL_BYTES = 256 << 10
 _FULL_S = 0.02  # answers wait for others so long
 
@@ -36,7 +34,7 @@ def main(memory_bytes: int) -> None:
     """Serve requests on standard input; `memory_bytes` of address space, 0 if it is bounded."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Without a sandbox nothing else ends it if the service dies while it computes.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     source, sink = take_pipes()

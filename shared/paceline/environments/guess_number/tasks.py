@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paceline.digest import Permutation, task_id
+from paceline.environments.splits import part_of
 from paceline.errors import InvalidError
 from paceline.types import Task
 
@@ -37,8 +38,6 @@ class GuessTasks:
         size: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         check(max_turns=max_turns, scoring=scoring)
-        if split not in ("train", "heldout"):
-            raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
         if not 1 <= most <= _MAX_NUMBER:
             raise InvalidError(f"tasks.options.most: {most}; allowed: 1 to {_MAX_NUMBER}")
         num_pairs = (most + 2 - span) * span
@@ -47,9 +46,7 @@ class GuessTasks:
                 f"tasks.options.span: {span}; with most {most} allowed: 2 to {most + 1}, and at "
                 f"least {_FEWEST} pairs of a range and a number in it"
             )
-        num_heldout = num_pairs // _HELDOUT_SHARE
-        self._start = num_pairs - num_heldout if split == "heldout" else 0
-        whole = num_heldout if split == "heldout" else num_pairs - num_heldout
+        self._start, whole = part_of(num_pairs, split, heldout_share=_HELDOUT_SHARE)
         self._span = span
         self._pairs = Permutation(num_pairs, ("split", span, most))
         self._order = Permutation(whole, (seed, "order"))

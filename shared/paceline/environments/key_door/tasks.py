@@ -9,6 +9,7 @@ from pydantic import Field
 
 from paceline.digest import Permutation, task_id
 from paceline.environments.key_door.grid import Cell, way
+from paceline.environments.splits import part_of
 from paceline.errors import InvalidError
 from paceline.types import Task
 
@@ -39,8 +40,6 @@ class KeyDoorTasks:
         size: Annotated[int, Field(ge=1)] | None = None,
     ) -> None:
         check(max_turns=max_turns, scoring=scoring)
-        if split not in ("train", "heldout"):
-            raise InvalidError(f"tasks.options.split: {split!r}; allowed: train, heldout")
         if not 2 <= width <= MAX_WIDTH:
             raise InvalidError(f"tasks.options.width: {width}; allowed: 2 to {MAX_WIDTH}")
         if not 0 <= walls < width:
@@ -49,9 +48,7 @@ class KeyDoorTasks:
             )
         cells = width * width
         num_places = cells * (cells - 1) * (cells - 2)
-        num_heldout = num_places // _HELDOUT_SHARE
-        self._start = num_places - num_heldout if split == "heldout" else 0
-        whole = num_heldout if split == "heldout" else num_places - num_heldout
+        self._start, whole = part_of(num_places, split, heldout_share=_HELDOUT_SHARE)
         self._width, self._walls = width, walls
         self._places = Permutation(num_places, ("split", width))
         self._order = Permutation(whole, (seed, "order"))
