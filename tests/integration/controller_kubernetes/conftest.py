@@ -425,6 +425,14 @@ class Services:
     def gateway(self) -> str:
         return f"127.0.0.1:{self.ports[WorkerKind.GATEWAY]}"
 
+    def log_sizes(self) -> dict[Path, int]:
+        return {path: path.stat().st_size for path in self.folder.glob("*.log")}
+
+    def print_logs(self, since: dict[Path, int]) -> None:
+        """Print what was logged since; pytest shows it for a test that fails."""
+        for path in self.log_sizes():
+            print(f"{path.name}\n{path.read_bytes()[since.get(path, 0) :].decode()}")
+
     def jobs(self) -> Any:
         return JobsStub(grpc.insecure_channel(self.gateway))
 
@@ -630,6 +638,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, services: Services) -> Iterator[World]:
+    before = services.log_sizes()
     with ApiServer(folder=tmp_path / "api") as server:
         cluster, relay = Cluster(server), Relay(server.port)
         nodes = Nodes(cluster)
@@ -644,6 +653,7 @@ def world(tmp_path: Path, services: Services) -> Iterator[World]:
             nodes.stop()
             relay.close()
             services.end_all()
+            services.print_logs(since=before)
 
 
 def install(world: World) -> None:
