@@ -59,7 +59,7 @@ def measure(tokens: int, *, naive: bool) -> float:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from paceline_trainer.step.model import MAX_LOGITS, PolicyModel
+    from paceline_trainer.step.model import PolicyModel
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def measure(tokens: int, *, naive: bool) -> float:
         num_attention_heads=4,
         max_position_embeddings=tokens,
     )
-    policy = PolicyModel(LlamaForCausalLM(config), max_logits=NAIVE if naive else MAX_LOGITS)
+    policy = PolicyModel(LlamaForCausalLM(config), max_logits=NAIVE if naive else None)
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)
     ids = torch.randint(0, VOCABULARY, (tokens // 512, 512))

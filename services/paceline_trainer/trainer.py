@@ -327,7 +327,9 @@ class Trainer:
 
     def _copy(self, step: int, source: tuple[Held, ...], weights: Sequence[Tensor]) -> WeightCopy:
         self._engine.mismatch.history.keep(step, weights)
-        return self._engine.snapshotter.begin(step, source)
+        snapshot = self._engine.snapshotter.begin(step, source)
+        self._engine.snapshotter.gather(snapshot)
+        return snapshot
 
     def _serve(self, snapshot: Awaitable[WeightCopy]) -> None:
         """Number and serve a copy in the background, if this rank does."""

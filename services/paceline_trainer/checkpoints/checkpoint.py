@@ -100,7 +100,8 @@ class Checkpoints:
         self._storage = Storage(url)
         self._group = group
         self._writers = group.beside()
-        self._stager = BlockingAsyncStager()
+        # Copies from a GPU are fast only into memory that is pinned, which takes long to allocate.
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=group.device.type == "cuda")
         self._keep = keep
         self._incarnation = incarnation
         self._found: _Folder | None = None  # intact, according to `find`

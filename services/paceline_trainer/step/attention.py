@@ -10,6 +10,7 @@ queries and keys of one of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from paceline.errors import InvalidError
 from paceline_trainer.columns import Ints
+from paceline_trainer.step.flash_tree import FlashTree, takes
 from paceline_trainer.step.short_attention import is_short, short_attention
 from paceline_trainer.step.tree import PrefixTree, Segment
 
@@ -105,22 +107,23 @@ class SegmentBlock:
 
 
 class TreeAttention:
-    """The attention of all layers for one row of tokens."""
+    """The attention of all layers for one row of tokens, in the way that suits the device."""
 
     def __init__(self, tree: PrefixTree, device: torch.device) -> None:
-        self.blocks = [SegmentBlock(segments, device) for segments in _alike(tree.segments)]
-        asked, real_queries = _places(tree, self.blocks, lambda block: block.queries)
-        seen, real_keys = _places(tree, self.blocks, lambda block: block.keys)
-        back = np.zeros(tree.num_tokens, np.int64)
-        back[asked[real_queries]] = real_queries
-        self._queries = Gather(asked, tree.num_tokens, real_queries, device)
-        self._keys = Gather(seen, tree.num_tokens, real_keys, device)
-        self._back = Gather(back, len(asked), np.arange(len(back)), device)
-        self._query_sizes = [block.queries.size for block in self.blocks]
-        self._key_sizes = [block.keys.size for block in self.blocks]
-        # A mask of four dimensions is taken as it is, so that models make none of [T, T].
+        self._tree = tree
+        self._device = device
+        self._longest = tree.places.shape[1]
         self.windows: set[int | None] = set()  # that layers have asked for
+        # A mask of four dimensions is taken as it is, so that models make none of [T, T].
         self.no_mask = torch.zeros(1, 1, 1, 1, device=device)
+
+    @cached_property
+    def _flash(self) -> FlashTree:
+        return FlashTree(self._tree, self._device)
+
+    @cached_property
+    def _blocks(self) -> BlockTree:
+        return BlockTree(self._tree, self._device)
 
     def __call__(
         self,
@@ -138,6 +141,38 @@ class TreeAttention:
             [1, T, H, D].
         """
         self.windows.add(window)
+        everything = softcap is None and (window is None or window >= self._longest)
+        if everything and takes(query, value):
+            return self._flash(query, key, value, scaling=scaling)
+        return self._blocks(query, key, value, scaling=scaling, window=window, softcap=softcap)
+
+
+class BlockTree:
+    """Attention by blocks of padded segments, with any window and cap of the scores."""
+
+    def __init__(self, tree: PrefixTree, device: torch.device) -> None:
+        self.blocks = [SegmentBlock(segments, device) for segments in _alike(tree.segments)]
+        asked, real_queries = _places(tree, self.blocks, lambda block: block.queries)
+        seen, real_keys = _places(tree, self.blocks, lambda block: block.keys)
+        back = np.zeros(tree.num_tokens, np.int64)
+        back[asked[real_queries]] = real_queries
+        self._queries = Gather(asked, tree.num_tokens, real_queries, device)
+        self._keys = Gather(seen, tree.num_tokens, real_keys, device)
+        self._back = Gather(back, len(asked), np.arange(len(back)), device)
+        self._query_sizes = [block.queries.size for block in self.blocks]
+        self._key_sizes = [block.keys.size for block in self.blocks]
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """As `TreeAttention`."""
         heads, size = query.shape[1], query.shape[3]
         queries = self._queries(_rows(query)).split(self._query_sizes)
         keys = self._keys(_rows(key)).split(self._key_sizes)
@@ -214,6 +249,11 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
     out = attend(query, key, value, attention_mask, scaling=scaling, softcap=softcap)
     return out.transpose(1, 2), None
+
+
+def keep_out_of_graphs() -> None:
+    """Let layers be compiled around attention: what it does depends on the tree."""
+    AttentionInterface.register(NAME, torch.compiler.disable(attention))
 
 
 def _is_short_row(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> bool:

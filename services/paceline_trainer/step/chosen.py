@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from paceline_trainer.step.fused import fused, reason_not
+
 BLOCK = 1 << 18  # logits; 1 MiB in float32
 
 
@@ -36,9 +38,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(logits), dtype=wide, device=logits.device)
         normaliser = torch.empty_like(logprobs)
         for at in _blocks(logits):
-            block = _scaled(logits[at], temperature, at, wide)
-            torch.logsumexp(block, -1, out=normaliser[at])
-            logprobs[at] = block.gather(-1, targets[at, None])[:, 0] - normaliser[at]
+            found = _scores(logits[at], targets[at], _part(temperature, at))
+            logprobs[at], normaliser[at] = found
         ctx.save_for_backward(logits, targets, normaliser)
         ctx.temperature = temperature
         return logprobs
@@ -52,21 +53,62 @@ class _ChosenLogprobs(torch.autograd.Function):
         of_logits = torch.empty_like(logits)
         outer = (gradient / temperature)[:, None]
         for at in _blocks(logits):
-            block = _scaled(logits[at], temperature, at, normaliser.dtype) - normaliser[at, None]
-            block.exp_().mul_(-outer[at]).scatter_add_(1, targets[at, None], outer[at])
-            of_logits[at] = block
+            heat = _part(temperature, at)
+            of_logits[at] = _gradient(logits[at], targets[at], heat, normaliser[at], outer[at])
         return of_logits, None, None
+
+
+@fused
+def _scores(logits: Tensor, targets: Tensor, temperature: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets, and the logarithm of the normaliser."""
+    block = _scaled(logits, temperature)
+    normaliser = torch.logsumexp(block, -1)
+    return block.gather(-1, targets[:, None])[:, 0] - normaliser, normaliser
+
+
+def _gradient(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: Tensor | float,
+    normaliser: Tensor,
+    outer: Tensor,
+) -> Tensor:
+    """What `outer` [P, 1] is for log-probs, for their logits."""
+    if logits.device.type == "cpu":  # in place, which a cache is too small to do without
+        block = _scaled(logits, temperature) - normaliser[:, None]
+        return block.exp_().mul_(-outer).scatter_add_(1, targets[:, None], outer)
+    return _fused_gradient(logits, targets, temperature, normaliser, outer)
+
+
+@fused
+def _fused_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: Tensor | float,
+    normaliser: Tensor,
+    outer: Tensor,
+) -> Tensor:
+    chances = (_scaled(logits, temperature) - normaliser[:, None]).exp()
+    chosen = torch.arange(logits.shape[1], device=logits.device) == targets[:, None]
+    return (outer * (chosen.to(chances.dtype) - chances)).to(logits.dtype)
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:
     """Rows of `BLOCK` logits on a CPU; a GPU has no such cache, and each block costs launches."""
-    size = BLOCK if logits.device.type == "cpu" else BLOCK * 64
+    if reason_not(logits.device.type):
+        size = BLOCK if logits.device.type == "cpu" else BLOCK * 64
+    else:
+        size = logits.numel()  # compiled, nothing but the result is written
     rows = max(size // logits.shape[1], 1)
     return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
-def _scaled(block: Tensor, temperature: Tensor | float, at: slice, dtype: torch.dtype) -> Tensor:
-    wide = block.to(dtype)
+def _part(temperature: Tensor | float, at: slice) -> Tensor | float:
+    return temperature[at] if isinstance(temperature, Tensor) else temperature
+
+
+def _scaled(block: Tensor, temperature: Tensor | float) -> Tensor:
+    wide = block.to(torch.promote_types(block.dtype, torch.float32))
     if isinstance(temperature, Tensor):
-        return wide / temperature[at, None]
+        return wide / temperature[:, None]
     return wide if temperature == 1.0 else wide / temperature

@@ -18,12 +18,15 @@ from torch import Tensor
 
 from paceline_trainer.columns import Columns, Ints
 from paceline_trainer.step.attention import TreeAttention
-from paceline_trainer.step.tree import prefix_order, prefix_tree
+from paceline_trainer.step.flash_tree import to_device
+from paceline_trainer.step.tree import prefix_order, prefix_tree, ranges
 
 Layout = Literal["padded", "tree"]
 Planned = tuple[float, list[Ints]]  # price, and the sequences of each micro-batch
 # A key and its value take about a sixteenth of what a layer keeps of a token for its gradient.
 KEYS_PER_TOKEN = 16
+# Tokens that are worth a segment of their own: on a GPU, each level of a tree costs launches.
+LEAST_SHARED = {"cpu": 1, "cuda": 32}
 MIN_GAP = 16  # tokens of padding in a row that are cheaper than one more micro-batch
 
 
@@ -154,27 +157,27 @@ def assemble(columns: Columns, chunk: Ints, layout: Layout, device: torch.device
     inputs = _padded(columns.tokens, columns.token_starts[chunk], used)
     sequences = np.repeat(np.arange(len(chunk)), columns.policy_counts[chunk])
     indices = sequences * inputs.shape[1] + columns.positions[tokens.select] - 1
-    return MicroBatch(_tensor(inputs, device), None, _tensor(indices, device), tokens)
+    return MicroBatch(to_device(inputs, device), None, to_device(indices, device), tokens)
 
 
 def _assemble_tree(columns: Columns, chunk: Ints, device: torch.device) -> MicroBatch:
     used, starts = _used(columns)[chunk], columns.token_starts[chunk]
     order, common = prefix_order(columns.tokens, starts, used)
     chunk, used, starts = chunk[order], used[order], starts[order]
-    tree = prefix_tree(used, common)
+    tree = prefix_tree(used, common, least=LEAST_SHARED.get(device.type, 1))
     tokens = policy_tokens(columns, chunk, device)
     inputs, positions = (np.zeros(tree.num_tokens, np.int64) for _ in range(2))
     sequences = np.repeat(np.arange(len(chunk)), used)
-    inside = _ranges(np.zeros_like(used), used)
+    inside = ranges(np.zeros_like(used), used)
     places = tree.places[sequences, inside]
     inputs[places] = columns.tokens[starts[sequences] + inside]
     positions[places] = inside
     owners = np.repeat(np.arange(len(chunk)), columns.policy_counts[chunk])
     indices = tree.places[owners, columns.positions[tokens.select] - 1]
     return MicroBatch(
-        input_ids=_tensor(inputs[None], device),
-        position_ids=_tensor(positions[None], device),
-        hidden_indices=_tensor(indices, device),
+        input_ids=to_device(inputs[None], device),
+        position_ids=to_device(positions[None], device),
+        hidden_indices=to_device(indices, device),
         tokens=tokens,
         tree=TreeAttention(tree, device),
     )
@@ -183,18 +186,18 @@ def _assemble_tree(columns: Columns, chunk: Ints, device: torch.device) -> Micro
 def policy_tokens(columns: Columns, rows: Ints, device: torch.device) -> PolicyTokens:
     """The policy tokens of some sequences, in this order."""
     counts = columns.policy_counts[rows]
-    select = _ranges(columns.policy_starts[rows], counts)
+    select = ranges(columns.policy_starts[rows], counts)
     sequences = np.repeat(np.arange(len(rows)), counts)
     inside = columns.token_starts[rows][sequences] + columns.positions[select]
     return PolicyTokens(
-        targets=_tensor(columns.tokens[inside], device),
-        behaviour=_tensor(columns.behaviour[select], device),
-        advantages=_tensor(columns.advantages[select], device),
-        sequences=_tensor(sequences, device),
+        targets=to_device(columns.tokens[inside], device),
+        behaviour=to_device(columns.behaviour[select], device),
+        advantages=to_device(columns.advantages[select], device),
+        sequences=to_device(sequences, device),
         num_sequences=len(rows),
         temperature=_uniform(columns.temperatures[rows], sequences, device),
         weights=_weights(columns.weights[rows], sequences, device),
-        keys=_tensor(columns.keys[select], device),
+        keys=to_device(columns.keys[select], device),
         select=select,
         replaced=_any(columns.replaced[rows], sequences, device),
     )
@@ -222,20 +225,10 @@ def idle(device: torch.device) -> MicroBatch:
     )
 
 
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """Concatenated ranges: `count` numbers from each `start`."""
-    shift = starts - (np.cumsum(counts) - counts)
-    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
-
-
 def _padded(tokens: Ints, starts: Ints, used: Ints) -> Ints:
     column = np.arange(int(used.max()))
     indices = np.minimum(starts[:, None] + column, len(tokens) - 1)
     return np.where(column < used[:, None], tokens[indices], 0)
-
-
-def _tensor(values: Ints | np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(values).to(device)
 
 
 def _uniform(temperatures: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | float:
@@ -243,12 +236,12 @@ def _uniform(temperatures: np.ndarray, sequences: Ints, device: torch.device) ->
         return 1.0
     if (temperatures == temperatures[0]).all():
         return float(temperatures[0])
-    return _tensor(temperatures[sequences], device)
+    return to_device(temperatures[sequences], device)
 
 
 def _any(flags: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | None:
-    return _tensor(flags[sequences], device) if flags.any() else None
+    return to_device(flags[sequences], device) if flags.any() else None
 
 
 def _weights(weights: np.ndarray, sequences: Ints, device: torch.device) -> Tensor | None:
-    return None if (weights == 1.0).all() else _tensor(weights[sequences], device)
+    return None if (weights == 1.0).all() else to_device(weights[sequences], device)

@@ -17,15 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from paceline.methods.parts.slots import LogitRows
 from paceline_trainer.ranks.distributed import RankGroup
-from paceline_trainer.step.attention import TreeAttention
+from paceline_trainer.step.attention import TreeAttention, keep_out_of_graphs
 from paceline_trainer.step.chosen import chosen_logprobs
 from paceline_trainer.step.data import Cost, Layout
+from paceline_trainer.step.fused import compile_layers
 from paceline_trainer.step.lora import without_adapters
 from paceline_trainer.step.masters import MasterWeights
 
-MAX_LOGITS = (
-    1 << 24
-)  # elements; above it the head is computed in chunks, and again in the backward pass
+# Elements by device; above it the head is computed in chunks, and again in the backward pass. On a
+# GPU, chunks as small as those of a CPU would cost more in launches than in arithmetic.
+MAX_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 30}
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -61,9 +62,12 @@ class PolicyModel(nn.Module):
     """Computes the log-probs of target tokens, and logits only at their positions."""
 
     def __init__(
-        self, inner: nn.Module, *, source: Source | None = None, max_logits: int = MAX_LOGITS
+        self, inner: nn.Module, *, source: Source | None = None, max_logits: int | None = None
     ) -> None:
-        """`source` reads the weights; without one, `inner` has them."""
+        """`source` reads the weights; without one, `inner` has them.
+
+        `max_logits`: instead of `MAX_LOGITS` of the device.
+        """
         super().__init__()
         self.source = source
         self._max_logits = max_logits
@@ -104,7 +108,8 @@ class PolicyModel(nn.Module):
         )
         hidden: Tensor = out.last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1])[hidden_indices]
-        size = max(self._max_logits // self.vocab_size, 1)
+        most = self._max_logits or MAX_LOGITS.get(chosen.device.type, MAX_LOGITS["cpu"])
+        size = max(most // self.vocab_size, 1)
         if len(chosen) <= size:
             return self._head(chosen, targets, temperature, entropy, readers)
         chunks: list[TokenScores] = []
@@ -230,6 +235,8 @@ def shard(policy: PolicyModel, group: RankGroup, *, dtype: str) -> None:
         _place(policy, group.device, DTYPES[dtype])
     else:
         _shard(policy, group, dtype=dtype)
+    if compile_layers(_layers(policy.inner), group.device):
+        keep_out_of_graphs()
 
 
 def _place(policy: PolicyModel, device: torch.device, dtype: torch.dtype) -> None:

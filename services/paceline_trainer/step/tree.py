@@ -64,14 +64,17 @@ def prefix_order(tokens: Ints, starts: Ints, used: Ints) -> tuple[Ints, Ints]:
     return order, common
 
 
-def prefix_tree(used: Ints, common: Ints) -> PrefixTree:
+def prefix_tree(used: Ints, common: Ints, *, least: int = 1) -> PrefixTree:
     """The tree of sequences that are in prefix order.
 
     Args:
         used: [n] their lengths.
         common: [n] see `prefix_order`; the first is ignored.
+        least: tokens that a segment of several sequences has; where fewer are shared, each sequence
+            has its own.
     """
-    segments = sorted(_segments(used, common), key=lambda each: (each.start, -each.end, each.first))
+    found = _segments(used, common, least)
+    segments = sorted(found, key=lambda each: (each.start, -each.end, each.first))
     places = np.zeros((len(used), int(used.max(initial=0))), np.int64)
     offset = 0
     for each in segments:
@@ -81,7 +84,7 @@ def prefix_tree(used: Ints, common: Ints) -> PrefixTree:
     return PrefixTree(tuple(segments), places, offset)
 
 
-def _segments(used: Ints, common: Ints) -> Iterator[Segment]:
+def _segments(used: Ints, common: Ints, least: int) -> Iterator[Segment]:
     """Segments of a tree, in no order; fewer than twice as many as there are sequences."""
     open_ = [(0, len(used), 0)] if len(used) else []
     while open_:
@@ -93,9 +96,16 @@ def _segments(used: Ints, common: Ints) -> Iterator[Segment]:
         inner = common[first + 1 : last]
         end = int(inner.min())
         cuts = [first, *(first + 1 + np.flatnonzero(inner == end)).tolist(), last]
-        if end > depth:
+        if end - depth >= least:
             yield Segment(first, last, depth, end)
-        open_.extend((a, b, end) for a, b in itertools.pairwise(cuts))
+            depth = end
+        open_.extend((a, b, depth) for a, b in itertools.pairwise(cuts))
+
+
+def ranges(starts: Ints, counts: Ints) -> Ints:
+    """Concatenated ranges: `count` numbers from each `start`."""
+    shift = starts - (np.cumsum(counts) - counts)
+    return np.repeat(shift, counts) + np.arange(int(counts.sum()))
 
 
 def _pairs(starts: Ints, used: Ints) -> Iterator[tuple[int, int]]:

@@ -66,7 +66,7 @@ class WeightHistory:
         `weights`: the shards of this step, if the policy's may be others by now.
         """
         own = local_shards(self.policy) if weights is None else weights
-        shards = [s.to("cpu", self._dtype, copy=True) for s in own]
+        shards = [in_host_memory(shard, self._dtype) for shard in own]
         size = sum(shard.nbytes for shard in shards)
         limit = min(self._max_versions, self._max_bytes // max(size, 1))
         self._copies.pop(step, None)
@@ -88,6 +88,13 @@ class WeightHistory:
         """Give the policy the weights of `step` inside the context."""
         with with_weights(self.policy, self.shards(step)):
             yield
+
+
+def in_host_memory(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy in main memory, converted by the GPU that has the values, if one has."""
+    if values.device.type == "cpu":
+        return values.to(dtype, copy=True).contiguous()
+    return values.to(dtype).contiguous().to("cpu")
 
 
 def local_shards(policy: PolicyModel) -> Shards:

@@ -26,6 +26,7 @@ from paceline_trainer.client import NumberedVersion, TrainerLedger
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.lora import is_adapter, plain_name, scales
 from paceline_trainer.step.model import DTYPES, PolicyModel, reshard
+from paceline_trainer.step.versions import in_host_memory
 
 CANARY_LENGTH = 8
 log = Log("publish")
@@ -108,8 +109,10 @@ class Snapshotter:
         self._group = group
         self._dtype = DTYPES[engine_dtype]
         # Tensors are served while others are still gathered, if the policy can compute the canary:
-        # in the engine's precision, and in its own thread. If not, the gathered tensors do.
-        self._streams = engine_dtype == dtype and not policy.whole
+        # in the engine's precision, and in its own thread or on a GPU, which another thread's work
+        # does not hold up. If not, the gathered tensors do.
+        in_place = not policy.whole or group.device.type == "cuda"
+        self._streams = engine_dtype == dtype and in_place
         self._skeleton: Any = None
         vocab = int(policy.config.get_text_config().vocab_size)
         self._canary = tuple((1 + 7919 * i) % vocab for i in range(CANARY_LENGTH))
@@ -188,7 +191,7 @@ class Snapshotter:
                 if self._group.rank_info.seeds:
                     if name in self._scales:
                         full = full * self._scales[name]
-                    own = full.detach().to("cpu", self._precision(value), copy=True).contiguous()
+                    own = in_host_memory(full.detach(), self._precision(value))
                 if frozen:
                     self._frozen[name] = own
             else:
