@@ -245,6 +245,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     if given.profile is not None:
         path = given.profile / f"{name}-{figures['layout']}.txt"
         profiled(parts.learner, share(batch[: 4 * shape.group], 60), path)
+    print(json.dumps(figures), file=sys.stderr, flush=True)
     if given.copies:
         figures["copies"] = copies(given, parts)
     group.close()
@@ -320,6 +321,7 @@ def copies(given: argparse.Namespace, parts: Parts) -> dict[str, float]:
             started = time.perf_counter()
             kept.stage(1, policy, parts.optimizer, {})
             found["checkpoint_stage_s"] = time.perf_counter() - started
+            print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
