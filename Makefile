@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults clean
+.PHONY: help install install-dev docs docs-serve demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ install-dev: $(DEV) ## The same, with tools, trackers and test dependencies
 
 generate: $(DEV) ## Write all generated files: protos, CRD and schema of the chart, dashboards, tables
 	$(BIN)/python dev/generate.py
+
+# The theme announces its successor at every start.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+docs: $(DEV) ## Build the documentation site (build/site); warnings, such as broken links, are errors
+	$(MKDOCS) build --strict
+docs-serve: $(DEV) ## Serve the documentation on http://127.0.0.1:8000, rebuilt when a page changes
+	$(MKDOCS) serve
 
 demo: $(RUNTIME) ## Train the small arithmetic model end to end (runs/demo)
 	test -d models/arithmetic || $(BIN)/python examples/arithmetic/make_model.py

@@ -16,14 +16,28 @@ from pydantic import BaseModel
 from paceline.cli.entry import parser
 from paceline.config import JobSpec
 from paceline.config.load import parse_job
+from paceline.telemetry.metric_names import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "paceline"
-PLACES = (ROOT, ROOT / "docs", ROOT / "docker", CHART, ROOT / "examples")
+PLACES = (ROOT, ROOT / "docs", ROOT / "docs" / "plugins", ROOT / "docker", CHART, ROOT / "examples")
 DOCS = sorted(path for place in PLACES for path in place.glob("*.md"))
-ON_CLUSTERS = [path for path in DOCS if path.parent.name in {"docs", "docker"}]
+ON_CLUSTERS = [path for path in DOCS if path.parent.name in {"docs", "plugins", "docker"}]
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+METRICS = {spec.name for spec in NAMES.values()}
 NUMBER_OR_LIST = re.compile(r"^\{(.*)\}$")
+
+
+class TolerantLoader(yaml.SafeLoader):
+    """Reads mkdocs.yml without the function that makes anchors."""
+
+
+def nothing(loader: yaml.SafeLoader, suffix: str, node: yaml.Node) -> None:
+    """What such a tag is read as."""
+    del loader, suffix, node
+
+
+TolerantLoader.add_multi_constructor("tag:yaml.org,2002:python/", nothing)
 
 
 def ids(path: Path) -> str:
@@ -38,6 +52,14 @@ def blocks(path: Path, language: str) -> list[str]:
 def spans(path: Path) -> list[str]:
     """The code within lines."""
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", path.read_text()))
+
+
+def spans_of_ours(path: Path) -> list[str]:
+    """The same without names of other frameworks, which are in the first column of their page."""
+    if path.name != "coming-from.md":
+        return spans(path)
+    cells = re.findall(r"^\|.*?[^\\]\|(.*)\|$", path.read_text(), re.MULTILINE)
+    return [span for cell in cells for span in re.findall(r"`([^`\n]+)`", cell)]
 
 
 def commands(path: Path) -> list[str]:
@@ -157,7 +179,7 @@ def test_helm_commands_set_values_that_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", ON_CLUSTERS, ids=ids)
 def test_dotted_names_are_values_of_the_chart_or_fields_of_the_job_file(path: Path) -> None:
     sections = {*defaults(), *JobSpec.model_fields}
-    for span in spans(path):
+    for span in spans_of_ours(path):
         key = re.fullmatch(r"(?:--set )?([a-zA-Z_]+(?:\.[a-zA-Z_]+)+)(=.*)?", span)
         if key is None or key[1].partition(".")[0] not in sections:
             continue
@@ -189,7 +211,7 @@ def test_paceline_commands_are_accepted(path: Path) -> None:
 
 def with_operands(command: str) -> list[str]:
     """Add the required arguments to a command that the docs only name."""
-    needs = {"run", "submit", "validate", "watch", "cancel", "verify"}
+    needs = {"run", "submit", "try", "validate", "watch", "cancel", "verify"}
     return [command, "X"] if command in needs else [command]
 
 
@@ -215,7 +237,8 @@ def slug(heading: str) -> str:
 
 @pytest.mark.parametrize("path", DOCS, ids=ids)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", path.read_text())):
+    text = re.sub(r"`[^`\n]+`", "", FENCE.sub("", path.read_text()))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" in target:
             continue
         name, _, anchor = target.partition("#")
@@ -224,6 +247,30 @@ def test_links_lead_somewhere(path: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
             assert anchor in map(slug, headings), f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=ids)
+def test_lists_are_read_alike_on_github_and_on_the_site(path: Path) -> None:
+    """The site's Markdown wants four spaces where a paragraph of a list entry begins."""
+    assert re.findall(r"\n\n {2,3}\S.*", FENCE.sub("", path.read_text())) == []
+
+
+def test_the_site_has_every_page() -> None:
+    site = yaml.load((ROOT / "mkdocs.yml").read_text(), TolerantLoader)
+    listed = re.findall(r"[\w/-]+\.md", json.dumps(site["nav"]))
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+
+
+# The other one lists names of before.
+@pytest.mark.parametrize("path", [path for path in DOCS if path.name != "upgrade.md"], ids=ids)
+def test_metrics_exist(path: Path) -> None:
+    rules = (CHART / "files" / "monitoring" / "rules").glob("*.yaml")
+    recorded = {name for rule in rules for name in re.findall(r"record: (\S+)", rule.read_text())}
+    for span in spans(path):
+        found = re.fullmatch(r"(paceline_[a-z_]+_?|paceline:[a-z_:]+)(\{.*\})?", span)
+        if found and not (ROOT / "services" / found[1]).is_dir():
+            assert found[1] in recorded | METRICS, f"{span}: no such metric"
 
 
 @pytest.mark.parametrize("path", ON_CLUSTERS, ids=ids)

@@ -11,6 +11,7 @@ from paceline.config import load_job
 from paceline.plugins import Engine, Guest, Stored, TrackedRun
 from paceline.testing import (
     advantages,
+    allocators,
     engine_contract,
     environments,
     filters,
@@ -54,6 +55,17 @@ def test_filter() -> None:
     filters.fulfils_the_contract(
         "solved", keeps=[(0.0, 1.0)], drops=[(1.0, 1.0), cut_off], picks=[(partly, (0, 2))]
     )
+
+
+def test_allocator() -> None:
+    def solved(task: int, index: int) -> float:
+        return 1.0
+
+    def failed(task: int, index: int) -> float:
+        return 0.0
+
+    sizes = [(solved, 2), (failed, 4)]
+    allocators.fulfils_the_contract("second_try", group_size=4, sizes=sizes)
 
 
 def test_replay() -> None:

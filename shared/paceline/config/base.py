@@ -88,6 +88,7 @@ class PluginSpec(JsonModel):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     kind: str = Field(max_length=KIND_CHARS)
+    """Name of the plug-in."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -25,8 +25,11 @@ class EvalSpec(StrictModel):
     every: Steps = 20
     """Interval in trainer steps; version 0 and the last version are evaluated too."""
     tasks: int = Field(default=100, gt=0, le=1_000_000)
+    """Number of tasks, always the same ones."""
     options: Options = Field(default_factory=dict)
+    """Merged over `tasks.options`, for instance `{split: heldout}`."""
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    """0 is greedy."""
     samples: int = Field(default=1, gt=0, le=MAX_EVAL_SAMPLES)
     """Episodes of each task, with distinct seeds; several need a temperature above 0."""
     pass_at: SampleCounts = ()
@@ -38,6 +41,7 @@ class EvalSpec(StrictModel):
     pass_reward: float = Field(default=1.0, ge=-1e12, le=1e12)
     """A sample is right for `pass_at` and `majority_at` if its reward is at least this."""
     seed: Seed = 1
+    """Of the order of tasks, and of all episodes."""
     timeout_s: float = Field(default=120.0, gt=0, le=7 * DAY_S)
     """Episodes that have not finished by then are dropped and counted."""
 

@@ -12,15 +12,13 @@ from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
 from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed, Steps
 from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
+from paceline.config.rollout import RolloutSpec, Threads
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
 
 MAX_BATCH_EPISODES = 1 << 18
 MAX_EVAL_EPISODES = 1 << 20
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
-"""Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
-share."""
 
 
 class ModelSpec(StrictModel):
@@ -50,10 +48,13 @@ class TaskSpec(StrictModel):
     """Name of an environment plug-in, which provides the tasks and their world; or, for one in the
     job's own code, `module:attribute` of an `EnvironmentPlugin`."""
     options: Options = Field(default_factory=dict)
+    """Options of the environment."""
     transform: PluginSpec | None = None
     """Changes the prompts that the policy is shown; those of the environment if null."""
     seed: Seed = 0
+    """Of the order of tasks, and of all episodes."""
     epochs: Annotated[int, Field(gt=0, le=1_000_000)] | None = None
+    """How often all tasks are drawn; without end if null."""
     step_timeout_s: float = Field(default=60.0, gt=0, le=DAY_S)
     """Timeout of a reset, a step or the `transform`; exceeding it is an infrastructure error."""
     load_timeout_s: float = Field(default=300.0, gt=0, le=DAY_S)
@@ -67,14 +68,19 @@ class SamplingSpec(StrictModel):
     """How training episodes are sampled."""
 
     temperature: float = Field(default=1.0, gt=0.0, le=100.0)
+    """Divides the logits before sampling."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Sample from the most likely tokens that have this probability together."""
     top_k: int = Field(default=0, ge=0, le=10_000_000)
+    """Sample from this many most likely tokens; all if 0."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Sample from tokens with at least this share of the largest probability."""
     max_tokens: int = Field(default=256, gt=0, le=1 << 22)
     """Sampled tokens per turn."""
     max_context: int = Field(default=2048, gt=0, le=1 << 22)
     """Tokens of prompt and response together, over all turns."""
     stop: tuple[Annotated[str, Field(max_length=256)], ...] = Field(default=(), max_length=64)
+    """Strings that end a turn."""
     on_truncation: Literal["score", "mask", "zero"] = "mask"
     """For an episode that ran out of tokens: score it as is, mask all its tokens, or reward 0."""
     topology: PluginSpec = PluginSpec(kind="linear")
@@ -87,7 +93,9 @@ class RewardSpec(PluginSpec):
     name: str = Field(default="", max_length=KIND_CHARS)
     """Name of the part in metrics; `kind` if empty."""
     weight: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """The reward is the sum of the parts, each times its weight."""
     timeout_s: float = Field(default=5.0, gt=0, le=HOUR_S)
+    """Timeout of one score; exceeding it is an infrastructure error, never a zero."""
     after: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
         default=(), max_length=32
     )
@@ -103,6 +111,7 @@ class AdvantageSpec(PluginSpec):
     """The advantage estimator."""
 
     kind: str = Field(default="grpo", max_length=KIND_CHARS)
+    """Name of the advantage estimator."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,11 +152,13 @@ class ExperienceSpec(StrictModel):
     max_attempts: int = Field(default=5, gt=0, le=1000)
     """Leases of one episode until it is dropped."""
     lease_s: float = Field(default=10.0, gt=0, le=HOUR_S)
+    """How long a worker keeps an episode without renewing its lease."""
     payload_bytes: int = Field(default=1 << 30, gt=0, le=1 << 40)
     """Budget for the job's payloads in the store."""
     keep_trajectories: int = Field(default=512, gt=0, le=65_536)
     """Number of trajectories kept for `ListTrajectories`, the newest."""
     sampler: PluginSpec = PluginSpec(kind="shuffle")
+    """Draws the tasks."""
     allocator: PluginSpec | None = None
     """Decides how many episodes each task gets; `group_size` if null."""
     replay: ReplaySpec | None = None
@@ -155,7 +166,9 @@ class ExperienceSpec(StrictModel):
     filters: tuple[PluginSpec, ...] = Field(
         default=(PluginSpec(kind="zero_variance"),), max_length=16
     )
+    """Which groups, and which of their episodes, are trained on; called in this order."""
     advantage: AdvantageSpec = AdvantageSpec()
+    """Estimates how much better than expected each episode was."""
     advantage_shaping: tuple[PluginSpec, ...] = Field(default=(), max_length=16)
     """Advantages that change those of `advantage`, in this order."""
 
@@ -170,49 +183,34 @@ class ExperienceSpec(StrictModel):
         return self
 
 
-class ReplicaBounds(StrictModel):
-    """Bounds for the number of rollout workers of a scaled job."""
-
-    min_replicas: int = Field(default=1, gt=0, le=10_000)
-    max_replicas: int = Field(gt=0, le=10_000)
-
-
-class RolloutSpec(StrictModel):
-    """Rollout workers and their engine."""
-
-    engine: PluginSpec = PluginSpec(kind="torch")
-    replicas: int = Field(default=1, gt=0, le=10_000)
-    """Rollout workers at the start; constant without `scaling`."""
-    scaling: ReplicaBounds | None = None
-    pools: tuple[Name, ...] = Field(default=(), max_length=64)
-    """Pools of the installation that the job may use; all of them, cheapest first, if empty."""
-    activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
-    max_concurrent: int = Field(default=512, gt=0, le=65_536)
-    """Concurrent requests per engine; further ones wait."""
-    threads: Threads = "auto"
-    """Threads of an engine that computes on a CPU."""
-    canary_tolerance: float = Field(default=0.05, gt=0.0, le=1000.0)
-    """Largest allowed difference of canary log-probs between trainer and engine."""
-
-
 class OptimizerSpec(StrictModel):
     """AdamW with warm-up."""
 
     kind: Literal["adamw"] = "adamw"
+    """The only one there is."""
     lr: float = Field(default=1e-6, gt=0.0, le=1000.0)
+    """Learning rate after the warm-up."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0.0, le=1.0)
+    """Added to the denominator of an update."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """Decoupled from the gradient."""
     max_grad_norm: float = Field(default=1.0, gt=0.0, le=1e9)
+    """Gradients are scaled down to this norm."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after the warm-up; `linear` and `cosine` reach 0 at `stop.steps`."""
     warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
+    """Steps in which the learning rate grows to `lr`."""
 
 
 class CheckpointSpec(StrictModel):
     """How often the trainer writes checkpoints, and how many it keeps."""
 
     every: Steps = 20
+    """Interval in trainer steps."""
     keep: int = Field(default=2, gt=0, le=1000)
+    """Checkpoints that are kept, the newest."""
 
 
 class MismatchSpec(StrictModel):
@@ -228,6 +226,7 @@ class LoraSpec(StrictModel):
     """Train LoRA adapters (arXiv 2106.09685) instead of all weights."""
 
     rank: int = Field(default=16, gt=0, le=4096)
+    """Of the adapters."""
     alpha: float = Field(default=32.0, gt=0.0, le=65536.0)
     """Adapters are scaled by `alpha / rank`."""
     target_modules: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
@@ -255,26 +254,33 @@ class TrainerSpec(StrictModel):
     """All weights are trained if null."""
     optimizer: OptimizerSpec = OptimizerSpec()
     tokens_per_micro_batch: int = Field(default=4096, gt=0, le=1 << 26)
+    """Tokens of one forward and backward pass; fewer need less memory."""
     mini_batches: int = Field(default=1, gt=0, le=4096)
     """Optimiser updates per batch."""
     world_size: int = Field(default=1, gt=0, le=4096)
+    """Ranks that share model and batch, one for each GPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward and backward pass, `auto` as for the model; master weights are
     float32."""
     publish_every: int = Field(default=1, gt=0, le=1001)
+    """Publish weights after every so many steps."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     mismatch: MismatchSpec = MismatchSpec()
     threads: Threads = "auto"
     """Threads of a rank that computes on a CPU."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, more time."""
 
 
 class StopSpec(StrictModel):
     """Conditions that end the job with success; the first one that is met counts."""
 
     steps: Steps = 200
+    """Trainer steps."""
     eval_reward: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
+    """Mean reward of a complete evaluation."""
     wall_s: Seconds | None = None
+    """Seconds since the job started."""
 
 
 def _duplicates(names: Sequence[str]) -> list[str]:
@@ -285,7 +291,9 @@ class JobSpec(StrictModel):
     """What a user submits; immutable once accepted."""
 
     name: Name
+    """Lower-case letters, digits and hyphens; need not be unique."""
     tenant: Name = "default"
+    """Owner of the job; tokens of a tenant submit for that tenant only."""
     recipe: tuple[Annotated[str, Field(max_length=KIND_CHARS)], ...] = Field(
         default=(), max_length=MAX_RECIPES
     )
@@ -300,11 +308,13 @@ class JobSpec(StrictModel):
     or else the first of these by name."""
     sampling: SamplingSpec = SamplingSpec()
     reward: tuple[RewardSpec, ...] = Field(min_length=1, max_length=32)
+    """Parts of the reward; at least one."""
     experience: ExperienceSpec = ExperienceSpec()
     rollout: RolloutSpec = RolloutSpec()
     trainer: TrainerSpec = TrainerSpec()
     stop: StopSpec = StopSpec()
     tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
+    """Experiment trackers that the metrics go to."""
 
     @property
     def eval_sets(self) -> dict[str, EvalSpec]:

@@ -25,11 +25,15 @@ class ObjectiveSpec(StrictModel):
     `behaviour` (the policy that sampled, as the engine computed it), `snapshot` (the same, as the
     trainer does), `interpolated` or `ewma` (the average of the last steps)."""
     shaping: Slots = ()
+    """Change advantages with what only the trainer sees, such as entropy."""
     corrections: Slots = (PluginSpec(kind="behaviour_weight"),)
     """Weights of tokens for stale samples and engine mismatch; multiplied."""
     surrogate: PluginSpec = PluginSpec(kind="ppo_clip")
+    """The loss of each token."""
     regularisers: Slots = ()
+    """Added to the loss of each token."""
     aggregation: PluginSpec = PluginSpec(kind="token_mean")
+    """Makes one number of the losses of all tokens."""
     inert: bool | None = None
     """Accept a surrogate that the job names although its ratio is always 1, so that nothing is
     clipped: with the proximal policy `batch` and one mini-batch. Unset: such a job is refused."""

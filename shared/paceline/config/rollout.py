@@ -1,0 +1,44 @@
+"""The section `rollout` of a job file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from paceline.config.base import Name, PluginSpec
+from paceline.plugins import StrictModel
+
+Threads = Literal["auto"] | Annotated[int, Field(gt=0, le=1024)]
+"""Of a process. `auto`: one for a small model, else all cores of the machine, which its processes
+share."""
+
+
+class ReplicaBounds(StrictModel):
+    """Bounds for the number of rollout workers of a scaled job."""
+
+    min_replicas: int = Field(default=1, gt=0, le=10_000)
+    """Fewest rollout workers."""
+    max_replicas: int = Field(gt=0, le=10_000)
+    """Most rollout workers."""
+
+
+class RolloutSpec(StrictModel):
+    """Rollout workers and their engine."""
+
+    engine: PluginSpec = PluginSpec(kind="torch")
+    """Generates the tokens."""
+    replicas: int = Field(default=1, gt=0, le=10_000)
+    """Rollout workers at the start; constant without `scaling`."""
+    scaling: ReplicaBounds | None = None
+    pools: tuple[Name, ...] = Field(default=(), max_length=64)
+    """Pools of the installation that the job may use; all of them, cheapest first, if empty."""
+    activation: Literal["in_flight", "interrupt", "at_boundary"] = "in_flight"
+    """How running requests get new weights: `in_flight` keeps the KV cache, `interrupt` recomputes
+    it, `at_boundary` lets them finish with the old ones."""
+    max_concurrent: int = Field(default=512, gt=0, le=65_536)
+    """Concurrent requests per engine; further ones wait."""
+    threads: Threads = "auto"
+    """Threads of an engine that computes on a CPU."""
+    canary_tolerance: float = Field(default=0.05, gt=0.0, le=1000.0)
+    """Largest allowed difference of canary log-probs between trainer and engine."""

@@ -1,0 +1,1 @@
+"""Snippets of the documentation, and how they are run."""
