@@ -19,7 +19,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # If set, each of many processes would recompile its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install install-dev docs docs-serve demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults clean
+.PHONY: help install install-dev docs docs-serve demo demo-smollm2 demo-sglang test test-systems test-parts sglang-env test-sglang test-sglang-systems test-sglang-parts chart-check image-check cluster-tools monitoring-tools check generate adapters-env test-adapters bench bench-engine bench-trl bench-faults bench-ledger-histories clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9%-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-17s %s\n", $$1, $$2}'
@@ -127,6 +127,10 @@ bench-trl: $(DEV) ## Compare with TRL's GRPO, in an environment of its own (.ven
 	$(BIN)/python benchmarks/step_beside_trl.py --trl-python $(TRL_VENV)/bin/python --json benchmarks/results/step_beside_trl.json
 
 FAULTS_PROFILE ?= short
+HISTORY_STEPS ?= 1000000
+bench-ledger-histories: $(DEV) ## Random histories of the ledger, audited after each step (hours; HISTORY_STEPS)
+	$(BIN)/python benchmarks/chaos/ledger_property.py --steps $(HISTORY_STEPS) --json benchmarks/results/ledger_property.json
+
 bench-faults: $(DEV) ## Inject faults of all kinds, and write docs/faults.md (FAULTS_PROFILE=full: hours)
 	$(BIN)/python benchmarks/faults.py --profile $(FAULTS_PROFILE) --json benchmarks/results/faults.json
 	$(BIN)/python dev/generate.py

@@ -5,8 +5,10 @@ under the same job file, which sets model, tasks, batch and learning rate. What 
 held-out reward before and after, the reward of the last five batches, seconds a step, and the
 difference of the held-out reward to the default objective at equal samples. The small model learns
 within few steps whatever the objective, so the table says that a recipe trains and what it costs,
-not that its paper's claim holds.
+not that its paper's claim holds. Recipes of continuations train chains of sums, whose rewards are
+not those of the others.
 
+    .venv/bin/python examples/tools/make_model.py chain
     .venv/bin/python benchmarks/recipes.py --json benchmarks/results/recipes.json
 """
 
@@ -36,8 +38,41 @@ JOB = ROOT / "examples" / "arithmetic.yaml"
 WAIT_S = 600.0
 TAIL = 5  # batches
 DEFAULT = "default"
+# The model that `python examples/tools/make_model.py chain` creates.
+CHAINS: dict[str, Any] = {
+    "model": {"path": str(ROOT / "models" / "chain")},
+    "tasks": {"environment": "chain", "options": {"length": 6, "digits": 2}},
+    "eval": {"options": {"split": "heldout", "length": 1}},
+    "sampling": {"max_tokens": 6, "max_context": 256},
+    "reward": [{"kind": "environment"}],
+}
 # What a recipe asks of a job besides the model and the tasks.
 OWN: dict[str, dict[str, Any]] = {
+    # Continuations need turns. An error ends the episode, so all turns but the last were right.
+    "rac": CHAINS | {"experience": {"allocator": {"kind": "rac", "share": 1.0}}},
+    "scope": CHAINS | {"experience": {"allocator": {"kind": "scope", "share": 1.0}}},
+    # As many episodes a step as the others, in groups as wide as that allows.
+    "brorl": {"experience": {"batch_groups": 1, "group_size": 256}},
+    # The vocabulary of the small model has only digits and signs. The recipe's own reward for the
+    # format adds 0.5 to all of its figures.
+    "prompt_augmentation": {
+        "tasks": {
+            "transform": {
+                "kind": "prompt_augmentation",
+                "templates": [
+                    {"name": "plain", "text": "{question}"},
+                    {"name": "zero", "text": "0+{question}"},
+                ],
+            }
+        },
+        "sampling": {"max_context": 18},
+        "reward": [{"kind": "exact"}],
+    },
+    # Tasks have to come again for what is known of them.
+    **{
+        name: {"tasks": {"options": {"digits": 2, "operations": ["+"], "size": 256}}}
+        for name in ("dart", "difficulty_pools", "vade")
+    },
     "fapo": {
         "reward": [
             {"kind": "exact"},

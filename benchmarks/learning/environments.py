@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pipeline import ROOT, machine
 from recipes import serving
 
-ENVIRONMENTS = ("guess_number", "tools")
+ENVIRONMENTS = ("guess_number", "tools", "key_door")
 TASKS, DRAWS, WAIT_S = 200, 10_000, 1200.0
 Rewards = dict[str, float]  # by task
 

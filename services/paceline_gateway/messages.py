@@ -18,8 +18,8 @@ MAX_TEXT = 1_000
 MAX_ITEMS = 100
 # The largest integer that every JSON parser represents exactly.
 MAX_INTEGER = 2**53 - 1
-# Checked by their own code: job files, their code, and the small files of a model.
-_CHECKED_ELSEWHERE = frozenset({"spec_json", "files", "archive"})
+# Checked by their own code: job files, their code, the small files of a model, trajectories.
+_CHECKED_ELSEWHERE = frozenset({"spec_json", "files", "archive", "lines"})
 _FLOATS = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 _INTEGERS = (
     FieldDescriptor.CPPTYPE_INT32,

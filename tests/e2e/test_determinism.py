@@ -105,7 +105,7 @@ class Site:
         lines = (self.run_dir / "jobs" / job_id / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         by_step = {row["step"]: row for row in rows if row["kind"] == "train"}
-        names = ("baseline", "forgetting", "distinct_answers")
+        names = ("baseline", "forgetting", "distinct_answers", "replayed")
         return [{n: by_step[k][n] for n in names if n in by_step[k]} for k in sorted(by_step)]
 
 
@@ -320,6 +320,52 @@ def test_a_memory_survives_kills_of_experience_and_trainer(
     agree(quiet, run)
     for mine, theirs in zip(run.notes, quiet.notes, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+LONG, EVERY = 22, 10
+
+
+def replaying(job: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The job with a sampler that learns and stored episodes, and so few tasks that they recur."""
+    tasks = job["tasks"] | {"options": {"digits": 1, "size": 6}}
+    found = {
+        "group_size": 4,
+        "sampler": {"kind": "weakest", "width": 3},
+        "replay": {"kind": kind, "per_task": 2},
+    }
+    job["rollout"].pop("max_concurrent")
+    return job | {
+        "tasks": tasks,
+        "experience": job["experience"] | found,
+        "stop": {"steps": LONG},
+    }
+
+
+@pytest.mark.parametrize("kind", ["experience_replay", "dart_pool"])
+def test_sampler_and_replay_survive_kills_at_every_tenth_step(
+    kind: str, site: Site, job_of: Job
+) -> None:
+    """Experience and trainer die at any moment of the step, with episodes under way."""
+    name = kind.replace("_", "-")
+    quiet = site.run(replaying(job_of(f"{name}-quiet", replicas=1), kind))
+    assert sum(each["replayed"] for each in quiet.notes) > 0
+
+    def during(job_id: str) -> None:
+        with site.client() as client:
+            for step in range(EVERY - 1, LONG, EVERY):
+                deadline = time.monotonic() + 300
+                while client.get(job_id).status.step < step:
+                    assert time.monotonic() < deadline, f"step {step} is not reached"
+                    time.sleep(0.02)
+                for victim in ("experience", f"trainer-{job_id}"):
+                    kill(site.family(victim))
+
+    run = site.run(replaying(job_of(f"{name}-killed", replicas=2), kind), during)
+    assert run.incarnation > LONG // EVERY
+    assert len(run.episodes) == len(quiet.episodes)
+    for mine, theirs in zip(run.episodes, quiet.episodes, strict=True):
+        assert mine["same"] == theirs["same"]
+    assert [each["replayed"] for each in run.notes] == [each["replayed"] for each in quiet.notes]
 
 
 def test_asynchronous_runs_have_the_same_tasks_and_seeds(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -140,6 +143,39 @@ def test_guests_survive_kills(
     assert report.counts["replayed"] == sum(guests.values()) > 0
     assert report.dropped["replaced"] >= report.counts["replayed"]  # not all groups are trained
     assert max(row.values["replayed_age_mean"] for row in rows) >= 1.0
+
+
+def test_what_another_job_has_exported_is_replayed(
+    platform: Any, tiny_job: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """`paceline replay import` before the first batch; one line is refused by its number."""
+    tasks = {"environment": "arithmetic", "options": {"digits": 1, "size": 2}}
+    plain = tiny_job(name="collects", tasks=tasks, eval=None, stop={"steps": 2})
+    wanted = {"kind": "experience_replay", "share": 0.5}
+    experience = {**plain["experience"], "max_staleness": 0, "replay": wanted}
+    with platform.client() as client:
+        first = client.submit(plain).status.job_id
+        assert client.wait(first, timeout_s=300).status.state == "succeeded", platform.logs()
+        folder = platform.run_dir / "jobs" / first / "trajectories"
+        found = [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+        path = tmp_path / "collected.jsonl"
+        path.write_text("\n".join([*found[:20], "", '{"task_id": "other"}']) + "\n")
+        job_id = client.submit(plain | {"name": "replays", "experience": experience}).status.job_id
+        command = [sys.executable, "-m", "paceline.cli", "replay", "import", job_id, str(path)]
+        done = subprocess.run(
+            [*command, "--run-dir", str(platform.run_dir)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "16 stored, 1 refused\n"), done.stderr
+        assert f"{path}: line 22: transcripts: Field required" in done.stderr
+        status = client.wait(job_id, timeout_s=300).status
+        assert status.state == "succeeded", f"{status.reason}\n{platform.logs()}"
+        report = client.verify(job_id)
+        rows = [row for row in client.list_metrics(job_id).rows if row.kind is Purpose.TRAIN]
+    assert report.ok, report.problems
+    assert [row.values["replayed"] for row in rows] == [16.0, 16.0]
 
 
 def test_allocators_of_methods_train(

@@ -162,6 +162,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             problems=report.problems,
         )
 
+    async def ImportEpisodes(
+        self, request: pb.ImportEpisodesRequest, context: Any
+    ) -> pb.ImportEpisodesReply:
+        """Store trajectories in a job's replay."""
+        who, job_id = caller(context), request.job_id
+        async with self._audit.change(
+            who, "job.import", tenant=who.tenant, target=job_id
+        ) as change:
+            who.check_role(Role.SUBMIT)
+            change.tenant = await self._check(job_id, context)
+            report = await self._job_service.import_episodes(job_id, request.lines)
+        return wire.to_proto(report, pb.ImportEpisodesReply)
+
     async def ListWeights(
         self, request: roster_pb2.ListWeightsRequest, context: Any
     ) -> roster_pb2.ListWeightsReply:

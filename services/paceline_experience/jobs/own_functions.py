@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,13 +28,14 @@ from paceline.config.needs import refusal
 from paceline.digest import digest_of
 from paceline.errors import InvalidError, PacelineError, UnavailableError
 from paceline.fair_queue import QueueOwner
-from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep
+from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup, Keep, Repair
 from paceline.sandbox.sandbox import Sandbox
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline_experience.jobs.dry_run import UntriedError
 from paceline_experience.ledger.advantages.episodes import trial_batch
 from paceline_experience.ledger.advantages.estimate import checked
+from paceline_experience.ledger.filters.answer import FilterDecision
 from paceline_experience.ledger.filters.chain import trial_group
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.store.artifacts import ArtifactStore
@@ -107,14 +108,14 @@ class JobFunctions:
         """See `OwnParts`."""
         return self._needs.get(plugin.options_field, frozenset())
 
-    async def kept(self, plugin: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+    async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         """See `OwnParts`."""
         answer = await self._call(plugin, {"op": "filter", "group": group_fields(group)})
-        found: Any = answer.fields.get("kept")
-        if found == []:
-            return ()
+        size = len(group.rewards)
+        kept, again = answer.fields.get("kept"), answer.fields.get("repair")
         try:
-            return Keep(found if isinstance(found, list) else (found,)).of(len(group.rewards))
+            repair = Repair(_listed(again)).of(size) if again is not None else ()
+            return FilterDecision(() if kept == [] else Keep(_listed(kept)).of(size), repair=repair)
         except (TypeError, ValueError) as error:
             raise _failed(plugin, f"{type(error).__name__}: {error}") from None
 
@@ -338,7 +339,7 @@ async def _try(functions: JobFunctions, plugin: NamedPlugin, spec: JobSpec) -> N
     """Call a plug-in on a small input."""
     parts = [part.part for part in spec.reward]
     if plugin.kind == "filters":
-        await functions.kept(plugin, trial_group(parts))
+        await functions.decided(plugin, trial_group(parts))
         return
     batch = trial_batch(parts)
     if plugin.field.startswith("experience.advantage_shaping"):
@@ -363,6 +364,10 @@ def _texts(value: Any) -> Sequence[str]:
     if not isinstance(value, list):
         return ()
     return [str(each) for each in value][:100]
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else (value,)
 
 
 def _failed(plugin: NamedPlugin, why: str) -> InvalidError:

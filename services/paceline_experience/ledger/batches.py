@@ -154,8 +154,14 @@ class Batches:
             ),
         )
         await self._core.change(
-            "take", incarnation, step, record_text(batch), *found.script_arguments
+            "take",
+            incarnation,
+            step,
+            record_text(batch),
+            *found.script_arguments,
+            json.dumps(self._groups.settled(unfixed=state.unfixed_step(step + 1))),
         )
+        await self._groups.free(())  # what has left the pool
         self._groups.losses.reset()
         self._core.learned(found.memory)
         self._waited_s, self._waiting_since = self._waited_s + wait_s, None

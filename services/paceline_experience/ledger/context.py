@@ -210,15 +210,16 @@ class LedgerContext:
         names = (keys.counts, keys.meta, keys.groups, keys.results, keys.batches, keys.versions)
         counts, meta, groups, results, batches, versions = await self.store.hashes(*names)
         old, state = self.state, LedgerState()
-        if self.spec.experience.replay is not None:
-            state.pool = Pool(*await self.store.hashes(keys.replay))
-            state.unpinned = old.unpinned | old.pool.payloads | {*old.pins}
         state.counts.update({k.decode(): int(v) for k, v in counts.items()})
         texts = {k.decode(): v.decode() for k, v in meta.items()}
         state.revision = int(texts.pop("revision", 0))
         state.meta = LedgerMeta().changed(texts)
         state.batches.update({int(k): parse_record(BatchRecord, v) for k, v in batches.items()})
         state.versions.update({int(k): parse_record(Publication, v) for k, v in versions.items()})
+        if self.spec.experience.replay is not None:
+            (stored,) = await self.store.hashes(keys.replay)
+            state.pool = Pool(stored, unfixed=state.unfixed_step())
+            state.unpinned = old.unpinned | old.pool.payloads | {*old.pins}
         await self.clock.resume(state.meta.clock)
         found = parse_results(results.keys(), results.values())
         for key, text in groups.items():

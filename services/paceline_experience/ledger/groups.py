@@ -21,17 +21,17 @@ from paceline_experience.ledger.generation.allocation import (
     Allocation,
     GroupSizes,
     repeated,
-    starts_of,
 )
 from paceline_experience.ledger.generation.losses import Losses
-from paceline_experience.ledger.generation.prefix import prefix_of
+from paceline_experience.ledger.generation.prefix import prefixes
 from paceline_experience.ledger.generation.submission import Report, Submission, submission
 from paceline_experience.ledger.own.later import LaterDecisions
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import OutcomeRecord, record_text
 from paceline_experience.ledger.replay.pool import StoredRecord
 from paceline_experience.ledger.replay.stage import Offered, ReplayStage
-from paceline_experience.ledger.state import DROPPED, GroupRecord, payload_name
+from paceline_experience.ledger.staleness import too_late_groups
+from paceline_experience.ledger.state import DROPPED, GroupRecord
 from paceline_experience.ledger.task_cursor import Draw
 from paceline_experience.store.payloads import PayloadStore
 
@@ -76,7 +76,7 @@ class Groups:
         self._core = core
         self._payloads = payloads
         self._observe = observe
-        self._compress_over = compress_over_bytes
+        self.compress_over = compress_over_bytes
         self._sizes: dict[str, int] = {}
         self.payload_bytes = 0
         self._num_accepted, self._accepted_bytes = 0, 0
@@ -113,7 +113,7 @@ class Groups:
             submission(
                 item,
                 limits=self._core.limits,
-                compress_over_bytes=self._compress_over,
+                compress_over_bytes=self.compress_over,
                 waves=self.allocation is not None,
             )
             for item in trajectories
@@ -123,10 +123,7 @@ class Groups:
             for each in submissions:
                 if each.payload and self._is_open(state.groups, each):
                     new.setdefault(each.name, each.payload)
-            await self._payloads.put(new)
-            for name, data in new.items():
-                self.payload_bytes += len(data) - self._sizes.get(name, 0)
-                self._sizes[name] = len(data)
+            await self._store(new)
             outcomes = await self.report([each.report for each in submissions])
             accepted = [
                 each
@@ -140,6 +137,20 @@ class Groups:
             for each in accepted:
                 self._core.meter.submitted(each.message)
         return outcomes
+
+    async def _store(self, new: Mapping[str, bytes]) -> None:
+        await self._payloads.put(new)
+        for name, data in new.items():
+            self.payload_bytes += len(data) - self._sizes.get(name, 0)
+            self._sizes[name] = len(data)
+
+    async def bring(self, imported: Sequence[tuple[int, Submission]]) -> int:
+        """Inside a transaction: store these, by position of their tasks; returns how many stay."""
+        assert self._replay is not None
+        await self._store({each.name: each.payload for _, each in imported})
+        await self._core.decide([self._replay.brought(imported)])
+        await self.free([each.name for _, each in imported])
+        return sum(self._core.state.pool.needs(each.name) for _, each in imported)
 
     def _is_open(self, groups: dict[str, GroupRecord], submission: Submission) -> bool:
         group = groups.get(submission.report.group_id)
@@ -196,9 +207,12 @@ class Groups:
 
         `finished`: episodes that have just finished, in order; if not given, all that have.
         """
+        await self.drop(late := self._too_late(names), DropReason.STALE)
         decided: list[_Decided] = []
         over: list[tuple[GroupRecord, _Over]] = []
         for name in names:
+            if name in late:
+                continue
             group = self._core.state.groups[name]
             new = group.finished() if finished is None else finished.get(name, ())
             found = self._allocated(group, new)
@@ -217,6 +231,10 @@ class Groups:
         if self._later is not None:
             self._later.add([self._core.state.groups[group.group_id] for group, _ in over])
 
+    def _too_late(self, names: Iterable[str]) -> list[str]:
+        most = self._core.spec.experience.max_staleness
+        return too_late_groups(self._core.state, names, max_staleness=most)
+
     def close(self) -> None:
         """Decide on nothing more."""
         if self._later is not None:
@@ -229,7 +247,9 @@ class Groups:
             now = state.groups.get(group.group_id)
             if now is None or not now.complete or now.attempts != group.attempts:
                 return
-            if all(state.pool.holds(guest) for guest in decision.guests):
+            if late := self._too_late([now.group_id]):
+                return await self.drop(late, DropReason.STALE)
+            if all(state.pool.needs(guest.payload) for guest in decision.guests):
                 await self._decide([(now, decision)])
             elif self._later is not None:
                 self._later.add([now])
@@ -377,27 +397,7 @@ class Groups:
 
     async def prefixes(self, group: GroupRecord, indices: Sequence[int]) -> list[EpisodeProgress]:
         """What those of these episodes that continue a sibling begin with."""
-        if not group.starts:
-            return []
-        starts = starts_of(group)
-        found: list[EpisodeProgress] = []
-        for index in indices:
-            parent, tokens = starts[index].parent or (-1, 0)
-            sibling = group.results[parent] if parent >= 0 else None
-            if sibling is None:
-                continue
-            name = payload_name(group.group_id, parent, sibling.attempt)
-            (payload,) = await self._payloads.get([name])
-            begun = prefix_of(
-                payload,
-                tokens,
-                parent=parent,
-                group_id=group.group_id,
-                index=index,
-                attempt=group.attempts[index],
-            )
-            found += [begun] if begun else []
-        return found
+        return await prefixes(group, indices, self._payloads)
 
     async def drop(self, names: Sequence[str], reason: DropReason) -> None:
         """Inside a transaction: drop whole groups."""
@@ -418,6 +418,8 @@ class Groups:
             GroupDecision(name, reason, outcome=final.get(name, "")).script_argument()
             for name in names
         ]
+        if self._replay is not None and again:
+            decisions += self._replay.taken_back(again)
         await self._core.decide(decisions)
         for group in groups:
             self.losses.note(group, None)
@@ -426,6 +428,10 @@ class Groups:
         if again:
             await self._requeue_tasks(again)
         self._core.work.fire()
+
+    def settled(self, *, unfixed: int) -> list[str]:
+        """Keys that leave the pool of stored episodes as a batch is fixed."""
+        return [] if self._replay is None else self._replay.settled(unfixed=unfixed)
 
     async def free(self, names: Sequence[str]) -> None:
         """Inside a transaction: delete payloads, but those that a replay still needs."""

@@ -31,6 +31,7 @@ from paceline_experience.ledger.leases import Demand, Leases
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
+from paceline_experience.ledger.replay.imports import Imports
 from paceline_experience.ledger.replay.stage import replay_stage
 from paceline_experience.ledger.shares import BatchShare
 from paceline_experience.ledger.sources import learners_of, make_allocator, make_sampler
@@ -102,6 +103,7 @@ class JobLedger:
         self._batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
         self.trajectories = Trajectories(core=core, payloads=payloads)
+        self.imports = Imports(core=core, groups=groups, tasks=tasks)
         self._completion = JobCompletion(
             core=core,
             groups=groups,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
-from paceline_experience.ledger.state import LedgerState
+from paceline_experience.ledger.state import GroupRecord, LedgerState
 
 
 def stale_groups(
@@ -18,6 +18,24 @@ def stale_groups(
 ) -> list[str]:
     """Groups whose oldest token would be more than `max_staleness` steps old at `step`."""
     return [name for name in names if state.staleness(state.groups[name], step) > max_staleness]
+
+
+def too_late_groups(state: LedgerState, names: Iterable[str], *, max_staleness: int) -> list[str]:
+    """Complete groups on which nothing is decided, as no batch can have any of their episodes.
+
+    After a rewind that is so until the known batches are trained again. If filters, samplers or
+    replays saw such a group, they would see other tokens than in an undisturbed run. In a
+    synchronous job, which is to be repeatable, one such episode is enough.
+    """
+    step, suffices = state.unfixed_step(), any if max_staleness == 0 else all
+
+    def late(group: GroupRecord) -> bool:
+        oldest = (found.oldest_version for found in group.summaries())
+        ages = [state.age(version) for version in oldest if version >= 0]
+        return bool(ages) and suffices(step - age > max_staleness for age in ages)
+
+    training = (name for name in names if not state.groups[name].is_eval)
+    return [name for name in training if (g := state.groups[name]).complete and late(g)]
 
 
 def oldest_usable_version(state: LedgerState, *, max_staleness: int) -> int:

@@ -153,6 +153,16 @@ class LedgerState:
         """Optimiser steps done."""
         return self.meta.step
 
+    def unfixed_step(self, start: int = 0) -> int:
+        """The step of the next batch that is fixed: after a rewind, known ones come again first.
+
+        `start`: the first step that counts, if it is later than the present one.
+        """
+        step = max(start, self.step)
+        while step in self.batches:
+            step += 1
+        return step
+
     @property
     def stop(self) -> StopReason | None:
         """Why there will be no further batch; None: there will be one."""
@@ -250,7 +260,7 @@ class LedgerState:
 
     def pinned(self, name: str) -> bool:
         """Whether a payload is needed by the pool, or by a group that it is a guest of."""
-        return name in self.pool.payloads or self.pins[name] > 0
+        return self.pool.needs(name) or self.pins[name] > 0
 
     def owns(self, name: str) -> bool:
         """Whether a payload is that of an episode of a live group."""

@@ -129,16 +129,17 @@ def _replay(
     core: LedgerContext, stored: Mapping[bytes, bytes], kept: dict[str, int]
 ) -> Iterable[str]:
     """The pool is within its bounds, known, and can be read."""
-    spec, pool = core.spec.experience.replay, Pool(stored)
+    spec = core.spec.experience.replay
+    pool = Pool(stored, unfixed=core.state.unfixed_step())
     records = {each.key: each for each in pool.records()}
     if records.keys() != {key.decode() for key in stored}:
         yield f"the pool has {len(stored)} entries, of which {len(records)} are what they say"
     if records != {each.key: each for each in core.state.pool.records()}:
         yield f"the pool has {len(stored)} entries, but {len(core.state.pool)} are known"
-    tasks = Counter(each.task for each in records.values())
     most, num_bytes = (spec.per_task, spec.pool_bytes) if spec is not None else (0, 0)
-    if pool.num_bytes > num_bytes or max(tasks.values(), default=0) > most:
-        yield f"the pool of {pool.num_bytes} bytes, {max(tasks.values())} per task, is too large"
+    for found, of_a_task in pool.sizes():
+        if found > num_bytes or of_a_task > most:
+            yield f"the pool of {found} bytes, {of_a_task} per task, is too large"
     for name in pool.payloads - kept.keys():
         yield f"payload {name} is in the pool, but gone"
 

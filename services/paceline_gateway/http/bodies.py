@@ -16,7 +16,10 @@ from paceline_gateway.job_api import too_large
 
 # Limit for routes that are not in `LARGER`.
 MAX_BODY_BYTES = 16 << 10
-LARGER: Mapping[str, int] = {"POST /v1/jobs": MAX_SPEC_BYTES}
+LARGER: Mapping[str, int] = {
+    "POST /v1/jobs": MAX_SPEC_BYTES,
+    "POST /v1/jobs/{job_id}/replay": MAX_SPEC_BYTES,
+}
 # The handler reads the body as it arrives.
 STREAMED: Mapping[str, int] = {"POST /v1/code": MAX_CODE_BYTES}
 BODY_TIMEOUT_S = 30.0

@@ -103,6 +103,25 @@ class VerificationView(BaseModel):
     problems: list[str]
 
 
+class ImportRequest(StrictModel):
+    """Trajectories that were collected elsewhere."""
+
+    message: ClassVar = "ImportEpisodesRequest"
+    lines: str
+    """JSON lines, at most 1,024 of them and 1 MiB as a request."""
+
+
+class ImportView(BaseModel):
+    """What became of imported trajectories."""
+
+    message: ClassVar = "ImportEpisodesReply"
+    num_stored: int
+    """Of these lines, in the pool now; a full pool keeps the newest."""
+    num_refused: int
+    problems: list[str]
+    """Of the first 20 lines that were refused."""
+
+
 class WeightsView(BaseModel):
     """The broadcast of a job's weights."""
 

@@ -118,6 +118,7 @@ def _add_remote(commands: Any) -> None:
         command.add_argument("job", metavar="ID")
     for command in (submit, listing, watch, cancel, verify, weights):
         _add_gateway(command)
+    _add_replay(commands)
     _add_access(commands)
     _add_tenants(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
@@ -129,6 +130,15 @@ def _add_remote(commands: Any) -> None:
     )
     logs.add_argument("-f", "--follow", action="store_true", help="wait for more lines")
     _add_run_dir(logs, "default: runs/local")
+
+
+def _add_replay(commands: Any) -> None:
+    replay = commands.add_parser("replay", help="give trajectories to the replay of a job")
+    verbs = replay.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    bring = _command(verbs, "import", "replay:add", "store trajectories that were collected before")
+    bring.add_argument("job", metavar="ID")
+    bring.add_argument("file", metavar="FILE", type=Path, help="JSON lines, as jobs export them")
+    _add_gateway(bring)
 
 
 def _add_access(commands: Any) -> None:

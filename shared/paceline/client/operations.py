@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paceline.api.documents import (
     AuditLogPage,
+    ImportView,
     JobPage,
     JobView,
     MetricPage,
@@ -63,6 +64,12 @@ class Operations:
     def get(self, job_id: str) -> JobView:
         """Get a job."""
         return self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    def import_episodes(self, job_id: str, *, lines: str = "") -> ImportView:
+        """Store trajectories that were collected elsewhere in the replay of a job."""
+        return self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/replay", ImportView, body={"lines": lines})
+        )
 
     def list_audit(
         self, *, before: str = "", page_size: int | None = None, tenant: str = "", action: str = ""
@@ -199,6 +206,12 @@ class AsyncOperations:
     async def get(self, job_id: str) -> JobView:
         """Get a job."""
         return await self.send(RestCall("GET", f"/v1/jobs/{job_id}", JobView))
+
+    async def import_episodes(self, job_id: str, *, lines: str = "") -> ImportView:
+        """Store trajectories that were collected elsewhere in the replay of a job."""
+        return await self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/replay", ImportView, body={"lines": lines})
+        )
 
     async def list_audit(
         self, *, before: str = "", page_size: int | None = None, tenant: str = "", action: str = ""

@@ -19,6 +19,7 @@ from paceline.plugins import (
     FinishedGroup,
     GroupOutcome,
     Keep,
+    Repair,
     Turns,
 )
 
@@ -42,14 +43,18 @@ def group_of(fields: Mapping[str, Any]) -> FinishedGroup:
 def decision_fields(answer: Any, num_episodes: int) -> dict[str, Any]:
     """What a filter has returned as JSON: the indices it keeps, none if it drops the group.
 
+    Of a group that it repairs it keeps all, and `repair` has the indices.
+
     Raises:
         TypeError: it is something else.
         ValueError: the indices are not some of the group, in ascending order.
     """
     if isinstance(answer, Drop):
         return {"kept": []}
+    if isinstance(answer, Repair):
+        return {"kept": list(range(num_episodes)), "repair": answer.of(num_episodes)}
     if not isinstance(answer, Keep):
-        raise TypeError(f"an answer of type {type(answer).__name__}; Keep or Drop is needed")
+        raise TypeError(f"an answer of type {type(answer).__name__}; Keep, Drop or Repair is due")
     return {"kept": answer.of(num_episodes)}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.plugins import FinishedGroup, Keep
+from paceline.selection import trimmed
 
 Count = Annotated[int, Field(ge=2, le=4096)]
 
@@ -22,11 +23,4 @@ def balanced(group: FinishedGroup, *, keep: Count, success: float = 0.5) -> Keep
         keep: episodes that are kept at most.
         success: rewards above it are successes, all others failures.
     """
-    successes = [reward > success for reward in group.rewards]
-    chosen = list(range(min(keep, len(successes))))
-    if len(successes) > keep:
-        present = successes[:keep]
-        for kind in (True, False):
-            if kind not in present and kind in successes:
-                chosen[-1] = successes.index(kind)
-    return Keep(tuple(chosen))
+    return Keep(trimmed([reward > success for reward in group.rewards], keep))

@@ -121,7 +121,7 @@ class OpenGroup:
     """What is known of a group before filters see it."""
 
     pick: Pick
-    episodes: tuple[FinishedEpisode, ...]  # finished ones, in the order of their indices
+    episodes: Sequence[FinishedEpisode]  # finished ones, in the order of their indices
     num_open: int = 0  # queued or leased
     waves: int = 1  # begun so far
 
@@ -148,6 +148,11 @@ class Allocator(Protocol):
         A group has at most 8 waves.
         """
         ...
+
+
+@runtime_checkable
+class ClosesEarly(Protocol):
+    """What an allocator may have in addition: groups that do not wait for all their episodes."""
 
     def enough(self, group: OpenGroup) -> bool:
         """Whether to close the group with what has finished; the rest is aborted as surplus.

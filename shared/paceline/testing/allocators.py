@@ -13,6 +13,7 @@ from paceline.plugins import (
     MAX_WAVE,
     MAX_WAVES,
     Allocator,
+    ClosesEarly,
     Context,
     FinishedEpisode,
     FinishedTurn,
@@ -90,7 +91,7 @@ def _played(
             done = _episode(index, start, reward(task, index))
             episodes = (*group.episodes, done)
             group = replace(group, episodes=episodes, num_open=group.num_open - 1)
-            if group.num_open and _enough(allocator, group):
+            if group.num_open and isinstance(allocator, ClosesEarly) and _enough(allocator, group):
                 return group
         starts = list(allocator.more(group, context))
         expect(starts == list(allocator.more(group, context)), "the same group gets other waves")
@@ -101,7 +102,7 @@ def _played(
         group = replace(group, num_open=len(starts), waves=group.waves + 1)
 
 
-def _enough(allocator: Allocator, group: OpenGroup) -> bool:
+def _enough(allocator: ClosesEarly, group: OpenGroup) -> bool:
     found: Any = allocator.enough(group)
     expect_type(found, bool, "whether a group has enough")
     expect(found == allocator.enough(group), "the same group has enough once, then not")

@@ -122,6 +122,58 @@ class Code(_message.Message):
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final
+class ImportEpisodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    lines: _builtins.str
+    """JSON lines, at most 1024 (docs/generation.md)"""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        lines: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportEpisodesRequest: _TypeAlias = ImportEpisodesRequest  # noqa: Y015
+
+@_typing.final
+class ImportEpisodesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STORED_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    num_stored: _builtins.int
+    """in the pool after this call, of these lines"""
+    num_refused: _builtins.int
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the first 20 lines that were refused"""
+
+    def __init__(
+        self,
+        *,
+        num_stored: _builtins.int = ...,
+        num_refused: _builtins.int = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_refused", b"num_refused", "num_stored", b"num_stored", "problems", b"problems"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportEpisodesReply: _TypeAlias = ImportEpisodesReply  # noqa: Y015
+
+@_typing.final
 class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

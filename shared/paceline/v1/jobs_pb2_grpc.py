@@ -82,6 +82,11 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_jobs__pb2.VerificationReport.FromString,
                 _registered_method=True)
+        self.ImportEpisodes = channel.unary_unary(
+                '/paceline.v1.Jobs/ImportEpisodes',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.ImportEpisodesRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_jobs__pb2.ImportEpisodesReply.FromString,
+                _registered_method=True)
         self.ListWeights = channel.unary_unary(
                 '/paceline.v1.Jobs/ListWeights',
                 request_serializer=paceline_dot_v1_dot_roster__pb2.ListWeightsRequest.SerializeToString,
@@ -150,6 +155,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ImportEpisodes(self, request, context):
+        """The same lines are stored once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListWeights(self, request, context):
         """Which worker holds which weights, and its sources. Never includes keys.
         """
@@ -204,6 +216,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.VerifyJob,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_jobs__pb2.VerificationReport.SerializeToString,
+            ),
+            'ImportEpisodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportEpisodes,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.ImportEpisodesRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_jobs__pb2.ImportEpisodesReply.SerializeToString,
             ),
             'ListWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWeights,
@@ -455,6 +472,33 @@ class Jobs(object):
             '/paceline.v1.Jobs/VerifyJob',
             paceline_dot_v1_dot_jobs__pb2.VerifyJobRequest.SerializeToString,
             paceline_dot_v1_dot_jobs__pb2.VerificationReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportEpisodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/ImportEpisodes',
+            paceline_dot_v1_dot_jobs__pb2.ImportEpisodesRequest.SerializeToString,
+            paceline_dot_v1_dot_jobs__pb2.ImportEpisodesReply.FromString,
             options,
             channel_credentials,
             insecure,

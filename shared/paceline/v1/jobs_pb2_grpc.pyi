@@ -47,6 +47,8 @@ class JobsStub:
     ListMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]
     ListTrajectories: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]
     VerifyJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]
+    ImportEpisodes: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ImportEpisodesRequest, _jobs_pb2.ImportEpisodesReply]
+    """The same lines are stored once."""
     ListWeights: _grpc.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]
     """Which worker holds which weights, and its sources. Never includes keys."""
 
@@ -67,6 +69,8 @@ class JobsAsyncStub(JobsStub):
     ListMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]  # type: ignore[assignment]
     ListTrajectories: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListTrajectoriesRequest, _jobs_pb2.ListTrajectoriesReply]  # type: ignore[assignment]
     VerifyJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.VerifyJobRequest, _jobs_pb2.VerificationReport]  # type: ignore[assignment]
+    ImportEpisodes: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ImportEpisodesRequest, _jobs_pb2.ImportEpisodesReply]  # type: ignore[assignment]
+    """The same lines are stored once."""
     ListWeights: _aio.UnaryUnaryMultiCallable[_roster_pb2.ListWeightsRequest, _roster_pb2.ListWeightsReply]  # type: ignore[assignment]
     """Which worker holds which weights, and its sources. Never includes keys."""
 
@@ -138,6 +142,14 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.VerifyJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.VerificationReport, _abc.Awaitable[_jobs_pb2.VerificationReport]]: ...
+
+    @_abc_1.abstractmethod
+    def ImportEpisodes(
+        self,
+        request: _jobs_pb2.ImportEpisodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ImportEpisodesReply, _abc.Awaitable[_jobs_pb2.ImportEpisodesReply]]:
+        """The same lines are stored once."""
 
     @_abc_1.abstractmethod
     def ListWeights(

@@ -72,7 +72,7 @@ async def test_a_group_on_which_a_filter_fails_is_dropped_and_others_are_not(
     [
         ("dividing", {}, "ZeroDivisionError: integer division or modulo by zero"),
         ("leaving", {}, "SystemExit: 3"),
-        ("answering", {}, "TypeError: an answer of type str; Keep or Drop is needed"),
+        ("answering", {}, "TypeError: an answer of type str; Keep, Drop or Repair is due"),
         ("answering", {"mask": True}, "TypeError: indices of episodes are due, not a mask; it"),
         ("answering", {"indices": []}, "ValueError: indices [] of 2 episodes; at least one is due"),
         ("answering", {"indices": [1, 0]}, "ValueError: indices [1, 0] of 2 episodes; at least"),

@@ -26,8 +26,3 @@ class SecondTry:
         if group.waves > 1 or max(group.rewards) > 0:
             return ()
         return [Start("second", limits=Limits(temperature=self._temperature))] * self._left
-
-    def enough(self, group: OpenGroup) -> bool:
-        """Never: all episodes of a wave count."""
-        del group
-        return False

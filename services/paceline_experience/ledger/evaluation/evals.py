@@ -124,11 +124,9 @@ class Evals:
         counts, state = self._core.state.counts, self._core.state
         if counts["eval:queued"] or counts["eval:leased"] > len(self._sampled):
             return False
-        return all(
-            (group.group_id, index, group.attempts[index]) in self._sampled
-            for group, index in state.leased()
-            if group.is_eval
-        )
+        # Without those that have ended, the comparison alone says no until others need no tokens.
+        self._sampled = {key for key in self._sampled if state.find(*key) is not None}
+        return len(self._sampled) == counts["eval:leased"]
 
     @property
     def idle(self) -> bool:

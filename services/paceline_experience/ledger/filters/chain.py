@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from paceline.config import JobSpec
@@ -11,24 +11,11 @@ from paceline.config.named import NamedPlugin, named
 from paceline.errors import InvalidError
 from paceline.plugins import Drop, Filter, FinishedGroup, Keep, Repair, registry
 from paceline.text import clipped
+from paceline_experience.ledger.filters.answer import FilterDecision
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.state import GroupRecord
 
 _MAX_REASON = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FilterDecision:
-    """Which of the finished episodes of a group are kept, or generated again, by their place."""
-
-    kept: tuple[int, ...]  # none: the group is dropped
-    reason: str = ""  # why it is dropped
-    repair: tuple[int, ...] = ()
-
-    def without_repair(self) -> FilterDecision:
-        """What it comes to if nothing can be generated again."""
-        left = tuple(place for place in self.kept if place not in self.repair)
-        return FilterDecision(left, reason="" if left else "not repaired")
 
 
 class FilterChain:
@@ -75,8 +62,8 @@ class FilterChain:
 
     async def _answered(self, each: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         if each.is_own:
-            kept = await self._own.kept(each, group)
-            return FilterDecision(kept, reason="" if kept else clipped(each.name, _MAX_REASON))
+            found = await self._own.decided(each, group)
+            return found if found.kept else replace(found, reason=clipped(each.name, _MAX_REASON))
         try:
             return answered(self._installed[each.name], group, each.options)
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
@@ -99,7 +86,7 @@ def answered(function: Filter, group: FinishedGroup, options: Mapping[str, Any])
     if isinstance(answer, Repair):
         return FilterDecision(tuple(range(size)), repair=answer.of(size))
     if not isinstance(answer, Keep):
-        raise TypeError(f"an answer of type {type(answer).__name__}; Keep or Drop is needed")
+        raise TypeError(f"an answer of type {type(answer).__name__}; Keep, Drop or Repair is due")
     return FilterDecision(answer.of(size))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, overload
 
 from paceline.config import JobSpec
 from paceline.errors import InvalidError
@@ -17,6 +18,7 @@ from paceline.plugins import (
     MAX_WAVE,
     MAX_WAVES,
     Allocator,
+    ClosesEarly,
     Context,
     FinishedEpisode,
     FinishedTurn,
@@ -69,6 +71,7 @@ class Allocation:
     def __init__(self, spec: JobSpec, plugin: Allocator) -> None:
         assert spec.experience.allocator is not None
         self._plugin = plugin
+        self._closing = plugin if isinstance(plugin, ClosesEarly) else None
         self._label = f"experience.allocator: {spec.experience.allocator.kind}"
         self._context = Context(0, spec.stop.steps, spec.tasks.seed)
         self.problem = ""
@@ -132,8 +135,10 @@ class Allocation:
         Raises:
             InvalidError: the allocator has failed.
         """
+        if self._closing is None:
+            return False
         try:
-            return bool(self._plugin.enough(open_group(group)))
+            return bool(self._closing.enough(open_group(group)))
         except (Exception, SystemExit) as error:  # the boundary of a plug-in
             raise self._failed(error) from error
 
@@ -148,17 +153,42 @@ class Allocation:
 
 def open_group(group: GroupRecord) -> OpenGroup:
     """A group as its allocator sees it."""
-    starts = starts_of(group)
     return OpenGroup(
         pick=_pick(group.position, group.pick),
-        episodes=tuple(
-            _episode(index, starts[index], found)
-            for index, found in enumerate(group.results)
-            if found is not None
-        ),
+        episodes=_Episodes(group),
         num_open=group.states.count("q") + group.states.count("l"),
         waves=group.waves,
     )
+
+
+class _Episodes(Sequence[FinishedEpisode]):
+    """Finished episodes, which are made if they are looked at: many allocators only count them."""
+
+    def __init__(self, group: GroupRecord) -> None:
+        self._group = group
+        self._size = len(group.results) - group.results.count(None)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int, /) -> FinishedEpisode: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> Sequence[FinishedEpisode]: ...
+    def __getitem__(self, index: int | slice, /) -> FinishedEpisode | Sequence[FinishedEpisode]:
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[FinishedEpisode]:
+        return iter(self._made)
+
+    @cached_property
+    def _made(self) -> tuple[FinishedEpisode, ...]:
+        starts = starts_of(self._group)
+        return tuple(
+            _episode(index, starts[index], found)
+            for index, found in enumerate(self._group.results)
+            if found is not None
+        )
 
 
 def starts_of(group: GroupRecord) -> list[Start]:

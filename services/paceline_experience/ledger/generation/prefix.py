@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline import wire
 from paceline.types import EpisodeProgress
 from paceline.v1 import types_pb2 as pb
-from paceline_experience.store.payloads import unpack
+from paceline_experience.ledger.generation.allocation import starts_of
+from paceline_experience.ledger.state import GroupRecord, payload_name
+from paceline_experience.store.payloads import PayloadStore, unpack
 
 _POLICY = pb.TOKEN_SOURCE_POLICY
+
+
+async def prefixes(
+    group: GroupRecord, indices: Sequence[int], payloads: PayloadStore
+) -> list[EpisodeProgress]:
+    """What those of these episodes that continue a sibling begin with."""
+    if not group.starts:
+        return []
+    starts = starts_of(group)
+    found: list[EpisodeProgress] = []
+    for index in indices:
+        parent, tokens = starts[index].parent or (-1, 0)
+        sibling = group.results[parent] if parent >= 0 else None
+        if sibling is None:
+            continue
+        (payload,) = await payloads.get([payload_name(group.group_id, parent, sibling.attempt)])
+        begun = prefix_of(
+            payload,
+            tokens,
+            parent=parent,
+            group_id=group.group_id,
+            index=index,
+            attempt=group.attempts[index],
+        )
+        found += [begun] if begun else []
+    return found
 
 
 def prefix_of(

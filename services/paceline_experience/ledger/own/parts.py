@@ -8,6 +8,7 @@ from typing import Protocol
 from paceline.config.named import NamedPlugin
 from paceline.errors import InvalidError
 from paceline.plugins import Advantages, Context, EpisodeBatch, FinishedGroup
+from paceline_experience.ledger.filters.answer import FilterDecision
 
 
 class OwnParts(Protocol):
@@ -17,8 +18,8 @@ class OwnParts(Protocol):
         """What an advantage declares that it needs."""
         ...
 
-    async def kept(self, plugin: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
-        """Indices of the episodes that a filter keeps, none if it drops the group.
+    async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
+        """What a filter says of a group; why it drops one is not asked.
 
         Raises:
             InvalidError: it has raised, has no answer in time, or answers something else.
@@ -36,8 +37,8 @@ class OwnParts(Protocol):
         """What an advantage returns, unchecked; `memory` has the JSON text of each of its values.
 
         Raises:
-            InvalidError: as `kept`.
-            UnavailableError: as `kept`.
+            InvalidError: as `decided`.
+            UnavailableError: as `decided`.
         """
         ...
 
@@ -50,7 +51,7 @@ class NoParts:
         del plugin
         return frozenset()
 
-    async def kept(self, plugin: NamedPlugin, group: FinishedGroup) -> tuple[int, ...]:
+    async def decided(self, plugin: NamedPlugin, group: FinishedGroup) -> FilterDecision:
         """Raises."""
         del group
         raise _refused(plugin)

@@ -14,6 +14,7 @@ from paceline.text import clipped
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.filters.chain import finished_group
 from paceline_experience.ledger.generation.learning import MAX_PROBLEM_BYTES
+from paceline_experience.ledger.generation.submission import Submission
 from paceline_experience.ledger.records import EpisodeSummary
 from paceline_experience.ledger.replay.pool import StoredRecord, world_digest
 from paceline_experience.ledger.state import DROPPED, GroupRecord
@@ -93,6 +94,47 @@ class ReplayStage:
         state.unpinned |= lost
         return {"stored": change.stored, "evicted": change.evicted}
 
+    def settled(self, *, unfixed: int) -> list[str]:
+        """Keys that leave the pool as a batch is fixed; `unfixed` is the step of the next one."""
+        state = self._core.state
+        change, lost = state.pool.settle(
+            unfixed=unfixed, per_task=self._spec.per_task, max_bytes=self._spec.pool_bytes
+        )
+        state.unpinned |= lost
+        return change.evicted
+
+    def taken_back(self, groups: Iterable[GroupRecord]) -> list[dict[str, object]]:
+        """What `decide.lua` has to be told when these groups are generated again."""
+        state = self._core.state
+        change, lost = state.pool.take_back({group.seq for group in groups})
+        state.unpinned |= lost
+        return [{"stored": {}, "evicted": change.evicted}] if change.evicted else []
+
+    def brought(self, imported: Iterable[tuple[int, Submission]]) -> dict[str, object]:
+        """What `decide.lua` has to be told of imported trajectories, by position of their task.
+
+        They come before all draws, so the job's own episodes take their places.
+        """
+        state = self._core.state
+        records = [
+            StoredRecord(
+                task=task,
+                seq=-1,
+                index=each.report.index,
+                step=state.unfixed_step() - 1,
+                payload=each.name,
+                world=self._world,
+                result=each.report.result,
+            )
+            for task, each in imported
+            if each.report.result is not None
+        ]
+        change, lost = state.pool.bring(
+            records, per_task=self._spec.per_task, max_bytes=self._spec.pool_bytes
+        )
+        state.unpinned |= lost
+        return {"stored": change.stored, "evicted": change.evicted}
+
     async def clear(self) -> None:
         """Inside a transaction: forget everything; the job is over."""
         state = self._core.state
@@ -122,7 +164,7 @@ class ReplayStage:
             task=group.position,
             seq=group.seq,
             index=index,
-            step=self._core.state.step,
+            step=self._core.state.unfixed_step(),
             payload=payload,
             world=self._world,
             result=replace(result, turns=()),

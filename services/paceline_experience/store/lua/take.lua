@@ -1,5 +1,6 @@
 -- Fixes the batch of a step. ARGV: incarnation, step, batch (`BatchRecord`), its advantages, changes of
--- the memory {key: text, empty: deleted}, groups whose outcomes were observed: [group, ...]
+-- the memory {key: text, empty: deleted}, groups whose outcomes were observed: [group, ...], keys that
+-- leave the pool of stored episodes: [key, ...]
 fence(tonumber(ARGV[1]))
 local step = tonumber(ARGV[2])
 if step ~= number('step') then
@@ -28,4 +29,5 @@ for _, gid in ipairs(cjson.decode(ARGV[6])) do
     touched[gid] = true
   end
 end
+for _, key in ipairs(cjson.decode(ARGV[7])) do stored[key] = false end
 return finish(0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.methods.parts.group_statistics import Ints, members
+from paceline.methods.parts.group_statistics import members
 from paceline.methods.parts.previous import advantages_before
 from paceline.plugins import Advantages, Context, EpisodeBatch
+from paceline.selection import trimmed
 
 
 def dart_trim(
@@ -24,16 +25,6 @@ def dart_trim(
     weights = np.ones(len(batch.rewards)) if batch.weights is None else batch.weights.copy()
     for group in members(batch.groups):
         own = group[weights[group] > 0]
-        gone = np.setdiff1d(own, own[kept(batch.rewards[own] > success, keep)])
+        gone = np.setdiff1d(own, own[trimmed([*(batch.rewards[own] > success)], keep)])
         weights[gone] = 0.0
     return Advantages(before, weights=weights)
-
-
-def kept(successes: np.ndarray, keep: int) -> Ints:
-    """Indices of the first `keep` episodes, with one of each kind if there are both."""
-    chosen = list(range(min(keep, len(successes))))
-    for kind in (True, False):
-        having = np.flatnonzero(successes == kind)
-        if len(having) and having[0] >= keep:
-            chosen[-1] = int(having[0])
-    return np.array(chosen, np.int64)

@@ -31,11 +31,6 @@ class Waves(ABC):
     def more(self, group: OpenGroup, context: Context) -> Sequence[Start]:
         """Another wave, or nothing."""
 
-    def enough(self, group: OpenGroup) -> bool:
-        """Never before a wave is over."""
-        del group
-        return False
-
 
 def solved(episodes: Sequence[FinishedEpisode], *, above: float) -> int:
     """How many episodes have a reward above a threshold."""

@@ -24,6 +24,7 @@ from paceline.methods.mssr.advantage import forgetting, mssr
 from paceline.methods.outcome_exploration.advantage import MAX_ANSWERS, outcome_exploration
 from paceline.methods.puzzlecraft.advantage import distinct, entropy, puzzlecraft
 from paceline.methods.reinforce_pp.advantage import reinforce_pp, reinforce_pp_baseline
+from paceline.methods.rorecomp.advantage import rorecomp
 from paceline.methods.turn_level.advantage import turn_level
 from paceline.methods.ui_s1.advantage import ui_s1
 from paceline.methods.xrpo.advantage import xrpo_novelty
@@ -305,6 +306,49 @@ def test_dart_keeps_a_success_and_a_failure(successes: list[bool], keep: int) ->
     kept = np.array(successes)[found.weights > 0]
     assert len(kept) == min(keep, len(successes))
     assert set(kept.tolist()) == set(successes)
+
+
+RECOMPOSED = [1.0] * 4 + [0.0] * 4
+LENGTHS = [100, 200, 400, 800, 150, 300, 600, 900]
+
+
+@pytest.mark.parametrize(
+    ("step", "kept"),
+    [(0, {100, 200, 900, 600}), (2, {100, 200, 900, 600}), (3, {400, 800, 300, 150})],
+)
+def test_rorecomp_splits_a_group_after_its_advantages(step: int, kept: set[int]) -> None:
+    values = np.array([1.0, -1.0, 0.5, 0.25, 0.1, -0.2, 0.3, 0.7])
+    batch = of_one_group(RECOMPOSED, advantages=values, lengths=LENGTHS)
+    found = rorecomp(batch, replace(START, step=step))
+    assert found.weights is not None
+    assert set(batch.lengths[found.weights > 0].tolist()) == kept
+    assert found.values.tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "first", "others"),
+    [
+        ([1], [1], [1]),  # there are no others
+        ([1, 0], [1, 1], [1, 1]),
+        ([0, 0, 0], [0, 1, 1], [1, 0, 0]),  # the longest two, rounded up
+        ([1, 1, 1], [1, 1, 0], [0, 0, 1]),
+    ],
+)
+def test_rorecomp_of_small_and_equal_groups(
+    rewards: list[float], first: list[float], others: list[float]
+) -> None:
+    batch = of_one_group(rewards, advantages=rewards, lengths=[*range(1, len(rewards) + 1)])
+    for step, expected in ((0, first), (3, others)):
+        found = rorecomp(batch, replace(START, step=step))
+        assert found.weights is not None
+        assert found.weights.tolist() == expected
+
+
+def test_rorecomp_leaves_what_has_no_weight() -> None:
+    batch = of_one_group([1, 1, 0, 0], advantages=[1, 1, 1, 1])
+    found = rorecomp(replace(batch, weights=np.array([0.0, 1.0, 1.0, 0.5])), START)
+    assert found.weights is not None
+    assert found.weights.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_d3s_keeps_what_varies_most() -> None:

@@ -38,7 +38,7 @@ DEEDS = '''
 import os, signal, struct, sys, time
 from typing import Annotated
 from pydantic import Field
-from paceline.plugins import Advantages, Drop, Keep, declares
+from paceline.plugins import Advantages, Drop, Keep, Repair, declares
 
 CALLS = []
 
@@ -88,6 +88,8 @@ def deed(group, *, what: str = "", where: str = "", sure: bool = False):
             open(where).read()
         elif what == "environ":
             return Drop("") if any("SECRET" in name for name in os.environ) else Keep()
+        elif what == "repair":
+            return Repair([1, 3])
         elif what == "count":
             CALLS.append(1)
             return Keep(range(min(len(CALLS), len(group.rewards))))
@@ -219,7 +221,7 @@ async def test_what_is_wrong_is_heard_at_submit(
         ("lie", "ValueError: indices \\[7\\] of 4 episodes"),
         ("exit", "its process has ended \\(exit code 3"),
         ("raise", "RuntimeError: a bug in the filter"),
-        ("wrong", "TypeError: an answer of type int; Keep or Drop is needed"),
+        ("wrong", "TypeError: an answer of type int; Keep, Drop or Repair is due"),
         ("mask", "TypeError: indices of episodes are due, not a mask"),
     ],
 )
@@ -228,8 +230,8 @@ async def test_a_filter_that_fails_is_named_and_the_next_call_works(
 ) -> None:
     parts, plugin = await ready(functions, with_deed(what))
     with pytest.raises(InvalidError, match=f"experience.filters.0: deeds:deed: {problem}"):
-        await parts.kept(plugin, GROUP)
-    assert await parts.kept(plugin, trial_group(["exact"])) == (0, 1)
+        await parts.decided(plugin, GROUP)
+    assert (await parts.decided(plugin, trial_group(["exact"]))).kept == (0, 1)
 
 
 async def test_nothing_outside_is_within_reach(
@@ -242,34 +244,40 @@ async def test_nothing_outside_is_within_reach(
     deeds = [("kill", str(parent)), ("fork", ""), ("daemon", ""), ("read", str(secret))]
     for number, (what, where) in enumerate(deeds):
         parts, plugin = await ready(functions, with_deed(what, where=where), f"j{number}")
-        assert await parts.kept(plugin, GROUP) == (), what
+        assert (await parts.decided(plugin, GROUP)).kept == (), what
     parts, plugin = await ready(functions, with_deed("environ"))
-    assert await parts.kept(plugin, GROUP) == (0, 1, 2, 3)
+    assert (await parts.decided(plugin, GROUP)).kept == (0, 1, 2, 3)
 
 
 async def test_a_job_that_hangs_delays_no_other_and_ends_at_once(functions: OwnFunctions) -> None:
     hanging, plugin = await ready(functions, with_deed("loop"), "hanging")
     healthy, other = await ready(functions, with_deed(""), "healthy")
-    call = asyncio.create_task(hanging.kept(plugin, GROUP))
+    call = asyncio.create_task(hanging.decided(plugin, GROUP))
     await asyncio.sleep(0.2)
     started = time.monotonic()
     for _ in range(20):
-        assert await healthy.kept(other, GROUP) == (0, 1, 2, 3)
+        assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
     assert time.monotonic() - started < 1.0
     assert len(sealed()) == 2
     functions.end("hanging")
     with pytest.raises(PacelineError, match="the job is over"):
         await asyncio.wait_for(call, 2.0)
     assert len(sealed()) == 1
-    assert await healthy.kept(other, GROUP) == (0, 1, 2, 3)
+    assert (await healthy.decided(other, GROUP)).kept == (0, 1, 2, 3)
+
+
+async def test_a_filter_may_repair(functions: OwnFunctions) -> None:
+    parts, plugin = await ready(functions, with_deed("repair"))
+    found = await parts.decided(plugin, GROUP)
+    assert (found.kept, found.repair) == ((0, 1, 2, 3), (1, 3))
 
 
 async def test_a_process_stays_until_it_dies(functions: OwnFunctions) -> None:
     parts, plugin = await ready(functions, with_deed("count"))
-    assert [len(await parts.kept(plugin, GROUP)) for _ in range(3)] == [1, 2, 3]
+    assert [len((await parts.decided(plugin, GROUP)).kept) for _ in range(3)] == [1, 2, 3]
     (child,) = sealed()
     child.kill()
-    assert len(await parts.kept(plugin, GROUP)) == 1
+    assert len((await parts.decided(plugin, GROUP)).kept) == 1
 
 
 async def test_code_that_would_hang_is_not_asked_when_its_job_is_opened_again(
@@ -284,14 +292,14 @@ async def test_code_that_would_hang_is_not_asked_when_its_job_is_opened_again(
     plugins = own_ledger_parts(spec)
     assert [parts.needs(each) for each in plugins] == [set(), {"memory"}]
     with pytest.raises(InvalidError, match=r"mine:typed: did not answer within 3 s"):
-        await parts.kept(plugins[0], GROUP)
+        await parts.decided(plugins[0], GROUP)
 
 
 async def test_jobs_take_turns_when_there_are_more_than_processes(functions: OwnFunctions) -> None:
     found = [await ready(functions, with_deed("count"), f"j{n}") for n in range(8)]
     for _ in range(2):
-        kept = await asyncio.gather(*(parts.kept(plugin, GROUP) for parts, plugin in found))
-        assert all(kept)
+        told = await asyncio.gather(*(parts.decided(plugin, GROUP) for parts, plugin in found))
+        assert all(each.kept for each in told)
     assert len(sealed()) <= 4
 
 
@@ -358,7 +366,7 @@ async def test_filters_choose_as_the_installed_ones(functions: OwnFunctions) -> 
         parts, plugin = await ready(functions, spec)
         for group in (GROUP, group_of(1.0, 1.0), group_of(0.0, 0.0, 0.0, 1.0), group_of(0.3, 0.0)):
             expected = answered(registry.find("filters", name), group, options).kept
-            assert await parts.kept(plugin, group) == expected
+            assert (await parts.decided(plugin, group)).kept == expected
 
 
 async def test_a_memory_that_is_too_large_is_an_error_of_the_job(functions: OwnFunctions) -> None:

@@ -86,52 +86,6 @@ async def test_a_sampler_sees_what_filters_drop_and_turns_to_the_weakest(
     assert not left
 
 
-async def test_killed_and_resumed_it_trains_the_same_batches(store: Store, worlds: Worlds) -> None:
-    """Experience dies after every operation; the trainer goes back two steps at every third one."""
-    quiet = replace(worlds(store, experience=LEARNING), num_tasks=8, job_id="quiet")
-    expected = await undisturbed(quiet, 9)
-    noisy = replace(worlds(store, experience=LEARNING), num_tasks=8, job_id="noisy")
-    ledger, incarnation, step = await noisy.started(), 1, 0
-    found: dict[int, Any] = {}
-    undone: set[int] = set()
-    while step < 9:
-        leased = await ledger.lease(worker_id="w", train=4, evals=0)
-        if leased:
-            await ledger.submit(played(noisy, leased)[:2])
-        ledger = await noisy.opened()
-        if step % 3 == 2 and step not in undone:
-            undone.add(step)
-            incarnation = await ledger.grant_incarnation()
-            step, _ = await ledger.rewind(incarnation=incarnation, step=step - 2)
-            await ledger.publish_version(incarnation=incarnation, step=step, parent=-1, num_bytes=1)
-        await ledger.release(worker_id="w")
-        take = ledger.take(incarnation=incarnation, step=step, rank=0, world=1)
-        share = await fill_newest(noisy, ledger, asyncio.create_task(take))
-        ledger = await noisy.opened()
-        found[step] = contents(share)
-        await ledger.commit(incarnation=incarnation, step=step, batch_id=share.batch_id, metrics={})
-        ledger = await noisy.opened()
-        step += 1
-        await ledger.publish_version(incarnation=incarnation, step=step, parent=-1, num_bytes=1)
-        await noisy.clean(ledger)
-    names = [[(g.partition(".")[0], i, r) for g, i, r in found[s]] for s in range(9)]
-    assert names == [[(g.partition(".")[0], i, r) for g, i, r in each] for each in expected]
-    assert await memory_of(noisy) == await memory_of(quiet)
-
-
-async def fill_newest(
-    world: World, ledger: JobLedger, batch: asyncio.Task[BatchShare]
-) -> BatchShare:
-    while not batch.done():
-        version = (await ledger.live()).version
-        leased = await ledger.lease(worker_id="w", train=100, evals=0)
-        done = [replace(a, min_version=version) for a in leased]
-        if done:
-            await ledger.submit(played(world, done))
-        await asyncio.sleep(0.001)
-    return await batch
-
-
 async def test_groups_that_are_given_up_are_told_with_the_reason(
     store: Store, worlds: Worlds
 ) -> None:

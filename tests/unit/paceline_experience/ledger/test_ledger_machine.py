@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Lease = tuple[Assignment, int]  # an assignment and a place in it
 B, S, G = 2, 1, 3
+STEPS = int(os.environ.get("PACELINE_LEDGER_STEPS", "10000"))
+LENGTH, MEAN_LENGTH = 50, 35  # of a history at most, and of most of them at least
+COUNTED = "steps checked: "  # the benchmark reads it
 POOL = {"per_task": 3, "pool_bytes": 4 << 10}  # about six episodes
 WORKERS = st.sampled_from(["w1", "w2"])
 
@@ -63,6 +67,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(self.store.command("FLUSHALL"))
         self.worlds = worlds
         self.moments: list[Moment] = []
+        self.num_checks = 0
         self.granted, self.published = {1}, {0}
         self.incarnation, self.step, self.durable, self.version = 1, 0, 0, 0
         self.known: list[Lease] = []
@@ -350,6 +355,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         report = self.run(self.ledger.verify())
+        self.num_checks += 1
         assert report.ok, report.problems
         assert not self.world.hooks.ends
         self.granted.add(self.incarnation)
@@ -359,17 +365,29 @@ class LedgerMachine(RuleBasedStateMachine):
         self.moments = [*self.moments[-4:], now]
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.slow
+@pytest.mark.timeout(max(1800, STEPS))
 def test_books_balance_in_any_history(redis_socket: str, worlds: Worlds) -> None:
+    """As many steps as `PACELINE_LEDGER_STEPS` says; `make bench-ledger-histories` takes more."""
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    taken = 0
 
     class Machine(LedgerMachine):
         def __init__(self) -> None:
             super().__init__(redis_socket, worlds)
 
+        def teardown(self) -> None:
+            nonlocal taken
+            taken += self.num_checks
+            super().teardown()
+
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=35, stateful_step_count=50, deadline=None, suppress_health_check=checks
+            max_examples=-(-STEPS // MEAN_LENGTH),
+            stateful_step_count=LENGTH,
+            deadline=None,
+            suppress_health_check=checks,
         ),
     )
+    print(f"{COUNTED}{taken}")

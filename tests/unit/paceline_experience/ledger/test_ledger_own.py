@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(landlock.abi() < 6, reason="needs Landlock with 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 OWN = """
 import time
-from paceline.plugins import Advantages, Drop, Keep
+from paceline.plugins import Advantages, Drop, Keep, Repair
 
 
 def slow(group, *, seconds: float = 0.0):
@@ -38,6 +38,10 @@ def slow(group, *, seconds: float = 0.0):
 
 def every_second(group):
     return Keep() if group.task % 2 else Drop("even")
+
+
+def again(group):
+    return Repair([0]) if group.rewards[0] == 0 else Keep()
 
 
 def raises(group):
@@ -107,6 +111,25 @@ async def ends(world: World, ledger: JobLedger) -> tuple[str, str]:
             await asyncio.sleep(0.01)
             await ledger.sweep()
     return world.hooks.ends[0]
+
+
+async def test_a_group_is_repaired_as_its_own_filter_says(
+    store: Store, worlds: Worlds, functions: OwnFunctions
+) -> None:
+    filters = [{"kind": "own:again"}]
+    world = worlds(store, experience={"filters": filters, "batch_groups": 1, "max_staleness": 0})
+    world = await with_own(functions, world)
+    ledger = await world.started()
+    await world.filled(ledger)  # rewards 0 and 1
+    async with asyncio.timeout(20.0):
+        while not (again := await ledger.lease(worker_id="w", train=9, evals=0)):
+            await asyncio.sleep(0.01)
+    assert [each.indices for each in again] == [(2,)]
+    await ledger.submit([world.made(again[0], 0, reward=1.0)])
+    await decided(ledger)
+    share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
+    assert [index for index, _ in advantages_of(share)] == [1, 2]
+    assert (await world.clean(ledger))["repaired"] == 1
 
 
 async def test_what_is_remembered_is_what_the_installed_function_remembers(

@@ -32,11 +32,15 @@ DEEP: dict[str, Any] = {
 
 
 async def played(
-    world: World, ledger: JobLedger, reward: float, *, credits: int = 100
+    world: World, ledger: JobLedger, reward: float, *, credits: int = 100, version: int = 0
 ) -> list[Assignment]:
     """Lease and finish episodes, all with the same reward."""
     leased = await ledger.lease(worker_id="w", train=credits, evals=0)
-    done = [world.made(a, place, reward=reward) for a in leased for place in range(len(a.indices))]
+    done = [
+        world.made(a, place, reward=reward, version=version)
+        for a in leased
+        for place in range(len(a.indices))
+    ]
     if done:
         await ledger.submit(done)
     return leased
@@ -96,7 +100,7 @@ async def test_a_start_brings_the_tasks_that_it_names(store: Store, worlds: Worl
     await ledger.submit([replace(world.made(first, place), score=score) for place in range(2)])
     await world.trained(ledger, 0)
     ledger = await world.opened()
-    await played(world, ledger, 0.0)
+    await played(world, ledger, 0.0, version=1)
     (second,) = await ledger.lease(worker_id="w", train=2, evals=0)
     assert second.tasks == (first.task,)
     assert {each.variant for each in second.starts} == {"seeded"}

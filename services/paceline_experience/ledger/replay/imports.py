@@ -1,0 +1,238 @@
+"""Trajectories that were collected elsewhere enter the pool of a job's replay."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from paceline.digest import number
+from paceline.enums import Purpose, TokenSource
+from paceline.errors import InvalidError, StateError
+from paceline.plugins import TaskSource
+from paceline.text import clipped
+from paceline.types import (
+    SamplingParams,
+    Score,
+    TokenSpan,
+    Trajectory,
+    Transcript,
+    VersionRun,
+)
+from paceline_experience.ledger.context import LedgerContext
+from paceline_experience.ledger.generation.submission import Submission, submission
+from paceline_experience.ledger.groups import Groups
+
+MAX_ROWS, MAX_IMPORT_CHARS = 1024, 1 << 20  # of one call
+_UNKNOWN_VERSION = -1
+_MAX_PROBLEMS, _PROBLEM_BYTES = 20, 300
+_NOT_ABOVE = 1e-4  # rounding of log-probs
+
+
+@checked_dataclass(frozen=True)
+class _Span:
+    start: int
+    end: int
+    source: TokenSource
+
+
+@checked_dataclass(frozen=True)
+class _Transcript:
+    tokens: Annotated[tuple[int, ...], Field(min_length=1)]
+    spans: Annotated[tuple[_Span, ...], Field(min_length=1)]
+    logprobs: tuple[float, ...]
+    branch_token: int = 0
+
+
+@checked_dataclass(frozen=True)
+class _Score:
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict[str, float])
+    normalised_answer: str = ""
+
+
+@checked_dataclass(frozen=True)
+class _Sampling:
+    temperature: Annotated[float, Field(gt=0.0, le=100.0)]
+
+
+@checked_dataclass(frozen=True)
+class _Row:
+    """What is read of a line; a job's own exports have more."""
+
+    task_id: str
+    transcripts: Annotated[tuple[_Transcript, ...], Field(min_length=1, max_length=64)]
+    score: _Score
+    sampling: _Sampling | None = None
+    truncated: bool = False
+
+
+_ROWS = TypeAdapter(_Row)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of the lines of a file."""
+
+    num_stored: int
+    num_refused: int
+    problems: tuple[str, ...]  # of the first lines that were refused
+
+
+class Imports:
+    """Checks lines one by one, and stores what can be trained."""
+
+    def __init__(self, *, core: LedgerContext, groups: Groups, tasks: TaskSource) -> None:
+        self._core, self._groups, self._tasks = core, groups, tasks
+        self._positions: Mapping[str, int] | None = None  # by task id
+
+    async def add(self, lines: Sequence[str], *, vocabulary: int) -> ImportReport:
+        """Store the trajectories of these lines; the same line is stored once.
+
+        Args:
+            lines: each a trajectory as JSON.
+            vocabulary: token ids are below it.
+
+        Raises:
+            InvalidError: the job has no replay, or there are too many lines.
+            StateError: the job is over.
+        """
+        if self._core.spec.experience.replay is None:
+            raise InvalidError("experience.replay: the job has none, so nothing can be imported")
+        if len(lines) > MAX_ROWS:
+            raise InvalidError(f"lines: {len(lines)}; at most {MAX_ROWS} at a time")
+        if self._positions is None:
+            self._positions = await asyncio.to_thread(_positions, self._tasks)
+        found: list[tuple[int, Submission]] = []
+        problems: list[str] = []
+        for place, line in enumerate(lines, 1):
+            try:
+                found.append(self._read(line, self._positions, vocabulary))
+            except InvalidError as error:
+                problems.append(clipped(f"line {place}: {error.message}", _PROBLEM_BYTES))
+        async with self._core.transaction() as state:
+            if state.closed or state.stop is not None:
+                raise StateError("the job is about to end: nothing is replayed any more")
+            stored = await self._groups.bring(found)
+        return ImportReport(stored, len(problems), tuple(problems[:_MAX_PROBLEMS]))
+
+    def _read(
+        self, line: str, positions: Mapping[str, int], vocabulary: int
+    ) -> tuple[int, Submission]:
+        """The position of the task of a line, and its trajectory.
+
+        Raises:
+            InvalidError: it cannot be trained in this job.
+        """
+        try:
+            row = _ROWS.validate_json(line)
+        except ValidationError as error:
+            raise InvalidError(_why(line, error)) from None
+        if (position := positions.get(row.task_id)) is None:
+            raise InvalidError(f"task_id: {row.task_id!r} is no task of the job")
+        if not math.isfinite(row.score.reward):
+            raise InvalidError(f"score.reward: {row.score.reward} is not finite")
+        most = self._core.spec.sampling.max_context
+        for each in row.transcripts:
+            _check(each, vocabulary=vocabulary, max_context=most)
+        job = self._core.spec.sampling
+        made = Trajectory(
+            group_id=f"{self._core.job_id}.imported",
+            index=number(line) % (1 << 31),
+            attempt=1,
+            task_id=row.task_id,
+            purpose=Purpose.TRAIN,
+            transcripts=tuple(map(_transcript, row.transcripts)),
+            score=Score(
+                row.score.reward,
+                dict(row.score.parts),
+                normalised_answer=row.score.normalised_answer,
+            ),
+            sampling=SamplingParams(
+                max_tokens=job.max_tokens,
+                temperature=row.sampling.temperature if row.sampling else job.temperature,
+            ),
+            truncated=row.truncated,
+        )
+        stored = submission(
+            made,
+            limits=self._core.limits,
+            compress_over_bytes=self._groups.compress_over,
+            waves=False,
+        )
+        if stored.report.result is None:
+            raise InvalidError(stored.report.detail)
+        return position, stored
+
+
+def vocabulary_of(config: bytes) -> int:
+    """The number of token ids, from a model's `config.json`; raises `InvalidError`."""
+    fields = json.loads(config)
+    size = fields.get("vocab_size") or fields.get("text_config", {}).get("vocab_size")
+    if not isinstance(size, int):
+        raise InvalidError("the model's config.json has no vocab_size")
+    return size
+
+
+def _positions(tasks: TaskSource) -> dict[str, int]:
+    return {tasks[position].task_id: position for position in range(len(tasks))}
+
+
+def _why(line: str, error: ValidationError) -> str:
+    """The first thing that is wrong, in words that help."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return "is no JSON"
+    if isinstance(fields, dict) and "messages" in fields and "transcripts" not in fields:
+        return (
+            "messages have no tokens and no log-probs of the policy that sampled them; give "
+            "`transcripts` with tokens, spans and logprobs"
+        )
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _check(found: _Transcript, *, vocabulary: int, max_context: int) -> None:
+    """Refuse a transcript that a trainer cannot train.
+
+    Raises:
+        InvalidError: with the reason.
+    """
+    size = len(found.tokens)
+    if size > max_context:
+        raise InvalidError(f"{size} tokens; sampling.max_context is {max_context}")
+    if min(found.tokens) < 0 or max(found.tokens) >= vocabulary:
+        raise InvalidError(f"a token is not in 0 to {vocabulary - 1}, the vocabulary of the model")
+    if found.branch_token:
+        raise InvalidError("it continues a sibling, whose tokens are another episode's")
+    ends = [0, *(span.end for span in found.spans)]
+    starts = [*(span.start for span in found.spans), size]
+    if ends != starts or any(a >= b for a, b in pairwise(ends)):
+        raise InvalidError(f"spans: they do not cover the {size} tokens without gaps")
+    policy = sum(s.end - s.start for s in found.spans if s.source is TokenSource.POLICY)
+    if not policy:
+        raise InvalidError("spans: none has the source `policy`, so nothing would be trained")
+    if len(found.logprobs) != policy:
+        raise InvalidError(
+            f"logprobs: {len(found.logprobs)} of {policy} policy tokens; without those of the "
+            "policy that sampled them no objective can weigh them"
+        )
+    if not all(math.isfinite(each) and each <= _NOT_ABOVE for each in found.logprobs):
+        raise InvalidError("logprobs: one is not finite, or above 0")
+
+
+def _transcript(found: _Transcript) -> Transcript:
+    return Transcript(
+        tokens=found.tokens,
+        spans=tuple(TokenSpan(s.start, s.end, s.source) for s in found.spans),
+        logprobs=found.logprobs,
+        versions=(VersionRun(_UNKNOWN_VERSION, len(found.logprobs)),),
+    )
