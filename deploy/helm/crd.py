@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -113,15 +114,24 @@ def _spec() -> Schema:
     spec = structural(whole, whole.get("$defs", {}))
     del spec["properties"]["name"]
     spec["required"].remove("name")
-    spec["description"] = "The job file without `name`; cannot be changed."
-    for place, rules in _rules().items():
+    spec["description"] = "The job file without `name`; only `suspend` can be changed."
+    fixed = [*spec["properties"]]
+    spec["properties"]["suspend"] = {
+        "type": "boolean",
+        "description": "Pauses the job if true, and resumes it if false. Without it, the API and "
+        "the command line do.",
+    }
+    for place, rules in _rules(fixed).items():
         target = spec["properties"][place] if place else spec
         target["x-kubernetes-validations"] = rules
     return spec
 
 
-def _rules() -> dict[str, list[Schema]]:
-    """The rules of `JobSpec` between fields, by section ("" is the whole spec)."""
+def _rules(fixed: Iterable[str]) -> dict[str, list[Schema]]:
+    """The rules of `JobSpec` between fields, by section ("" is the whole spec).
+
+    Fields that are `fixed` cannot be changed.
+    """
     size = _value("group_size", "experience")
     # Recipes can set what a job leaves out, so that defaults say nothing about it.
     laid = "has(self.recipe) && self.recipe.size() > 0"
@@ -141,7 +151,14 @@ def _rules() -> dict[str, list[Schema]]:
     )
     return {
         "": [
-            _rule("self == oldSelf", "spec: cannot be changed; make a new TrainingJob"),
+            *(
+                _rule(
+                    f"has(self.{name}) == has(oldSelf.{name}) && "
+                    f"(!has(self.{name}) || self.{name} == oldSelf.{name})",
+                    f"{name}: cannot be changed; make a new TrainingJob",
+                )
+                for name in fixed
+            ),
             _rule(
                 f"{laid} || {published}",
                 "trainer.publish_every: at most experience.max_staleness + 1",

@@ -31,6 +31,11 @@ from paceline_controller.jobs.starting import MAX_NOTES, JobStarter, running_rep
 from paceline_controller.runtimes.base import Observed, Runtime
 from paceline_controller.scaling.decide import Bounds
 
+# States in which workloads end, and what follows once none is left.
+TAKEN_DOWN = {
+    JobState.CANCELLING: JobState.CANCELLED,
+    JobState.PAUSING: JobState.PAUSED,
+}
 # Minimum pause between two passes.
 MIN_PAUSE_S = 0.05
 log = Log("reconciler")
@@ -143,7 +148,8 @@ class Reconciler:
         able = self._able()
         self._sizes = await self._size(able.values(), observed, queue)
         tracking = await self._tracks(able.values())
-        whole = plan(able.values(), self._options, self._sizes, tracking=tracking)
+        running = [name for name, found in observed.items() if found.alive and not found.pending]
+        whole = plan(able.values(), self._options, self._sizes, tracking=tracking, running=running)
         wanted = self._units(whole.values())
         self._stop_unwanted(wanted, observed)
         moving |= self._acts.keys()
@@ -304,8 +310,9 @@ class Reconciler:
         for job in (self._jobs or {}).values():
             if job.state is JobState.QUEUED and (reason := problem(job, self._options)):
                 await self._set_state(job.job_id, JobState.FAILED, reason=reason)
-            elif job.state is JobState.CANCELLING and not self._has_any(job, observed):
-                await self._set_state(job.job_id, JobState.CANCELLED)
+            elif job.state in TAKEN_DOWN and not self._has_any(job, observed):
+                reason = job.reason if job.state is JobState.PAUSING else ""
+                await self._set_state(job.job_id, TAKEN_DOWN[job.state], reason=reason)
 
     async def _explain(self) -> None:
         """Set the reason of started jobs to what keeps their workloads from running.

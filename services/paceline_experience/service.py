@@ -41,9 +41,12 @@ from paceline_experience.dispatch.presence import Presence
 from paceline_experience.dispatch.slots import SlotAccounting
 from paceline_experience.fleet.roster import Query, Roster
 from paceline_experience.fleet.routes import DEBOUNCE_S, RoutePlanner
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.forking import Forking
 from paceline_experience.jobs.history import History
 from paceline_experience.jobs.hooks import JobHooks
+from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OpenLedger, sweep
 from paceline_experience.jobs.metrics import JobMetricsCollector
@@ -62,8 +65,10 @@ from paceline_experience.tenancy.quotas import Quotas
 from paceline_experience.tenancy.tokens import Tokens
 from paceline_experience.usage.gauges import values_of
 from paceline_experience.usage.tenants import Tenants
+from paceline_experience.webhooks.outbox import Webhooks
 
 _MEMBERS_INTERVAL_S = 1.0
+_RECORDS_INTERVAL_S = 1.0
 _SLOW_SWEEP_S = 0.2  # after which the next job is not kept waiting
 log = Log("experience")
 
@@ -131,7 +136,9 @@ class ExperienceService(Service):
             quotas=self._quotas,
         )
         self._tracker = RoutePlanner(self._roster)
+        self._files = JobFiles(self._settings.run_dir, storage=self._settings.storage)
         self._job_service = self._make_job_service()
+        self._deletion = self._make_deletion()
         self._training = Training(
             jobs=self._jobs,
             ledgers=self._ledgers,
@@ -151,6 +158,23 @@ class ExperienceService(Service):
             dry_run=self._dry_run,
             own_tasks=self._own_tasks,
             own_functions=self._own_functions,
+            forking=Forking(
+                store=self._store,
+                jobs=self._jobs,
+                files=self._files,
+                compress_over_bytes=self._options.compress_over_bytes,
+            ),
+        )
+
+    def _make_deletion(self) -> Deletion:
+        return Deletion(
+            store=self._store,
+            jobs=self._jobs,
+            ledgers=self._ledgers,
+            artifacts=self._artifacts,
+            job_service=self._job_service,
+            roster=self._roster,
+            files=self._files,
         )
 
     def _make_own_tasks(self) -> OwnTasks:
@@ -188,7 +212,7 @@ class ExperienceService(Service):
 
     async def start(self) -> None:
         """Open the ledgers of all live jobs."""
-        await self._jobs.repair()
+        await self._deletion.abandon(await self._jobs.repair())
         await self._ledgers.open_all()
         await self._tenants.refresh()
         log.info("open", jobs=len(self._ledgers.active))
@@ -200,6 +224,8 @@ class ExperienceService(Service):
             tasks.create_task(self._keep_ownership(), name="ownership")
             tasks.create_task(self._open_ledgers(), name="open")
             tasks.create_task(self._sweep(tasks), name="sweep")
+            tasks.create_task(self._follow_records(), name="records")
+            tasks.create_task(self._notify(), name="webhooks")
             tasks.create_task(self._own_tasks.follow(self._live_code), name="packages")
             tasks.create_task(self._follow_roster(), name="roster")
             tasks.create_task(self._liveness.run(), name="liveness")
@@ -234,6 +260,25 @@ class ExperienceService(Service):
             except PacelineError as error:
                 log.warning("cannot open jobs", error=error)
             await asyncio.sleep(self._options.sweep_s)
+
+    async def _follow_records(self) -> None:
+        """Do what records of jobs ask for and a crash has left undone."""
+        while True:
+            try:
+                await self._job_service.pausing.repair()
+                await self._deletion.sweep()
+            except PacelineError as error:
+                log.warning("cannot follow the records of jobs", error=error)
+            await asyncio.sleep(max(self._options.sweep_s, _RECORDS_INTERVAL_S))
+
+    async def _notify(self) -> None:
+        """In a task of its own: receivers may be slow."""
+        while True:
+            try:
+                await self._webhooks.sweep()
+            except PacelineError as error:
+                log.warning("cannot look for webhooks", error=error)
+            await asyncio.sleep(_RECORDS_INTERVAL_S)
 
     async def _sweep(self, tasks: asyncio.TaskGroup) -> None:
         """Sweep one job after the other; a slow one continues in the background."""
@@ -300,12 +345,16 @@ class ExperienceService(Service):
         await self._training.restore(job, held=await ledger.held_version())
 
     def _add_servicers(self, chassis: Chassis) -> None:
+        settings = self._options.webhooks
+        self._webhooks = Webhooks(store=self._store, jobs=self._jobs, settings=settings)
         jobs = JobsServicer(
             job_service=self._job_service,
             jobs=self._jobs,
             ledgers=self._ledgers,
             tracker=self._tracker,
             audit=self._audit,
+            deletion=self._deletion,
+            webhooks=self._webhooks,
         )
         tokens = Tokens(self._store, self._audit)
         credentials = Credentials(

@@ -39,6 +39,7 @@ class JobState(StrEnum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
+    PAUSING = "pausing"  # its trainer writes a checkpoint and ends
     PAUSED = "paused"
     CANCELLING = "cancelling"
     SUCCEEDED = "succeeded"
@@ -52,12 +53,21 @@ class JobState(StrEnum):
 
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.STARTING, JobState.CANCELLING, JobState.FAILED}),
-    JobState.STARTING: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
+    JobState.QUEUED: frozenset(
+        {JobState.STARTING, JobState.PAUSED, JobState.CANCELLING, JobState.FAILED}
+    ),
+    JobState.STARTING: frozenset(
+        {JobState.RUNNING, JobState.PAUSING, JobState.CANCELLING, JobState.FAILED}
+    ),
     JobState.RUNNING: frozenset(
+        {JobState.PAUSING, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
+    ),
+    # It may be over before it is paused.
+    JobState.PAUSING: frozenset(
         {JobState.PAUSED, JobState.CANCELLING, JobState.SUCCEEDED, JobState.FAILED}
     ),
-    JobState.PAUSED: frozenset({JobState.RUNNING, JobState.CANCELLING, JobState.FAILED}),
+    # It waits for capacity again, as others may have got what it had.
+    JobState.PAUSED: frozenset({JobState.QUEUED, JobState.CANCELLING, JobState.FAILED}),
     JobState.CANCELLING: frozenset({JobState.CANCELLED, JobState.FAILED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),

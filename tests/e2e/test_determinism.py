@@ -243,6 +243,25 @@ def kill_trainer(site: Site, job_id: str, gate: Path) -> None:
     kill_held(site, gate, names=[f"trainer-{job_id}"])
 
 
+def pause_and_resume(site: Site, job_id: str, gate: Path) -> None:
+    """Pause it while an episode waits for its reward; none of its processes is left meanwhile."""
+    kill_held(site, gate, names=[])
+    with site.client() as client:
+        client.pause(job_id, reason="lunch")
+        deadline = time.monotonic() + 120
+        while (status := client.get(job_id).status).state != "paused":
+            assert time.monotonic() < deadline, f"{status.state}: {status.reason}"
+            time.sleep(0.1)
+        assert not list((site.run_dir / "processes").glob(f"*{job_id}*"))
+        gate.touch()
+        client.resume(job_id)
+
+
+def resumed(run: Run) -> bool:
+    """Another trainer went on from the checkpoint of the pause."""
+    return run.incarnation == 2
+
+
 def moved(run: Run) -> bool:
     """Some episode continued on another rollout worker."""
     return any(len(one["rollouts"]) > 1 for one in run.episodes)
@@ -260,10 +279,15 @@ def rewound(run: Run) -> bool:
 
 @pytest.mark.parametrize(
     ("disturb", "shows"),
-    [(kill_rollouts, moved), (kill_environments, leased_again), (kill_trainer, rewound)],
-    ids=["rollout", "environment", "trainer"],
+    [
+        (kill_rollouts, moved),
+        (kill_environments, leased_again),
+        (kill_trainer, rewound),
+        (pause_and_resume, resumed),
+    ],
+    ids=["rollout", "environment", "trainer", "pause"],
 )
-def test_whatever_dies_the_same_is_made(
+def test_whatever_dies_or_pauses_the_same_is_made(
     disturb: Disturb,
     shows: Callable[[Run], bool],
     alone: Run,

@@ -211,7 +211,9 @@ def test_spec_cannot_be_changed(schema: Object) -> None:
     old = training_job(MINIMAL)
     new = training_job(copy.deepcopy(MINIMAL) | {"stop": {"steps": 3}})
     assert problems(schema, new) == []
-    assert problems(schema, new, old) == ["spec: cannot be changed; make a new TrainingJob"]
+    assert problems(schema, new, old) == ["stop: cannot be changed; make a new TrainingJob"]
+    suspended = training_job(MINIMAL | {"suspend": True})
+    assert problems(schema, suspended, old) == problems(schema, old, suspended) == []
     deeper = copy.deepcopy(old)
     deeper["spec"]["tasks"]["options"]["digits"] = 3
     assert problems(schema, deeper, old)

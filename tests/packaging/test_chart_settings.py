@@ -203,10 +203,11 @@ def test_a_pool_has_settings_of_its_own(started: Any) -> None:
     assert far.logs.level == near.logs.level == "DEBUG"
 
 
-def test_the_trainer_gets_the_checkpoint_location(started: Any) -> None:
+def test_who_works_on_checkpoints_gets_their_location(started: Any) -> None:
     for feature, url in (("object-storage", "s3://our-bucket/paceline"), ("default", "")):
         for settings in started(feature).values():
-            assert settings.storage == (url if settings.kind == "trainer" else "")
+            knows = settings.kind in {"trainer", "experience"}  # which deletes and copies them
+            assert settings.storage == (url if knows else "")
 
 
 def options_of_the_controller(found: dict[str, ServiceSettings]) -> ControllerOptions:

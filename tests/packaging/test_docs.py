@@ -212,6 +212,7 @@ def test_paceline_commands_are_accepted(path: Path) -> None:
 def with_operands(command: str) -> list[str]:
     """Add the required arguments to a command that the docs only name."""
     needs = {"run", "submit", "try", "validate", "watch", "cancel", "verify"}
+    needs |= {"pause", "resume", "fork", "delete"}
     return [command, "X"] if command in needs else [command]
 
 

@@ -24,6 +24,8 @@ class NextStep(StrEnum):
     SUBMIT = "submit"
     MIRROR = "mirror"
     CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
     RELEASE = "release"
     NOTHING = "nothing"
 
@@ -42,6 +44,17 @@ def next_step(body: Object) -> NextStep:
         return NextStep.SUBMIT
     if deleting(body) and status.get("state") != JobState.CANCELLING:
         return NextStep.CANCEL
+    return NextStep.MIRROR if deleting(body) else _suspended(body)
+
+
+def _suspended(body: Object) -> NextStep:
+    """What `spec.suspend` asks for; where it is not set, the API and the CLI pause and resume."""
+    suspend = body.get("spec", {}).get("suspend")
+    state = (body.get("status") or {}).get("state")
+    if suspend is True and state in (JobState.QUEUED, JobState.STARTING, JobState.RUNNING):
+        return NextStep.PAUSE
+    if suspend is False and state == JobState.PAUSED:
+        return NextStep.RESUME
     return NextStep.MIRROR
 
 

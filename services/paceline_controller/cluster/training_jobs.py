@@ -1,4 +1,7 @@
-"""Submits `TrainingJob` objects as jobs to the gateway, mirrors their status and cancels them."""
+"""Submits `TrainingJob` objects as jobs to the gateway, and mirrors their status.
+
+What is asked of an object (`spec.suspend`, its deletion) is asked of its job.
+"""
 
 from __future__ import annotations
 
@@ -179,11 +182,14 @@ class TrainingJobs:
             await self._mirror(body)
         elif step is NextStep.CANCEL:
             await self._cancel(body)
+        elif step in (NextStep.PAUSE, NextStep.RESUME):
+            await self._suspend(body, step)
         elif step is NextStep.RELEASE:
             await self._patch(body, released(body))
 
     async def _submit(self, body: Object) -> None:
-        spec = {"name": name_of(body), **body["spec"]}
+        asked = {name: value for name, value in body["spec"].items() if name != "suspend"}
+        spec = {"name": name_of(body), **asked}
         request = jobs_pb2.SubmitJobRequest(spec_json=json.dumps(spec), request_id=uid_of(body))
         try:
             job = await self._call(self._gateway.SubmitJob, request)
@@ -229,6 +235,21 @@ class TrainingJobs:
             await self._mirror(body)
         else:
             await self._write(body, self._seen(body, job))
+
+    async def _suspend(self, body: Object, step: NextStep) -> None:
+        job_id, reason = body["status"]["jobId"], "spec.suspend of its TrainingJob"
+        try:
+            if step is NextStep.PAUSE:
+                request = jobs_pb2.PauseJobRequest(job_id=job_id, reason=reason)
+                job = await self._call(self._gateway.PauseJob, request)
+            else:
+                request = jobs_pb2.ResumeJobRequest(job_id=job_id)
+                job = await self._call(self._gateway.ResumeJob, request)
+        except StateError:  # it has ended, or is about to
+            await self._mirror(body)
+            return
+        self._record(body, "Suspended" if step is NextStep.PAUSE else "Resumed", f"job {job_id}")
+        await self._write(body, self._seen(body, job))
 
     def _seen(self, body: Object, job: types_pb2.Job) -> Object:
         job_id = job.status.job_id

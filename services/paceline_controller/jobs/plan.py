@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.config.job import JobSpec
@@ -44,9 +44,11 @@ def plan(
     sizes: Mapping[str, int] | None = None,
     *,
     tracking: bool = False,
+    running: Collection[str] = (),
 ) -> dict[str, Wanted]:
     """Everything that should run, by name.
 
+    Trainers of jobs that are being paused end by themselves: of them, those `running` are left.
     `sizes` are replicas by workload; others get the number of their job or the options. The shared
     pools always run, so that the first job finds them warm; the tracking process if `tracking`.
     """
@@ -60,6 +62,8 @@ def plan(
     for job in jobs:
         if job.state in SERVED:
             wanted += [_trainer(job), *_rollouts(job, options)]
+        elif job.state is JobState.PAUSING and (trainer := _trainer(job)).name in running:
+            wanted.append(trainer)
     sized = (replace(each, replicas=sizes.get(each.name, each.replicas)) for each in wanted)
     return {each.name: each for each in sized if each.replicas or not each.job_id}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from paceline import wire
@@ -14,12 +16,14 @@ from paceline.transport.sending import accept
 from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import jobs_pb2_grpc, roster_pb2, types_pb2
 from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.history import JobMetricRow
 from paceline_experience.jobs.jobs import JobStore, unknown_job
 from paceline_experience.jobs.ledgers import Ledgers
 from paceline_experience.jobs.service import JobService, read_spec
 from paceline_experience.jobs.uploads import CodePiece
 from paceline_experience.tenancy.audit_log import AuditLog
+from paceline_experience.webhooks.outbox import Webhooks
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
@@ -33,7 +37,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         ledgers: Ledgers,
         tracker: RoutePlanner,
         audit: AuditLog,
+        deletion: Deletion,
+        webhooks: Webhooks,
     ) -> None:
+        self._webhooks = webhooks
+        self._deletion = deletion
         self._job_service = job_service
         self._jobs = jobs
         self._ledgers = ledgers
@@ -49,6 +57,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             if spec.code is not None:
                 who.check_code()
             who.check_tenant(spec.tenant)
+            await asyncio.to_thread(self._webhooks.check, spec)
+            if spec.fork is not None:
+                await self._check(spec.fork.job, context)
             change.tenant = spec.tenant
             job = await self._job_service.submit(
                 spec, request_id=request.request_id, files=dict(request.files)
@@ -102,15 +113,30 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> types_pb2.Job:
         """Start to cancel a job."""
-        who, job_id = caller(context), request.job_id
-        async with self._audit.change(
-            who, "job.cancel", tenant=who.tenant, target=job_id
-        ) as change:
-            who.check_role(Role.SUBMIT)
-            change.tenant = await self._check(job_id, context)
-            return wire.to_proto(
-                await self._job_service.cancel(job_id, reason=request.reason), types_pb2.Job
-            )
+        async with self._change("job.cancel", request.job_id, context):
+            job = await self._job_service.cancel(request.job_id, reason=request.reason)
+        return wire.to_proto(job, types_pb2.Job)
+
+    async def PauseJob(self, request: pb.PauseJobRequest, context: Any) -> types_pb2.Job:
+        """Start to pause a job."""
+        async with self._change("job.pause", request.job_id, context):
+            pausing = self._job_service.pausing
+            job = await pausing.pause(request.job_id, reason=request.reason)
+        return wire.to_proto(job, types_pb2.Job)
+
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> types_pb2.Job:
+        """Queue a paused job again."""
+        async with self._change("job.resume", request.job_id, context):
+            pausing = self._job_service.pausing
+            job = await pausing.resume(request.job_id, reason=request.reason)
+        return wire.to_proto(job, types_pb2.Job)
+
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Any) -> pb.DeleteJobReply:
+        """Delete a job, or begin to."""
+        job_id = request.job_id
+        async with self._change("job.delete", job_id, context):
+            deleted = await self._deletion.delete(job_id, force=request.force)
+        return pb.DeleteJobReply(job_id=job_id, deleted=deleted)
 
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: Any
@@ -182,6 +208,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         await self._check(request.job_id, context)
         await self._jobs.get(request.job_id)
         return wire.to_proto(self._tracker.placement(request.job_id), roster_pb2.ListWeightsReply)
+
+    @asynccontextmanager
+    async def _change(self, action: str, job_id: str, context: Any) -> AsyncGenerator[None]:
+        """An audited change of a job that the caller may change."""
+        who = caller(context)
+        async with self._audit.change(who, action, tenant=who.tenant, target=job_id) as change:
+            who.check_role(Role.SUBMIT)
+            change.tenant = await self._check(job_id, context)
+            yield
 
     async def _check(self, job_id: str, context: Any) -> str:
         """The tenant of a job.

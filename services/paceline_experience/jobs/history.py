@@ -83,6 +83,12 @@ class History:
         """The job is over, or another replica owns it."""
         self._written.pop(job_id, None)
 
+    def discard(self, job_id: str) -> None:
+        """The job is deleted; those who watch it are told."""
+        self.forget(job_id)
+        if job_id in self._changed:
+            self._changed.pop(job_id).fire()
+
     def _write(self, job: Job, rows: Sequence[JobMetricRow], *, rewrite: bool) -> None:
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -55,5 +55,5 @@ async def start(jobs: JobStore, job_id: str) -> None:
     job = await jobs.get(job_id)
     if job.status.state is JobState.QUEUED:
         job = await jobs.transition(job_id, JobState.STARTING)
-    if job.status.state in {JobState.STARTING, JobState.PAUSED}:
+    if job.status.state is JobState.STARTING:
         await jobs.transition(job_id, JobState.RUNNING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,13 +22,11 @@ from paceline.errors import (
 from paceline.text import clipped
 from paceline.types import Job, JobStatus, TrackerStatus
 from paceline_experience.jobs.record import TRACKING, decoded, job_of, size_of
+from paceline_experience.jobs.registry import INDEX, LIVE, REQUESTS, SEQUENCE, TENANTS, Registry
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.store import Store, job_key
 
 Value = str | int | float
-_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE = (
-    f"{{registry}}:{name}" for name in ("tenants", "requests", "jobs", "live", "sequence")
-)
 _CHUNK = 200
 _PAGE_TOKEN = re.compile(r"[0-9]{1,19}")
 _KEY_BYTES = 32
@@ -65,6 +63,7 @@ class JobStore:
         self._new_secret = new_secret
         self._limits = limits or LimitSettings()
         self._new_epoch = new_epoch
+        self.registry = Registry(store)
         self._tenants: dict[str, str] = {}  # immutable once registered
         self._credential_secrets: dict[str, bytes] = {}  # likewise
 
@@ -75,27 +74,36 @@ class JobStore:
         artifacts: Mapping[str, str],
         request_id: str = "",
         max_live: int | None = None,
+        prepare: Callable[[str], Awaitable[Mapping[str, Value]]] | None = None,
     ) -> Job:
         """Create a job, or return the one that the same request created before.
 
-        A tenant may have `max_live` jobs that are not over.
+        A tenant may have `max_live` jobs that are not over. `prepare` is called before anybody
+        sees the job, and returns further fields of its record.
 
         Raises:
             ConflictError: the request has created a job from another spec.
             QuotaError: the tenant has as many jobs as it may.
         """
         job_id = await self._register(spec, request_id, max_live)
+        if spec.ttl_seconds_after_finished is not None:
+            await self.registry.expire(job_id, spec.ttl_seconds_after_finished)
+        if spec.notify is not None:
+            await self.registry.tell(job_id)
         text = spec.model_dump_json()
         fields: dict[str, Value] = {
             "name": spec.name,
             "tenant": spec.tenant,
             "artifacts": json.dumps(dict(artifacts)),
             "state": JobState.QUEUED,
+            "code": spec.code.digest if spec.code is not None else "",
             "created": repr(await self._store.now()),
         }
         for tracker in spec.tracking:
             waits = TrackerStatus(tracker.label, tracker.kind, TrackerState.WAITING)
             fields[TRACKING + tracker.label] = json.dumps(asdict(waits))
+        if prepare is not None and await self._read([job_id]) == [None]:
+            fields |= await prepare(job_id)
         flat = [part for item in fields.items() for part in item]
         keys = [self._key(spec.tenant, job_id), self._key(spec.tenant, job_id, "spec")]
         # After a crash between registration and this, the caller's retry completes the job.
@@ -114,7 +122,7 @@ class JobStore:
         """The job that a request has created before."""
         if not request_id:
             return None
-        found = await self._store.command("HGET", _REQUESTS, f"{tenant}/{request_id}")
+        found = await self._store.command("HGET", REQUESTS, f"{tenant}/{request_id}")
         try:
             return await self.get(found.decode()) if found else None
         except NotFoundError:
@@ -164,7 +172,7 @@ class JobStore:
         num_bytes = 0
         last = _position(page_token)
         while True:
-            chunk = await self._chunk(_LIVE if only_live else _INDEX, last)
+            chunk = await self._chunk(LIVE if only_live else INDEX, last)
             jobs = await self._read_of(tenant, [job_id for job_id, _ in chunk])
             for job_id, number in chunk:
                 last = str(number)
@@ -195,7 +203,7 @@ class JobStore:
 
     async def states(self) -> list[tuple[str, str, JobState]]:
         """Id, tenant and state of all live jobs, oldest first."""
-        found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
+        found: list[bytes] = await self._store.command("ZRANGE", LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
         states = await self._field(job_ids, "state")
         known = frozenset[str](JobState)
@@ -219,13 +227,23 @@ class JobStore:
         found = await self._store.command("HMGET", key, "leased", "eval:leased")
         return sum(int(number or 0) for number in found)
 
-    async def repair(self) -> None:
-        """Unlist ids that a crash left without a record; call it before jobs can be submitted."""
-        found: list[bytes] = await self._store.command("ZRANGE", _LIVE, 0, -1)
+    def forget(self, job_id: str) -> None:
+        """The job is about to be deleted: ask the store whether there is one of this id."""
+        self._tenants.pop(job_id, None)
+        self._credential_secrets.pop(job_id, None)
+
+    async def repair(self) -> list[str]:
+        """Unlist jobs that are over; call it before jobs can be submitted.
+
+        Returns ids that a crash has left without a record.
+        """
+        found: list[bytes] = await self._store.command("ZRANGE", LIVE, 0, -1)
         job_ids = [name.decode() for name in found]
-        for job_id, job in zip(job_ids, await self._read(job_ids), strict=True):
+        jobs = await self._read(job_ids)
+        for job_id, job in zip(job_ids, jobs, strict=True):
             if job is None or job.status.state.terminal:
                 await self._unlist(job_id)
+        return [job_id for job_id, job in zip(job_ids, jobs, strict=True) if job is None]
 
     async def transition(
         self, job_id: str, to: JobState, *, reason: str = "", **fields: Value
@@ -317,7 +335,7 @@ class JobStore:
         return int(await self._store.command("GET", key) or 0)
 
     async def _register(self, spec: JobSpec, request_id: str, max_live: int | None) -> str:
-        keys = [_TENANTS, _REQUESTS, _INDEX, _LIVE, _SEQUENCE]
+        keys = [TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE]
         limit = -1 if max_live is None else max_live
         while True:
             wanted = f"{spec.name}-{self._new_suffix()}"
@@ -377,7 +395,7 @@ class JobStore:
     async def _load_tenants(self, job_ids: Sequence[str]) -> None:
         unknown = [job_id for job_id in job_ids if job_id not in self._tenants]
         if unknown:
-            found = await self._store.command("HMGET", _TENANTS, *unknown)
+            found = await self._store.command("HMGET", TENANTS, *unknown)
             pairs = zip(unknown, found, strict=True)
             self._tenants.update((job_id, name.decode()) for job_id, name in pairs if name)
 
@@ -401,11 +419,11 @@ class JobStore:
 
     async def _list(self, job_id: str) -> None:
         """Add to the live jobs, from which `repair` may have removed it."""
-        number = await self._store.command("ZSCORE", _INDEX, job_id)
-        await self._store.command("ZADD", _LIVE, "NX", number, job_id)
+        number = await self._store.command("ZSCORE", INDEX, job_id)
+        await self._store.command("ZADD", LIVE, "NX", number, job_id)
 
     async def _unlist(self, job_id: str) -> None:
-        await self._store.command("ZREM", _LIVE, job_id)
+        await self._store.command("ZREM", LIVE, job_id)
 
     @staticmethod
     def _key(tenant: str, job_id: str, name: str = "record") -> str:

@@ -251,6 +251,12 @@ class Ledgers:
             self._cache(job_id, entry)
         self.forget(job_id)
 
+    async def discard(self, job_id: str) -> None:
+        """The job is about to be deleted."""
+        async with self._lock(job_id):
+            self.retire(job_id)
+            self._past.pop(job_id, None)
+
     def forget(self, job_id: str) -> None:
         """Forget failed attempts to open it: it is open or over."""
         self._retry_at.pop(job_id, None)

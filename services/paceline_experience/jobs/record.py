@@ -24,6 +24,7 @@ def decoded(found: Any) -> dict[str, str]:
 def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
     """A job without its spec; `now` in seconds by the store's clock."""
     end = float(fields.get("ended", now))
+    pausing_s = max(0.0, end - float(fields.get("paused", end)))
     reward, step = fields.get("eval_reward", ""), fields.get("eval_step", "")
     status = JobStatus(
         job_id=job_id,
@@ -38,13 +39,25 @@ def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
         eval_step=int(step) if step else None,
         summary=json.loads(fields.get("summary", "{}")),
         tracking=_trackers(fields),
-        age_s=max(0.0, now - float(fields["created"])),
-        runtime_s=max(0.0, end - float(fields["running"])) if "running" in fields else 0.0,
+        age_s=max(0.0, now - float(fields["created"]) - _seconds(fields, "paused_s") - pausing_s),
+        runtime_s=_runtime_s(fields, end, pausing_s),
         created_at=_stamp(fields["created"]),
         started_at=_stamp(fields["running"]) if "running" in fields else None,
         finished_at=_stamp(fields["ended"]) if "ended" in fields else None,
     )
     return Job(status=status, spec="", artifacts=json.loads(fields["artifacts"]))
+
+
+def _seconds(fields: Mapping[str, str], name: str) -> float:
+    return float(fields.get(name, 0.0))
+
+
+def _runtime_s(fields: Mapping[str, str], end: float, pausing_s: float) -> float:
+    """Seconds since the job has begun to run, without those that it was paused."""
+    if "running" not in fields:
+        return 0.0
+    paused_s = _seconds(fields, "paused_run_s") + pausing_s
+    return max(0.0, end - float(fields["running"]) - paused_s)
 
 
 def _stamp(seconds: str) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from paceline.code.modules import missing_modules
 from paceline.code.requirements import REQUIREMENTS
 from paceline.config import JobSpec, parse_job
 from paceline.config.documents import read_json
-from paceline.enums import EXPLAINED, JobState, StopReason, check_job_transition
+from paceline.enums import EXPLAINED, JobState, check_job_transition
 from paceline.errors import ConfigError, InvalidError, NotFoundError, StoreError, UnavailableError
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
@@ -24,12 +25,14 @@ from paceline_experience.fleet.roster import wait
 from paceline_experience.fleet.routes import RoutePlanner
 from paceline_experience.jobs.dry_run import DryRun
 from paceline_experience.jobs.export import Exporter
+from paceline_experience.jobs.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow, summarise
 from paceline_experience.jobs.hooks import start
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, OverError
 from paceline_experience.jobs.own_functions import OwnFunctions
 from paceline_experience.jobs.own_tasks import OwnTasks, sources_of
+from paceline_experience.jobs.pausing import Pausing
 from paceline_experience.jobs.uploads import Uploads
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.replay.imports import MAX_IMPORT_CHARS, ImportReport, vocabulary_of
@@ -70,8 +73,10 @@ class JobService:
         dry_run: DryRun,
         own_tasks: OwnTasks | None = None,
         own_functions: OwnFunctions | None = None,
+        forking: Forking | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._forking = forking
         self._quotas = quotas
         self._dry_run = dry_run
         self._own_tasks = own_tasks
@@ -83,6 +88,7 @@ class JobService:
         self._history = history
         self._ledgers = ledgers
         self._tracker = tracker
+        self.pausing = Pausing(jobs=jobs, ledgers=ledgers, history=history)
         self._exporters: dict[str, Exporter] = {}
         self._unwritten: dict[str, float] = {}  # when writing an ending job's files first failed
         self._ended: dict[str, float] = {}  # when
@@ -99,6 +105,8 @@ class JobService:
             QuotaError: its tenant has as many live jobs as it may.
         """
         existing = await self._jobs.find(spec.tenant, request_id)
+        if self._forking is not None:
+            spec = await self._forking.resolved(spec, existing)
         if existing is not None:
             return await self._create(spec, request_id, existing.artifacts)
         await self._jobs.check_quota(spec.tenant, self._quotas.of(spec.tenant).submitted)
@@ -110,7 +118,8 @@ class JobService:
         if self._own_functions is not None:
             await self._own_functions.check(spec)
         sources = await sources_of(spec, self._own_tasks)
-        job = await self._create(spec, request_id, await self._artifacts.put(files))
+        with self._artifacts.submitting():
+            job = await self._create(spec, request_id, await self._artifacts.put(files))
         if not job.status.state.terminal:
             with suppress(OverError):
                 await self._ledgers.activate(job, sources)
@@ -137,13 +146,22 @@ class JobService:
     async def _create(self, spec: JobSpec, request_id: str, artifacts: Mapping[str, str]) -> Job:
         max_live = self._quotas.of(spec.tenant).submitted
         job = await self._jobs.create(
-            spec, artifacts=artifacts, request_id=request_id, max_live=max_live
+            spec,
+            artifacts=artifacts,
+            request_id=request_id,
+            max_live=max_live,
+            prepare=self._prepare(spec),
         )
         if spec.code is not None:
             await self._artifacts.keep_code(spec.tenant, spec.code.digest)
         await asyncio.to_thread(self._history.make_folder, job.status.job_id)
         log.info("submitted", job=job.status.job_id, tenant=spec.tenant)
         return job
+
+    def _prepare(self, spec: JobSpec) -> Callable[[str], Awaitable[Mapping[str, Any]]] | None:
+        if self._forking is None or spec.fork is None:
+            return None
+        return partial(self._forking.copy, spec)
 
     async def _check_code(self, spec: JobSpec) -> None:
         if spec.code is None:
@@ -174,7 +192,7 @@ class JobService:
         await self._jobs.cancel(job_id, reason=reason)
         ledger = await self._ledgers.find(job_id)
         if ledger is not None:
-            await ledger.stop(StopReason.CANCELLED)
+            await ledger.cancel()
         self._ended[job_id] = self._clock()
         self._history.changed(job_id).fire()
         log.info("cancelling", job=job_id, reason=reason)
@@ -196,6 +214,8 @@ class JobService:
             await self._end_job(job_id, state, reason)
         elif now is not state or state in EXPLAINED:
             await self._jobs.transition(job_id, state, reason=reason)
+            if state is JobState.PAUSED:
+                await self.pausing.hold(job_id)
         self._history.changed(job_id).fire()
         return await self._jobs.get(job_id)
 
@@ -205,7 +225,7 @@ class JobService:
             if ledger is not None and state is JobState.FAILED:
                 await ledger.fail(reason)
             elif ledger is not None:
-                await ledger.stop(StopReason.CANCELLED)
+                await ledger.cancel()
         await self.conclude(job_id, state, reason)
 
     async def conclude(self, job_id: str, state: JobState, reason: str) -> None:
@@ -223,6 +243,8 @@ class JobService:
         if state is JobState.SUCCEEDED:
             if job.status.state is JobState.CANCELLING:
                 return  # the controller ends it
+            if job.status.state is JobState.PAUSED:  # the store had lost that it was paused
+                await self._jobs.transition(job_id, JobState.QUEUED)
             await start(self._jobs, job_id)
         ledger = await self._ledgers.find(job_id)
         if ledger is None:
@@ -302,6 +324,12 @@ class JobService:
         self._exporters.pop(job_id, None)
         self._unwritten.pop(job_id, None)
         self._history.changed(job_id).fire()
+
+    async def forget(self, job_id: str) -> None:
+        """The job is about to be deleted: nothing in this process holds its keys or files."""
+        self._retire(job_id)
+        await self._ledgers.discard(job_id)
+        self._history.discard(job_id)
 
     async def export(self, job_id: str, *, name: str, before_step: int | None = None) -> None:
         """Write the trajectories trained since the last export, and all policy versions.

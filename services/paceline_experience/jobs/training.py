@@ -17,6 +17,7 @@ from paceline.weights.route import ChunkSource
 from paceline_experience.fleet.routes import RoutePlanner, SeededVersion
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.jobs.pausing import PAUSED
 from paceline_experience.ledger.ledger import JobLedger
 from paceline_experience.ledger.shares import BatchShare
 
@@ -63,10 +64,10 @@ class Training:
         """Number the next start of a trainer.
 
         Raises:
-            StateError: the job is over or about to end.
+            StateError: the job is over or about to end, or paused.
         """
         state = (await self._jobs.get(job_id)).status.state
-        if state.terminal or state is JobState.CANCELLING:
+        if state.terminal or state is JobState.CANCELLING or state in PAUSED:
             raise StateError(f"job {job_id} is {state}: no trainer may start")
         ledger = await self._ledgers.get(job_id)
         if ledger.closed:

@@ -26,7 +26,7 @@ from paceline_experience.ledger.replay.pool import Pool
 from paceline_experience.ledger.state import LedgerState, parse_results
 from paceline_experience.ledger.task_cursor import TaskCursor
 from paceline_experience.ledger.traces import Traces
-from paceline_experience.store.clock import Clock
+from paceline_experience.store.clock import Clock, HeldClock
 from paceline_experience.store.keys import JobKeys
 from paceline_experience.store.signal import Signal
 from paceline_experience.store.store import Store
@@ -83,7 +83,7 @@ class LedgerContext:
         self.keys = keys
         self.job_id = job_id
         self.spec = spec
-        self.clock = clock
+        self.clock = HeldClock(clock)
         self.cursor = cursor
         self.limits = limits or JobLimits()
         self.traces = Traces(tracer, job_id=job_id)
@@ -221,6 +221,10 @@ class LedgerContext:
             state.pool = Pool(stored, unfixed=state.unfixed_step())
             state.unpinned = old.unpinned | old.pool.payloads | {*old.pins}
         await self.clock.resume(state.meta.clock)
+        if state.meta.paused == "held":
+            self.clock.hold()
+        else:
+            self.clock.go_on()
         found = parse_results(results.keys(), results.values())
         for key, text in groups.items():
             name = key.decode()

@@ -10,6 +10,7 @@ from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.evaluation.evals import Evals
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.leases import Leases
+from paceline_experience.ledger.lifecycle.conditions import Conditions
 from paceline_experience.ledger.state import LedgerState
 
 _MIN_LAST_VERSION_TIMEOUT_S = 120.0  # for the last version to be published and served
@@ -41,16 +42,16 @@ class JobCompletion:
         self._batches = batches
         self._evals = evals
         self._hooks = hooks
+        self._conditions = Conditions(core)
 
-    async def stop(self, reason: StopReason | None) -> None:
-        """`CANCELLED` drops everything untrained, `PAUSED` only stops admission, None resumes."""
+    async def cancel(self) -> None:
+        """Drop everything untrained, and train nothing more."""
+        reason = StopReason.CANCELLED
         async with self._core.transaction() as state:
-            await self._core.note(stop=reason or "", stop_reason=reason or "")
-            if reason is StopReason.CANCELLED:
-                await self._drop_untrained(state, DropReason.CANCELLED, taken=True)
-        if reason is StopReason.CANCELLED:
-            await self._batches.release()
-            await self._forget_stored()
+            await self._core.note(stop=reason, stop_reason=reason)
+            await self._drop_untrained(state, DropReason.CANCELLED, taken=True)
+        await self._batches.release()
+        await self._forget_stored()
         self._core.ready.fire()
         self._core.work.fire()
 
@@ -78,15 +79,22 @@ class JobCompletion:
         if problem:
             await self._fail(problem)
             return
-        reason = self._stop_condition()
-        if not reason:
-            return
+        if (met := await self._conditions.met()) is not None:
+            condition, watch, text = met
+            if condition.end == "failed":
+                await self._fail(f"stop.when: {text}", watch=watch)
+            else:
+                await self._begin_to_finish("when", problem=text, watch=watch)
+        elif reason := self._stop_condition():
+            await self._begin_to_finish(reason)
+
+    async def _begin_to_finish(self, reason: str, **fields: object) -> None:
         async with self._core.transaction() as state:
             if state.stop:  # stopped meanwhile
                 return
             now = self._core.clock.now()
             await self._core.note(
-                stop=StopReason.FINISHED, stop_reason=reason, stop_at=now, told=False
+                stop=StopReason.FINISHED, stop_reason=reason, stop_at=now, told=False, **fields
             )
             await self._drop_untrained(state, DropReason.SURPLUS, taken=False)
         self._core.ready.fire()
@@ -110,7 +118,8 @@ class JobCompletion:
         if last is not None and not self._evals.measured(last.version):
             await self._evals.start()
             return
-        await self._finish("succeeded", _REASONS.get(state.meta.stop_reason, ""))
+        reason = _REASONS.get(state.meta.stop_reason, state.meta.problem)
+        await self._finish("succeeded", reason)
 
     async def _finish(self, outcome: str, reason: str) -> None:
         async with self._core.transaction() as state:
@@ -130,17 +139,17 @@ class JobCompletion:
         self._core.ready.fire()
         self._core.work.fire()
 
-    async def _fail(self, reason: str) -> None:
+    async def _fail(self, reason: str, **fields: object) -> None:
         async with self._core.transaction() as state:
             if state.stop:
                 return
-            await self._begin_to_fail(reason)
+            await self._begin_to_fail(reason, **fields)
         self._core.ready.fire()
         await self._finish("failed", reason)
 
-    async def _begin_to_fail(self, reason: str) -> None:
+    async def _begin_to_fail(self, reason: str, **fields: object) -> None:
         await self._core.note(
-            stop=StopReason.CANCELLED, stop_reason="failed", problem=reason, done=False
+            stop=StopReason.CANCELLED, stop_reason="failed", problem=reason, done=False, **fields
         )
 
     def _timed_out(self, state: LedgerState) -> bool:

@@ -130,7 +130,9 @@ class Leases:
     def headroom(self) -> int:
         """Groups that would be admitted now."""
         state = self._core.state
-        return 0 if state.stop or state.version < 0 else headroom(self.limits, self.load())
+        if state.stop or state.meta.paused or state.version < 0:
+            return 0
+        return headroom(self.limits, self.load())
 
     def demand(self) -> Demand:
         """Leased episodes, and those that could be."""
@@ -142,7 +144,7 @@ class Leases:
             queued=0 if state.stop or held else counts["queued"],
             new=new,
             eval_leased=counts["eval:leased"],
-            eval_queued=counts["eval:queued"],
+            eval_queued=0 if state.meta.paused else counts["eval:queued"],
             group=1 if self.mode.by_episode else size,
         )
 
@@ -155,7 +157,7 @@ class Leases:
         """
         async with self._core.transaction() as state:
             plan = _Plan()
-            if evals > 0:
+            if evals > 0 and not state.meta.paused:
                 self._plan_queued(plan, state, state.queued_evals, evals)
             if train > 0 and not state.stop and not self.mode.holds:
                 await self._groups.drop(self.mode.outdated(), DropReason.STALE)
@@ -393,6 +395,15 @@ class Leases:
                 await self._groups.report(lost)
                 self._core.meter.expired(len(lost))
         return len(lost)
+
+    async def return_all(self) -> None:
+        """Requeue all leases as if their workers had drained: it counts as no attempt."""
+        async with self._core.transaction() as state:
+            reports = [
+                Report(g.group_id, i, g.attempts[i], Verdict.DRAIN, "") for g, i in state.leased()
+            ]
+            if reports:
+                await self._groups.report(reports)
 
     async def expire(self) -> int:
         """Requeue episodes whose leases have expired; returns how many."""

@@ -28,6 +28,7 @@ from paceline_experience.ledger.generation.modes import EpisodeKey
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.job_completion import JobCompletion
 from paceline_experience.ledger.leases import Demand, Leases
+from paceline_experience.ledger.lifecycle.pauses import Pauses
 from paceline_experience.ledger.meter import JobMeter
 from paceline_experience.ledger.own.parts import NO_PARTS, OwnParts
 from paceline_experience.ledger.records import Publication, make_record
@@ -102,6 +103,7 @@ class JobLedger:
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
         self._batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
+        self.pauses = Pauses(core=core, leases=self._leases, evals=self._evals)
         self.trajectories = Trajectories(core=core, payloads=payloads)
         self.imports = Imports(core=core, groups=groups, tasks=tasks)
         self._completion = JobCompletion(
@@ -225,6 +227,7 @@ class JobLedger:
             granted = self._core.watermarks.highest("incarnation")
             number = max(state.meta.incarnation, granted) + 1
             await self._core.note(incarnation=number)
+            await self.pauses.admit_trainer()
             await self._core.watermarks.reach("incarnation", number)
         self._core.ready.fire()
         return number
@@ -329,7 +332,7 @@ class JobLedger:
             first = state.meta.started is None
             if first:
                 await core.note(started=core.clock.now())
-        if first:
+        if await self.pauses.published() or first:
             await self._hooks.running()
         await self._evals.on_publication(step)
         core.work.fire()
@@ -358,9 +361,9 @@ class JobLedger:
         """The version at which eval workers are held; -1: none."""
         return self._evals.held_version()
 
-    async def stop(self, reason: StopReason | None) -> None:
-        """`CANCELLED` drops what is untrained, `PAUSED` only stops admission, None resumes."""
-        await self._completion.stop(reason)
+    async def cancel(self) -> None:
+        """Drop everything that is untrained, and train nothing more."""
+        await self._completion.cancel()
 
     async def fail(self, reason: str) -> None:
         """Drop what is untrained; sweeps then conclude the job, and retry until that succeeds."""

@@ -202,6 +202,15 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchRecord:
+    """How far conditions on metrics have followed the history."""
+
+    offset: int = 0  # rows seen
+    steps: dict[str, int] = field(default_factory=dict[str, int])  # the last one, by source
+    streaks: dict[int, int] = field(default_factory=dict[int, int])  # rows in a row, by condition
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerMeta:
     """The fields of a job's `meta` hash; an empty one means the default."""
 
@@ -223,10 +232,12 @@ class LedgerMeta:
     stop_reason: str = ""
     stop_at: float = 0.0
     told: bool = False  # the trainer was informed of the stop
+    paused: str = ""  # how far a pause has come, as in `pauses.py`
     closed: bool = False
     done: bool = False
     problem: str = ""
     invalid_detail: str = ""  # what was wrong with the last task that could not be run
+    watch: WatchRecord = field(default_factory=WatchRecord)
     # evals
     eval: EvalRun | None = None
     eval_due: tuple[str, ...] = ()  # by name

@@ -6,11 +6,12 @@ import json
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from paceline.digest import digest_of
-from paceline.errors import NotFoundError
+from paceline.errors import NotFoundError, UnavailableError
 from paceline.transport.principal import ALL_TENANTS
 from paceline_experience.store.store import Store
 
@@ -25,6 +26,41 @@ class ArtifactStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._submissions = self._submitting = 0
+
+    @contextmanager
+    def submitting(self) -> Generator[None]:
+        """While a job is stored whose files may be those of a job that is being deleted."""
+        self._submissions += 1
+        self._submitting += 1
+        try:
+            yield
+        finally:
+            self._submitting -= 1
+
+    @contextmanager
+    def undisturbed(self) -> Generator[Callable[[], None]]:
+        """Yields a check that no job has been submitted since; it raises `UnavailableError`."""
+        before = self._submissions
+
+        def check() -> None:
+            if self._submitting or self._submissions != before:
+                raise UnavailableError("jobs are being submitted; its files are deleted later")
+
+        yield check
+
+    async def discard(self, digests: Collection[str]) -> None:
+        """Delete files that no job refers to any more."""
+        if digests:
+            await self._store.command("UNLINK", *map(_key, sorted(digests)))
+
+    async def release_code(self, tenant: str, digest: str) -> None:
+        """No job needs this code any more: it is kept as long as what was just uploaded."""
+        parts = await self._parts(digest)
+        for key in (_parts_key(digest), _key(digest), _code_key(tenant, digest)):
+            await self._store.command("EXPIRE", key, UNUSED_S)
+        for part in parts:
+            await self._store.command("EXPIRE", part, UNUSED_S + _HELD_S)
 
     async def put(self, files: Mapping[str, bytes]) -> dict[str, str]:
         """Store files; returns their digests by name."""

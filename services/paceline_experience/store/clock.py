@@ -50,3 +50,30 @@ class JobClock:
         """Seconds; only differences are meaningful."""
         assert self._offset is not None, "the ledger is not open"
         return self._monotonic() + self._offset
+
+
+class HeldClock:
+    """A clock that can stand still: the time that a job is paused counts for nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._held_s: float | None = None
+        self._lost_s = 0.0  # while it stood still
+
+    async def resume(self, saved_s: float) -> None:
+        """As `Clock.resume`."""
+        await self._clock.resume(saved_s)
+
+    def now(self) -> float:
+        """Seconds; the same as long as it is held."""
+        return self._clock.now() - self._lost_s if self._held_s is None else self._held_s
+
+    def hold(self) -> None:
+        """Stand still from now on."""
+        if self._held_s is None:
+            self._held_s = self.now()
+
+    def go_on(self) -> None:
+        """Go on from where it was held."""
+        if self._held_s is not None:
+            self._lost_s, self._held_s = self._clock.now() - self._held_s, None

@@ -45,3 +45,10 @@ class JobKeys:
         ) = self.scripts
         self.eval_ring = job_key(tenant, job_id, "eval_ring")
         self.payloads = job_key(tenant, job_id, "payloads")
+
+
+def all_keys(tenant: str, job_id: str) -> list[str]:
+    """Every key of a job, its record first."""
+    keys = JobKeys(tenant, job_id)
+    others = [job_key(tenant, job_id, name) for name in ("record", "spec", "owner")]
+    return [*others, *keys.scripts, keys.eval_ring, keys.payloads]

@@ -38,6 +38,15 @@ class CodeView(BaseModel):
     num_files: int
 
 
+class JobDeletion(BaseModel):
+    """How far the deletion of a job has come."""
+
+    message: ClassVar = "DeleteJobReply"
+    job_id: str
+    deleted: bool
+    """Nothing of it is left; if not, the deletion goes on as soon as the job is over."""
+
+
 class ListedJob(BaseModel):
     """A job in a list: its status without its spec."""
 

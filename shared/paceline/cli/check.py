@@ -67,7 +67,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
 
     Code lies relative to the job file.
     """
-    spec = load_job(path, dict(_override(text) for text in overrides))
+    spec = load_job(path, dict(override(text) for text in overrides))
     if spec.code is not None and spec.code.path:
         code = spec.code.model_copy(update={"path": str((path.parent / spec.code.path).resolve())})
         spec = spec.model_copy(update={"code": code})
@@ -85,7 +85,8 @@ def check(spec: JobSpec) -> None:
         raise ConfigError("; ".join(wrong))
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override(text: str) -> tuple[str, Any]:
+    """Field and value of `FIELD=VALUE`."""
     field, equals, value = text.partition("=")
     if not equals or not field:
         raise InvalidError(f"--set {text}: write FIELD=VALUE")

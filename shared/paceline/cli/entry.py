@@ -110,13 +110,14 @@ def _add_remote(commands: Any) -> None:
     watch.add_argument("--quiet", action="store_true", help="print only the outcome")
     cancel = _command(commands, "cancel", "remote:cancel", "cancel a job")
     cancel.add_argument("--reason", default="", help="recorded with the job")
+    pause, resume = _add_lifecycle(commands)
     verify = _command(commands, "verify", "remote:verify", "check the ledger of a job")
     weights = _command(
         commands, "weights", "weights:show", "show which workers hold which weights of a job"
     )
-    for command in (watch, cancel, verify, weights):
+    for command in (watch, cancel, pause, resume, verify, weights):
         command.add_argument("job", metavar="ID")
-    for command in (submit, listing, watch, cancel, verify, weights):
+    for command in (submit, listing, watch, cancel, pause, resume, verify, weights):
         _add_gateway(command)
     _add_replay(commands)
     _add_access(commands)
@@ -139,6 +140,44 @@ def _add_replay(commands: Any) -> None:
     bring.add_argument("job", metavar="ID")
     bring.add_argument("file", metavar="FILE", type=Path, help="JSON lines, as jobs export them")
     _add_gateway(bring)
+
+
+def _add_lifecycle(commands: Any) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    pause = _command(
+        commands, "pause", "lifecycle:pause", "free the workers of a job; it keeps its place"
+    )
+    resume = _command(commands, "resume", "lifecycle:resume", "queue a paused job again")
+    delete = _command(
+        commands, "delete", "lifecycle:delete", "delete jobs with their checkpoints and files"
+    )
+    delete.add_argument("jobs", metavar="ID", nargs="+")
+    delete.add_argument("--force", action="store_true", help="cancel a job first if it is not over")
+    for command in (pause, resume):
+        command.add_argument("--reason", default="", help="recorded with the job")
+    for command, what in ((pause, "the job is paused"), (delete, "nothing is left")):
+        command.add_argument("--no-wait", action="store_true", help=f"do not wait until {what}")
+        command.add_argument(
+            "--timeout", type=float, default=600.0, metavar="S", help="seconds (default: 600)"
+        )
+    fork = _command(
+        commands, "fork", "lifecycle:fork", "submit a job that continues from a job's checkpoint"
+    )
+    fork.add_argument("job", metavar="ID")
+    fork.add_argument("--step", type=int, metavar="N", help="of a checkpoint; default: the latest")
+    fork.add_argument("--latest", action="store_true", help="the latest checkpoint (default)")
+    fork.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the job file, e.g. --set stop.steps=400",
+    )
+    fork.add_argument("-f", "--file", type=Path, metavar="YAML", help="fields to change")
+    fork.add_argument("--watch", action="store_true", help="follow the job until it ends")
+    _add_gateway(delete)
+    _add_gateway(fork)
+    return pause, resume
 
 
 def _add_access(commands: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.api.documents import (
     AuditLogPage,
     ImportView,
+    JobDeletion,
     JobPage,
     JobView,
     MetricPage,
@@ -59,6 +60,12 @@ class Operations:
                     "no_code": no_code,
                 },
             )
+        )
+
+    def delete(self, job_id: str, *, force: bool | None = None) -> JobDeletion:
+        """Delete a job with its checkpoints and files; audit log and usage are kept."""
+        return self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/delete", JobDeletion, params={"force": force})
         )
 
     def get(self, job_id: str) -> JobView:
@@ -150,6 +157,18 @@ class Operations:
         """List versions of the weights, which workers hold them, and their sources."""
         return self.send(RestCall("GET", f"/v1/jobs/{job_id}/weights", WeightsView))
 
+    def pause(self, job_id: str, *, reason: str = "") -> JobView:
+        """Pause a job: it frees its workers, and keeps its place in the data."""
+        return self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/pause", JobView, params={"reason": reason})
+        )
+
+    def resume(self, job_id: str, *, reason: str = "") -> JobView:
+        """Queue a paused job again; it continues from its newest checkpoint."""
+        return self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/resume", JobView, params={"reason": reason})
+        )
+
     def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token."""
         return self.send(RestCall("DELETE", f"/v1/tokens/{token_id}", TokenView))
@@ -201,6 +220,12 @@ class AsyncOperations:
                     "no_code": no_code,
                 },
             )
+        )
+
+    async def delete(self, job_id: str, *, force: bool | None = None) -> JobDeletion:
+        """Delete a job with its checkpoints and files; audit log and usage are kept."""
+        return await self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/delete", JobDeletion, params={"force": force})
         )
 
     async def get(self, job_id: str) -> JobView:
@@ -293,6 +318,18 @@ class AsyncOperations:
     async def list_weights(self, job_id: str) -> WeightsView:
         """List versions of the weights, which workers hold them, and their sources."""
         return await self.send(RestCall("GET", f"/v1/jobs/{job_id}/weights", WeightsView))
+
+    async def pause(self, job_id: str, *, reason: str = "") -> JobView:
+        """Pause a job: it frees its workers, and keeps its place in the data."""
+        return await self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/pause", JobView, params={"reason": reason})
+        )
+
+    async def resume(self, job_id: str, *, reason: str = "") -> JobView:
+        """Queue a paused job again; it continues from its newest checkpoint."""
+        return await self.send(
+            RestCall("POST", f"/v1/jobs/{job_id}/resume", JobView, params={"reason": reason})
+        )
 
     async def revoke_token(self, token_id: str) -> TokenView:
         """Revoke a token."""

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec, Seconds
+from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec
 from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed, Steps
+from paceline.config.lifecycle.forks import ForkSpec
+from paceline.config.lifecycle.stopping import NotifySpec, StopSpec
 from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
 from paceline.config.rollout import RolloutSpec, Threads
@@ -272,17 +274,6 @@ class TrainerSpec(StrictModel):
     """Compute activations again in the backward pass: less memory, more time."""
 
 
-class StopSpec(StrictModel):
-    """Conditions that end the job with success; the first one that is met counts."""
-
-    steps: Steps = 200
-    """Trainer steps."""
-    eval_reward: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
-    """Mean reward of a complete evaluation."""
-    wall_s: Seconds | None = None
-    """Seconds since the job started."""
-
-
 def _duplicates(names: Sequence[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
@@ -315,6 +306,12 @@ class JobSpec(StrictModel):
     stop: StopSpec = StopSpec()
     tracking: tuple[TrackingSpec, ...] = Field(default=(), max_length=8)
     """Experiment trackers that the metrics go to."""
+    notify: NotifySpec | None = None
+    """Who is told when the job has ended."""
+    fork: ForkSpec | None = None
+    """The job continues from a checkpoint of another one."""
+    ttl_seconds_after_finished: float | None = Field(default=None, ge=0, le=3650 * DAY_S)
+    """The job is deleted so long after its end, with its checkpoints; never if null."""
 
     @property
     def eval_sets(self) -> dict[str, EvalSpec]:
@@ -407,6 +404,12 @@ class JobSpec(StrictModel):
             raise ValueError(
                 f"experience.max_staleness: {bound} with experience.mode coupled; 0 is needed"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _stops_on_known_evaluations(self) -> JobSpec:
+        if problem := self.stop.unknown(dict(self.eval_sets)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

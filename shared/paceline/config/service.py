@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
 from paceline.config.precision import Dtype
@@ -351,6 +352,7 @@ class ExperienceOptions(StrictModel):
     """Processes with filters and advantages, over all jobs that bring some; one for each."""
     plugins_bytes: int = Field(default=2 << 30, ge=1 << 20)
     """Memory limit of the separate process that tries them before a job is accepted."""
+    webhooks: WebhookSettings = WebhookSettings()
 
 
 class EnvironmentOptions(StrictModel):

@@ -30,6 +30,14 @@ class PortSlots:
             write_json(self._path, slots)
             return slots[slot]
 
+    def release(self, *slots: str) -> None:
+        """Forget the ports of slots that nobody takes again."""
+        if not self._path.exists():
+            return
+        with locked(self._path.with_suffix(".lock")):
+            known: dict[str, int] = read_json(self._path) or {}
+            write_json(self._path, {k: port for k, port in known.items() if k not in slots})
+
     def known(self, slot: str) -> int | None:
         """The port chosen earlier, free or not; None if there is none."""
         slots: dict[str, int] = read_json(self._path) or {}

@@ -62,6 +62,21 @@ class JobsStub(object):
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
                 _registered_method=True)
+        self.PauseJob = channel.unary_unary(
+                '/paceline.v1.Jobs/PauseJob',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.PauseJobRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
+                _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/paceline.v1.Jobs/ResumeJob',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_types__pb2.Job.FromString,
+                _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/paceline.v1.Jobs/DeleteJob',
+                request_serializer=paceline_dot_v1_dot_jobs__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_jobs__pb2.DeleteJobReply.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/paceline.v1.Jobs/WatchJob',
                 request_serializer=paceline_dot_v1_dot_jobs__pb2.WatchJobRequest.SerializeToString,
@@ -126,6 +141,27 @@ class JobsServicer(object):
 
     def CancelJob(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseJob(self, request, context):
+        """Workers give back what they have and end, the trainer after a checkpoint. The answer may come
+        while the job is still pausing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteJob(self, request, context):
+        """Of a job that is over, unless `force` is set: then it is cancelled first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -196,6 +232,21 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=paceline_dot_v1_dot_jobs__pb2.CancelJobRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
+            ),
+            'PauseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseJob,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.PauseJobRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.ResumeJobRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_types__pb2.Job.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=paceline_dot_v1_dot_jobs__pb2.DeleteJobRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_jobs__pb2.DeleteJobReply.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -364,6 +415,87 @@ class Jobs(object):
             '/paceline.v1.Jobs/CancelJob',
             paceline_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
             paceline_dot_v1_dot_types__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/PauseJob',
+            paceline_dot_v1_dot_jobs__pb2.PauseJobRequest.SerializeToString,
+            paceline_dot_v1_dot_types__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/ResumeJob',
+            paceline_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
+            paceline_dot_v1_dot_types__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Jobs/DeleteJob',
+            paceline_dot_v1_dot_jobs__pb2.DeleteJobRequest.SerializeToString,
+            paceline_dot_v1_dot_jobs__pb2.DeleteJobReply.FromString,
             options,
             channel_credentials,
             insecure,

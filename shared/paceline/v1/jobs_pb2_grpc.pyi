@@ -42,6 +42,13 @@ class JobsStub:
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]
     CancelJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]
+    PauseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _types_pb2.Job]
+    """Workers give back what they have and end, the trainer after a checkpoint. The answer may come
+    while the job is still pausing.
+    """
+    ResumeJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _types_pb2.Job]
+    DeleteJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _jobs_pb2.DeleteJobReply]
+    """Of a job that is over, unless `force` is set: then it is cancelled first."""
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.JobEvent]
     """The current state, then every change until the job ends."""
     ListMetrics: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]
@@ -64,6 +71,13 @@ class JobsAsyncStub(JobsStub):
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _types_pb2.Job]  # type: ignore[assignment]
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsReply]  # type: ignore[assignment]
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _types_pb2.Job]  # type: ignore[assignment]
+    PauseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _types_pb2.Job]  # type: ignore[assignment]
+    """Workers give back what they have and end, the trainer after a checkpoint. The answer may come
+    while the job is still pausing.
+    """
+    ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _types_pb2.Job]  # type: ignore[assignment]
+    DeleteJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.DeleteJobRequest, _jobs_pb2.DeleteJobReply]  # type: ignore[assignment]
+    """Of a job that is over, unless `force` is set: then it is cancelled first."""
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.JobEvent]  # type: ignore[assignment]
     """The current state, then every change until the job ends."""
     ListMetrics: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListMetricsRequest, _jobs_pb2.ListMetricsReply]  # type: ignore[assignment]
@@ -113,6 +127,31 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]: ...
+
+    @_abc_1.abstractmethod
+    def PauseJob(
+        self,
+        request: _jobs_pb2.PauseJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]:
+        """Workers give back what they have and end, the trainer after a checkpoint. The answer may come
+        while the job is still pausing.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeJob(
+        self,
+        request: _jobs_pb2.ResumeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_types_pb2.Job, _abc.Awaitable[_types_pb2.Job]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteJob(
+        self,
+        request: _jobs_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.DeleteJobReply, _abc.Awaitable[_jobs_pb2.DeleteJobReply]]:
+        """Of a job that is over, unless `force` is set: then it is cancelled first."""
 
     @_abc_1.abstractmethod
     def WatchJob(

@@ -102,6 +102,7 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     JOB_STATE_SUCCEEDED: _JobState.ValueType  # 6
     JOB_STATE_FAILED: _JobState.ValueType  # 7
     JOB_STATE_CANCELLED: _JobState.ValueType  # 8
+    JOB_STATE_PAUSING: _JobState.ValueType  # 9
 
 class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
     """Life of a job."""
@@ -115,6 +116,7 @@ JOB_STATE_CANCELLING: JobState.ValueType  # 5
 JOB_STATE_SUCCEEDED: JobState.ValueType  # 6
 JOB_STATE_FAILED: JobState.ValueType  # 7
 JOB_STATE_CANCELLED: JobState.ValueType  # 8
+JOB_STATE_PAUSING: JobState.ValueType  # 9
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 class _TrackerState:

@@ -480,3 +480,33 @@ async def test_it_comes_back_from_any_sequence_of_faults() -> None:
     world.ledger.away = False
     await world.passes(20)
     assert world.alive() == POOLS | OWN
+
+
+async def test_a_job_that_is_paused_keeps_its_trainer_until_it_ends(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    assert world.alive() >= OWN
+    world.ledger.put("a-1", state=JobState.PAUSING, reason="lunch")
+    await world.passes(20)
+    assert world.alive() == POOLS | {"trainer-a-1"}
+    assert world.state is JobState.PAUSING
+    world.runtime.die("trainer-a-1")
+    await world.passes(3)
+    assert world.alive() == POOLS
+    job = world.ledger.jobs["a-1"]
+    assert (job.state, job.reason) == (JobState.PAUSED, "lunch")
+    assert world.starts_of("trainer-a-1") == [1]
+    assert world.ledger.failures == {}
+    world.ledger.put("a-1", state=JobState.QUEUED, reason="")
+    await world.passes(2)
+    assert world.alive() == POOLS | OWN
+    assert world.starts_of("trainer-a-1") == [1, 2]
+
+
+async def test_a_trainer_that_hangs_does_not_keep_a_job_from_being_paused(world: World) -> None:
+    world.submit(JobState.RUNNING)
+    await world.passes(2)
+    world.ledger.put("a-1", state=JobState.PAUSING)
+    world.runtime.silent.add("trainer-a-1")
+    await world.passes(80)
+    assert (world.alive(), world.state) == (POOLS, JobState.PAUSED)

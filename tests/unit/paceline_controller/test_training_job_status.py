@@ -61,6 +61,29 @@ def test_steps_of_a_deletion() -> None:
     assert next_step(over) is NextStep.RELEASE
 
 
+@pytest.mark.parametrize(
+    ("suspend", "state", "step"),
+    [
+        (True, "queued", NextStep.PAUSE),
+        (True, "running", NextStep.PAUSE),
+        (True, "pausing", NextStep.MIRROR),
+        (True, "paused", NextStep.MIRROR),
+        (True, "succeeded", NextStep.RELEASE),
+        (False, "pausing", NextStep.MIRROR),
+        (False, "paused", NextStep.RESUME),
+        (False, "running", NextStep.MIRROR),
+        (None, "paused", NextStep.MIRROR),  # somebody has paused it over the API
+    ],
+)
+def test_suspending_pauses_the_job(suspend: bool | None, state: str, step: NextStep) -> None:
+    body = thing(holds=True, jobId="a-1", state=state)
+    body["spec"] = {} if suspend is None else {"suspend": suspend}
+    assert next_step(body) is step
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ends = NextStep.RELEASE if step is NextStep.RELEASE else NextStep.CANCEL
+    assert next_step(body) is ends
+
+
 def test_an_invalid_spec_is_left_alone() -> None:
     body = thing(holds=True)
     body["status"] = rejected(body, "tasks.environment: 'x' is unknown", now=NOW)

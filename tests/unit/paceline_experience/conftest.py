@@ -4,6 +4,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from paceline.config import JobSpec
 from paceline.config.limits import LimitSettings
 from paceline.config.service import ExperienceOptions
 from paceline.enums import Purpose, ScoreStatus, StopReason, TokenSource
-from paceline.errors import StoreError
+from paceline.errors import PacelineError, StoreError
 from paceline.plugins import TaskSource
 from paceline.types import (
     Assignment,
@@ -36,9 +37,12 @@ from paceline.types import (
 from paceline.weights.route import ChunkSource as Seed
 from paceline_experience.fleet.roster import Roster
 from paceline_experience.fleet.routes import RoutePlanner
+from paceline_experience.jobs.deletion import Deletion
 from paceline_experience.jobs.dry_run import DryRun
+from paceline_experience.jobs.forking import Forking
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.hooks import JobHooks
+from paceline_experience.jobs.job_files import JobFiles
 from paceline_experience.jobs.jobs import JobStore
 from paceline_experience.jobs.ledgers import Ledgers, sweep
 from paceline_experience.jobs.own_functions import OwnFunctions
@@ -273,13 +277,16 @@ class Site:
     def __init__(self, store: Store, run_dir: Path, clock: FakeClock) -> None:
         self.store, self.run_dir, self.clock = store, run_dir, clock
         self.job_id, self.incarnation = "", 0
+        self.storage = str(run_dir / "objects")
         self._begin_life()
 
     def _begin_life(self) -> None:
         store = self.store
         self.jobs = JobStore(store)
         self.history = History(store, self.run_dir)
-        tracker = RoutePlanner(Roster(lease_s=1000))
+        self.roster = Roster(lease_s=1000, clock=self.clock.now)
+        tracker = RoutePlanner(self.roster)
+        self.artifacts = ArtifactStore(store)
         self.ledgers = Ledgers(
             store=store,
             jobs=self.jobs,
@@ -291,14 +298,27 @@ class Site:
             clock=self.clock,
             watermarks=lambda job_id: Watermarks(self.history.folder(job_id) / "watermarks.json"),
         )
+        files = JobFiles(self.run_dir, storage=self.storage)
+        self.forking = Forking(store=store, jobs=self.jobs, files=files, compress_over_bytes=1024)
         self.job_service = JobService(
             jobs=self.jobs,
-            artifacts=ArtifactStore(store),
+            artifacts=self.artifacts,
             history=self.history,
             ledgers=self.ledgers,
             tracker=tracker,
             quotas=Quotas(LimitSettings()),
             dry_run=DryRun(timeout_s=60, memory_bytes=1 << 30),
+            forking=self.forking,
+            clock=self.clock.now,
+        )
+        self.deletion = Deletion(
+            store=store,
+            jobs=self.jobs,
+            ledgers=self.ledgers,
+            artifacts=self.artifacts,
+            job_service=self.job_service,
+            roster=self.roster,
+            files=files,
             clock=self.clock.now,
         )
         self.training = Training(
@@ -343,6 +363,8 @@ class Site:
         """Sweep like the service, which retries failures in the next sweep."""
         for entry in list(self.ledgers.active.values()):
             await sweep(entry)
+        with suppress(PacelineError):
+            await self.job_service.pausing.repair()
 
     async def begin(self, step: int) -> None:
         """Start a trainer from the checkpoint of a step."""

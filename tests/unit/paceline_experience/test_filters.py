@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.config import parse_job
-from paceline.enums import StopReason
 from paceline.plugins import FinishedGroup
 from paceline.types import Score
 from paceline.v1 import experience_pb2 as pb
@@ -242,7 +241,7 @@ async def test_the_rest_of_a_group_is_dropped_for_its_own_reason(
     groups = len(await world.filled(ledger))
     if taken:
         await ledger.take(incarnation=1, step=0, rank=0, world=1)
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     counts = await world.clean(ledger)
     assert (counts["filtered"], counts["cancelled"]) == (2 * groups, 2 * groups)
     assert counts["dropped"] == counts["admitted"]

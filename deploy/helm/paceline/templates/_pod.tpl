@@ -149,7 +149,7 @@ topologySpreadConstraints:
 {{- define "paceline.envFrom" -}}
 {{- $sources := .workload.extraEnvFrom | default list -}}
 {{- $secret := .root.Values.storage.credentialsSecret -}}
-{{- if and (eq .component "trainer") $secret -}}
+{{- if and (has .component (list "experience" "trainer")) $secret -}}
 {{- $sources = append $sources (dict "secretRef" (dict "name" $secret)) -}}
 {{- end -}}
 {{- with $sources }}

@@ -41,7 +41,7 @@ experience: {{ include "paceline.fullname" .root }}-experience:8400
 # A Secret of the job, which the controller mounts.
 credential: /etc/paceline/credential/credential
 {{- end }}
-{{- if and (eq .component "trainer") .root.Values.storage.url }}
+{{- if and (has .component (list "experience" "trainer")) .root.Values.storage.url }}
 storage: {{ .root.Values.storage.url | quote }}
 {{- end }}
 {{- if include "paceline.traced" . }}

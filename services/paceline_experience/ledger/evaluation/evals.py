@@ -280,12 +280,12 @@ class Evals:
             reward_start=last.reward if start is None else start,
         )
 
-    async def abandon(self) -> None:
-        """Inside a transaction: drop the open run without a result."""
+    async def abandon(self, due: tuple[str, ...] = ()) -> None:
+        """Inside a transaction: drop the open run without a result; these are due again."""
         state = self._core.state
         payloads = [name for each in self._open_groups() for name in each.payloads()]
         groups = json.dumps([*state.evals] or [""])
-        await self._core.change("evals", "close", json.dumps(field_texts(eval_due=())), groups, "")
+        await self._core.change("evals", "close", json.dumps(field_texts(eval_due=due)), groups, "")
         await self._groups.free(payloads)
 
     async def _list(self, run: EvalRun, measured: Sequence[GroupRecord]) -> None:

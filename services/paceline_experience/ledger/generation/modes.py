@@ -38,6 +38,8 @@ class Mode:
     def holds(self) -> bool:
         """Whether training episodes wait, queued ones too."""
         state = self._core.state
+        if state.meta.paused:
+            return True
         if self._name == "coupled":
             return any(state.age(version) < self._published for version in self.serving)
         if self._name != "april":
@@ -61,12 +63,16 @@ class Mode:
         return stale_groups(state, idle, step=state.step, max_staleness=bound)
 
     def recall(self) -> None:
-        """With `april`: ask for what is leased, and for its progress, while nothing is leased."""
-        if self._name != "april" or not self.holds:
+        """Ask for what is leased, and for its progress, while nothing is leased.
+
+        With `april`, and of a job that is paused, whose evaluations are recalled too.
+        """
+        paused = bool(self._core.state.meta.paused)
+        if not paused and (self._name != "april" or not self.holds):
             return
         self._recalled = {}
         for group, index in self._core.state.leased():
-            if not group.is_eval:
+            if paused or not group.is_eval:
                 attempt = group.attempts[index]
                 key = EpisodeKey(group.group_id, index, attempt, GiveBackReason.DRAIN)
                 self._recalled.setdefault(group.workers[index], []).append(key)

@@ -191,12 +191,42 @@ class EndingMachine(RuleBasedStateMachine):
 
     @rule()
     def control(self) -> None:
-        """The controller has stopped what ran of a job that is to be cancelled."""
+        """The controller has stopped what ran of a job that is to be cancelled or paused.
+
+        It starts one that waits for capacity.
+        """
+        follows = {
+            JobState.CANCELLING: JobState.CANCELLED,
+            JobState.PAUSING: JobState.PAUSED,
+            JobState.QUEUED: JobState.STARTING,
+        }
         status = self.attempt(self.site.status())
-        if status is not None and status.state == "cancelling":
-            self.attempt(
-                self.site.job_service.set_state(status.job_id, JobState.CANCELLED, reason="")
-            )
+        if status is not None and status.state in follows:
+            to = follows[status.state]
+            self.attempt(self.site.job_service.set_state(status.job_id, to, reason=""))
+
+    @rule()
+    def pause(self) -> None:
+        self.attempt(self.site.job_service.pausing.pause(self.site.job_id, reason=""))
+
+    @rule()
+    def resume(self) -> None:
+        self.attempt(self.site.job_service.pausing.resume(self.site.job_id, reason=""))
+
+    @invariant()
+    def nothing_is_leased_of_a_paused_job(self) -> None:
+        """Once the service has looked at it; nor does its time pass."""
+        status = self.attempt(self.site.status()) if self.site.job_id else None
+        if status is None or status.state is not JobState.PAUSED:
+            return
+        self.wire.mend()
+        self.run(self.site.sweep())
+        ledger = self.run(self.site.ledger())
+        demand = ledger.demand()
+        assert (demand.leased, demand.eval_leased) == (0, 0)
+        assert (demand.new, demand.queued, demand.eval_queued) == (0, 0, 0)
+        assert self.run(ledger.lease(worker_id="w", train=9, evals=9)) == []
+        assert ledger.pauses.held or ledger.pauses.stop != "paused"
 
     @invariant()
     def books_balance(self) -> None:
@@ -230,6 +260,7 @@ class EndingMachine(RuleBasedStateMachine):
             if self.run(self.site.status()).state.terminal:
                 return
             self._order()
+            self.resume()
             if self.trainer_is_back:
                 if self.attempt(self._has_version()) is None:
                     self.attempt(self.site.begin(self.durable))
@@ -244,7 +275,8 @@ class EndingMachine(RuleBasedStateMachine):
         """The present trainer's has been announced."""
         state = await self._state()
         last = state.versions.get(state.version)
-        return 1 if last and last.incarnation == self.site.incarnation else None
+        present = last is not None and last.incarnation == self.site.incarnation
+        return 1 if present and not state.meta.paused else None
 
     async def _asks_for_more(self) -> None:
         if (await self.site.ledger()).stopping:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.enums import GiveBackReason, StopReason
+from paceline.enums import GiveBackReason
 from paceline_experience.ledger.ledger import EpisodeKey
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ async def test_cancelling_drops_everything_untrained(store: Store, worlds: World
     await ledger.lease(worker_id="w", train=0, evals=1)
     leased = await world.filled(ledger)
     share = await ledger.take(incarnation=1, step=0, rank=0, world=1)
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     counts = await world.clean(ledger)
     assert counts["cancelled"] == counts["dropped"] == counts["admitted"] == 2 * len(leased)
     assert await ledger.held_version() == -1
@@ -195,10 +195,13 @@ async def test_a_paused_job_resumes(store: Store, worlds: Worlds) -> None:
     world = worlds(store)
     ledger = await world.started()
     await world.filled(ledger)
-    await ledger.stop(StopReason.PAUSED)
+    await ledger.pauses.begin()
     assert (await ledger.take(incarnation=1, step=0, rank=0, world=1)).stop == "paused"
-    await ledger.stop(None)
-    await world.trained(ledger, 0)
+    await ledger.pauses.hold()
+    assert await ledger.grant_incarnation() == 2
+    assert await ledger.rewind(incarnation=2, step=0) == (0, 0)
+    await ledger.publish_version(incarnation=2, step=0, parent=0, num_bytes=10)
+    await world.trained(ledger, 0, incarnation=2)
     await world.clean(ledger)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.enums import StopReason
 from paceline.errors import FencedError, StateError
 from paceline_experience.jobs.export import Exporter
 from paceline_experience.ledger.ledger import JobLedger
@@ -90,7 +89,7 @@ async def test_nothing_is_kept_for_a_job_that_is_over(
     assert await payloads(store, world) == 8
     await Exporter(tmp_path).export(ledger, name="step-2")
     if cancelled:
-        await ledger.stop(StopReason.CANCELLED)
+        await ledger.cancel()
     else:
         assert (await ledger.take(incarnation=1, step=2, rank=0, world=1)).stop == "finished"
         await ledger.sweep()
@@ -109,7 +108,7 @@ async def test_after_a_fallback_the_skipped_checkpoint_is_ignored(
     await ledger.commit_checkpoint(incarnation=1, step=3, path="p", kept=[1, 3])
     number = await ledger.grant_incarnation()
     await ledger.rewind(incarnation=number, step=1)
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     counts = await world.clean(ledger)
     assert (counts["durable"], counts["trained"]) == (4, 0)
 

@@ -194,7 +194,7 @@ async def test_a_ledger_goes_on_while_its_own_code_thinks(
     async with asyncio.timeout(0.5):
         await ledger.sweep()
     assert not takes.done()
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     async with asyncio.timeout(1.0):
         assert (await takes).stop is StopReason.CANCELLED
     ledger.close()
@@ -207,7 +207,7 @@ async def test_a_group_that_is_dropped_meanwhile_stays_dropped(
     world = await with_own(functions, worlds(store, experience=experience))
     ledger = await world.started()
     await world.filled(ledger)
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     await asyncio.sleep(1.0)
     counts = await world.clean(ledger)
     assert counts["cancelled"] > 0

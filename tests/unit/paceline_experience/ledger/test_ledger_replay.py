@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.enums import StopReason
 from paceline.errors import InvalidError
 from paceline.v1 import experience_pb2 as pb
 from paceline_experience.ledger.sources import try_plugins
@@ -198,7 +197,7 @@ async def test_the_pool_is_bounded_and_goes_with_the_job(store: Store, worlds: W
         await world.clean(ledger)
     kept = await store.command("HKEYS", key)
     assert sorted(kept) == [b"1/7", b"2/6", b"2/7"]
-    await ledger.stop(StopReason.CANCELLED)
+    await ledger.cancel()
     assert await store.command("HLEN", key) == 0
     assert not await world.payloads()
     await world.clean(ledger)

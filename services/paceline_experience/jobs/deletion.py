@@ -1,0 +1,186 @@
+"""Deletes jobs: nothing is left but the audit log.
+
+A job to be deleted is marked first, so that a deletion which a crash or a disk has interrupted goes
+on with the next sweep. All steps may be repeated. Last goes what makes the job known at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from paceline.enums import WorkerKind
+from paceline.errors import NotFoundError, StateError
+from paceline.telemetry.logs import Log
+from paceline.types import Job
+from paceline_experience.fleet.roster import Query, Roster
+from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.ledgers import Ledgers
+from paceline_experience.jobs.service import JobService
+from paceline_experience.store.artifacts import ArtifactStore
+from paceline_experience.store.keys import all_keys
+from paceline_experience.store.store import Store
+
+SETTLE_S = 3.0  # workers that are not in the roster yet have so long to join
+_TRACKERS_S = 60.0  # how long trackers may take to write the end of a job
+_MARKS = "{registry}:deleting"  # hash: job -> what has to be known once its record is gone
+log = Log("deletion")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    tenant: str
+    artifacts: tuple[str, ...] = ()
+    code: str = ""
+    tracked: bool = False
+
+
+class Deletion:
+    """Deletes jobs that are over, on request and once their time to live has passed."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        jobs: JobStore,
+        ledgers: Ledgers,
+        artifacts: ArtifactStore,
+        job_service: JobService,
+        roster: Roster,
+        files: JobFiles,
+        settle_s: float = SETTLE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._ledgers = ledgers
+        self._artifacts = artifacts
+        self._job_service = job_service
+        self._roster = roster
+        self._files = files
+        self._settle_s = settle_s
+        self._clock = clock
+        self._idle_since: dict[str, float] = {}  # since when no worker of it has been seen
+        self._over_since: dict[str, float] = {}
+        self._cleaned: dict[str, float] = {}  # when its files were first removed
+        self._lock = asyncio.Lock()
+
+    async def delete(self, job_id: str, *, force: bool) -> bool:
+        """Begin to delete a job, or go on; returns whether nothing of it is left.
+
+        Raises:
+            NotFoundError: there is no such job, or not any more.
+            StateError: it is not over, and `force` is not set.
+            UnavailableError: something cannot be deleted now; it is tried again without a call.
+        """
+        if await self._mark_of(job_id) is None:
+            job = await self._jobs.get(job_id)
+            if not job.status.state.terminal and not force:
+                state = job.status.state
+                raise StateError(
+                    f"job {job_id} is {state}: cancel it first, or delete it with force"
+                )
+            await self._mark(job)
+            log.info("to be deleted", job=job_id)
+        return await self._advance(job_id)
+
+    async def abandon(self, job_ids: Iterable[str]) -> None:
+        """Delete what a crash has left of jobs that nobody knows yet."""
+        for job_id in job_ids:
+            with self._ledgers.isolate("cannot delete yet", job_id):
+                tenant = await self._jobs.tenant_of(job_id)
+                text = json.dumps(asdict(_Mark(tenant)))
+                await self._store.command("HSETNX", _MARKS, job_id, text)
+                await self._advance(job_id)
+
+    async def sweep(self) -> None:
+        """Go on with all deletions, and begin those of jobs whose time to live has passed."""
+        for job_id in await self._jobs.registry.expired():
+            if await self._mark_of(job_id) is None:
+                await self._mark(await self._jobs.get(job_id))
+                log.info("its time to live has passed", job=job_id)
+        names: list[bytes] = await self._store.command("HKEYS", _MARKS)
+        for job_id in (name.decode() for name in names):
+            with self._ledgers.isolate("cannot delete yet", job_id):
+                await self._advance(job_id)
+
+    async def _mark(self, job: Job) -> None:
+        mark = _Mark(
+            tenant=job.status.tenant,
+            artifacts=tuple(sorted(set(job.artifacts.values()))),
+            code=await self._jobs.registry.code_of(job.status.job_id),
+            tracked=bool(job.status.tracking),
+        )
+        text = json.dumps(asdict(mark))
+        await self._store.command("HSETNX", _MARKS, job.status.job_id, text)
+
+    async def _mark_of(self, job_id: str) -> _Mark | None:
+        text: bytes | None = await self._store.command("HGET", _MARKS, job_id)
+        return None if text is None else _Mark(**json.loads(text))
+
+    async def _advance(self, job_id: str) -> bool:
+        async with self._lock:
+            mark = await self._mark_of(job_id)
+            if mark is None:
+                return True
+            if not await self._is_still(job_id):
+                return False
+            return await self._remove(job_id, mark)
+
+    async def _is_still(self, job_id: str) -> bool:
+        """Whether the job is over, and none of its workers can write any more."""
+        try:
+            status = (await self._jobs.get(job_id)).status
+        except NotFoundError:
+            return True  # its record has gone before a crash, and so have its workers
+        if not status.state.terminal:
+            self._idle_since.pop(job_id, None)
+            with suppress(StateError):
+                await self._job_service.cancel(job_id, reason="it is to be deleted")
+            return False
+        now = self._clock()
+        workers = self._roster.workers(Query(job_id=job_id))
+        if any(each.job_id == job_id for each in workers):
+            self._idle_since.pop(job_id, None)
+            return False
+        over_s = now - self._over_since.setdefault(job_id, now)
+        tracked = any(not each.state.terminal for each in status.tracking)
+        follows = any(each.kind is WorkerKind.TRACKING for each in workers)
+        if tracked and follows and over_s < _TRACKERS_S:
+            return False
+        return now - self._idle_since.setdefault(job_id, now) >= self._settle_s
+
+    async def _remove(self, job_id: str, mark: _Mark) -> bool:
+        await self._job_service.forget(job_id)
+        keys = all_keys(mark.tenant, job_id)
+        await self._store.command("UNLINK", *keys)
+        await asyncio.to_thread(self._files.remove, job_id)
+        await self._discard(job_id, mark)
+        now = self._clock()
+        if mark.tracked and now - self._cleaned.setdefault(job_id, now) < self._settle_s:
+            return False  # a tracker may be about to write a last file
+        await self._store.command("UNLINK", *keys)
+        await self._jobs.registry.remove(job_id, ("HDEL", _MARKS, job_id))
+        self._jobs.forget(job_id)
+        for each in (self._idle_since, self._over_since, self._cleaned):
+            each.pop(job_id, None)
+        log.info("deleted", job=job_id)
+        return True
+
+    async def _discard(self, job_id: str, mark: _Mark) -> None:
+        """Delete model files that no other job has; code then counts as unused.
+
+        Raises:
+            UnavailableError: a job that is being submitted may need them.
+        """
+        with self._artifacts.undisturbed() as check:
+            used = await self._jobs.registry.used_digests(but=job_id)
+            check()
+            await self._artifacts.discard(set(mark.artifacts) - used)
+            if mark.code and mark.code not in used:
+                await self._artifacts.release_code(mark.tenant, mark.code)

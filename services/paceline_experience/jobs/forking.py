@@ -1,0 +1,240 @@
+"""Forks jobs: a new job gets a copy of another one's ledger and of one of its checkpoints.
+
+To its trainer that is as if it had been restarted: it loads the checkpoint and rewinds the ledger
+to it. So batches that were fixed since are trained again as they were, and what is drawn, learned
+and stored continues from there. The new job begins as one that is paused, since nothing can be
+leased before its first version. Its record is written last, which makes it known to everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config import JobSpec
+from paceline.config.lifecycle.forks import FIXED, ForkSpec, changed_fields
+from paceline.errors import ConfigError, IntegrityError, NotFoundError, StateError
+from paceline.types import Job
+from paceline.v1 import types_pb2 as pb
+from paceline_experience.jobs.job_files import JobFiles
+from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.ledger.lifecycle.pauses import HELD
+from paceline_experience.ledger.records import LedgerMeta, WatchRecord, field_texts
+from paceline_experience.ledger.state import parse_group, parse_results
+from paceline_experience.store.keys import JobKeys, all_keys
+from paceline_experience.store.payloads import RedisPayloads, pack, unpack
+from paceline_experience.store.store import Store
+
+_CHUNK = 256
+_COPIED = ("counts", "groups", "batches", "versions", "results", "advantages", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What is copied of a ledger besides its payloads, read at one moment."""
+
+    hashes: dict[str, dict[bytes, bytes]]
+    meta: LedgerMeta
+    ring: list[tuple[bytes, float]]
+    rows: list[bytes]
+
+
+class Forking:
+    """Resolves what a job is forked from, and copies it."""
+
+    def __init__(
+        self, *, store: Store, jobs: JobStore, files: JobFiles, compress_over_bytes: int
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._files = files
+        self._compress_over = compress_over_bytes
+
+    async def resolved(self, spec: JobSpec, existing: Job | None) -> JobSpec:
+        """The spec with step and digest of the checkpoint; of a repeated request, the same ones.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConfigError: it has no such checkpoint, or the job differs in what may not change.
+        """
+        if spec.fork is None:
+            return spec
+        if existing is not None:
+            before = JobSpec.model_validate_json(existing.spec).fork
+            same = before is not None and before.job == spec.fork.job
+            return spec.model_copy(update={"fork": before}) if same else spec
+        parent = await self._jobs.get(spec.fork.job)
+        if parent.status.tenant != spec.tenant:
+            raise ConfigError(
+                f"fork.job: {spec.fork.job!r} belongs to tenant {parent.status.tenant!r}, and a "
+                "fork stays in the tenant of its parent"
+            )
+        changed = changed_fields(
+            json.loads(JobSpec.model_validate_json(parent.spec).model_dump_json()),
+            json.loads(spec.model_dump_json()),
+        )
+        if changed:
+            raise ConfigError(
+                f"{changed[0]}: cannot differ from job {spec.fork.job}, as the checkpoint or the "
+                f"memory of the job depends on it; the same holds for: {', '.join(FIXED)}"
+            )
+        step, digest = await self._checkpoint(parent, spec.fork)
+        fork = ForkSpec(job=spec.fork.job, step=step, digest=digest)
+        return spec.model_copy(update={"fork": fork})
+
+    async def _checkpoint(self, parent: Job, fork: ForkSpec) -> tuple[int, str]:
+        known = (await self._read(parent.status)).meta.checkpoints
+        steps = ", ".join(map(str, sorted(known))) or "none yet"
+        step = max(known, default=0) if fork.step == "latest" else fork.step
+        if step not in known:
+            raise ConfigError(
+                f"fork.step: job {fork.job} has no checkpoint of step {fork.step}; kept are: "
+                f"{steps}"
+            )
+        return step, known[step]
+
+    async def copy(self, spec: JobSpec, child_id: str) -> dict[str, str | int | float]:
+        """Copy ledger and checkpoint for a job that has no record yet; may be repeated.
+
+        Returns the fields of its record that its parent's progress decides.
+
+        Raises:
+            StateError: the parent, or this checkpoint of it, has been deleted meanwhile.
+            UnavailableError: the checkpoint cannot be copied.
+        """
+        fork = spec.fork
+        assert fork is not None
+        assert isinstance(fork.step, int)
+        try:
+            parent = (await self._jobs.get(fork.job)).status
+        except NotFoundError as error:
+            raise StateError(f"fork.job: {error.message}") from None
+        rename = _Renaming(fork.job, child_id)
+        await self._store.command("UNLINK", *all_keys(spec.tenant, child_id))
+        found = await self._read(parent)
+        if fork.step not in found.meta.checkpoints:
+            raise StateError(f"fork.step: job {fork.job} has dropped its checkpoint {fork.step}")
+        await asyncio.to_thread(self._files.copy_checkpoint, fork.job, child_id, fork.step)
+        keys = JobKeys(spec.tenant, child_id)
+        named = dict(zip(_NAMES, keys.scripts, strict=True))
+        payloads = await self._copy_payloads(found, parent, keys, rename)
+        for name, values in found.hashes.items():
+            await self._write(named[name], {rename(k): rename(v) for k, v in values.items()})
+        ring = [(rename(name), place) for name, place in found.ring if name.decode() in payloads]
+        for name, place in ring:
+            await self._store.command("ZADD", keys.ring, place, name)
+        rows = [row for row in found.rows if json.loads(row)["step"] <= fork.step]
+        if rows:
+            await self._store.command("RPUSH", keys.metrics, *rows)
+        await self._write(keys.meta, _meta(found.meta, fork, num_rows=len(rows)))
+        return {"step": found.meta.step, "incarnation": found.meta.incarnation}
+
+    async def _read(self, parent: Any) -> _Copy:
+        keys = JobKeys(parent.tenant, parent.job_id)
+        named = dict(zip(_NAMES, keys.scripts, strict=True))
+        hashes = [*_COPIED, "outcomes", "replay", "meta"]
+        answers = await self._store.transaction(
+            *(("HGETALL", named[name]) for name in hashes),
+            ("ZRANGE", keys.ring, 0, -1, "WITHSCORES"),
+            ("LRANGE", keys.metrics, 0, -1),
+        )
+        *found, ring, rows = answers
+        by_name = {name: _mapping(answer) for name, answer in zip(hashes, found, strict=True)}
+        texts = {k.decode(): v.decode() for k, v in by_name.pop("meta").items()}
+        texts.pop("revision", None)
+        members = [(each[0], float(each[1])) for each in _pairs(ring)]
+        return _Copy(by_name, LedgerMeta().changed(texts), members, rows)
+
+    async def _copy_payloads(
+        self, found: _Copy, parent: Any, keys: JobKeys, rename: _Renaming
+    ) -> set[str]:
+        """Copy the payloads that groups and the pool refer to; returns their names."""
+        results = parse_results(found.hashes["results"].keys(), found.hashes["results"].values())
+        groups = [
+            parse_group(name.decode(), text, results=results)
+            for name, text in found.hashes["groups"].items()
+        ]
+        names = {name for group in groups for name in group.member_payloads()}
+        names |= {json.loads(text)["payload"] for text in found.hashes["replay"].values()}
+        source = RedisPayloads(self._store, JobKeys(parent.tenant, parent.job_id).payloads)
+        target, ordered = RedisPayloads(self._store, keys.payloads), sorted(names)
+        for start in range(0, len(ordered), _CHUNK):
+            chunk = ordered[start : start + _CHUNK]
+            try:
+                blobs = await source.get(chunk)
+            except IntegrityError as error:  # dropped since the ledger was read
+                raise StateError(f"fork.job: it has moved on meanwhile: {error}") from None
+            renamed = [self._renamed(blob, rename) for blob in blobs]
+            copies = (rename(name.encode()).decode() for name in chunk)
+            await target.put(dict(zip(copies, renamed, strict=True)))
+        return names
+
+    def _renamed(self, payload: bytes, rename: _Renaming) -> bytes:
+        trajectory = pb.Trajectory.FromString(unpack(payload))
+        trajectory.group_id = rename(trajectory.group_id.encode()).decode()
+        return pack(trajectory.SerializeToString(), self._compress_over)
+
+    async def _write(self, key: str, values: Mapping[bytes, bytes] | Mapping[str, str]) -> None:
+        items = [*values.items()]
+        for start in range(0, len(items), _CHUNK):
+            flat = [part for item in items[start : start + _CHUNK] for part in item]
+            await self._store.command("HSET", key, *flat)
+
+
+class _Renaming:
+    """Replaces the job in names of groups, in keys as well as in JSON."""
+
+    def __init__(self, parent_id: str, child_id: str) -> None:
+        self._pattern = re.compile(rb"(?<![A-Za-z0-9-])" + re.escape(parent_id.encode()) + rb"\.")
+        self._child = child_id.encode() + b"."
+
+    def __call__(self, text: bytes) -> bytes:
+        return self._pattern.sub(self._child, text)
+
+
+_NAMES = (
+    *("counts", "meta", "groups", "batches", "versions", "results", "progress", "ring"),
+    *("metrics", "advantages", "memory", "outcomes", "replay", "epoch"),
+)
+
+
+def _meta(parent: LedgerMeta, fork: ForkSpec, *, num_rows: int) -> dict[str, str]:
+    """The fields of the new ledger: it is paused, and knows one checkpoint."""
+    assert isinstance(fork.step, int)
+    texts = field_texts(
+        step=parent.step,
+        version=parent.version,
+        incarnation=parent.incarnation,
+        feed=parent.feed,
+        clock=parent.clock,
+        checkpoint_step=fork.step,
+        checkpoints={fork.step: fork.digest},
+        durable=parent.durable,
+        exported=parent.exported,
+        stop="paused",
+        paused=HELD,
+        watch=WatchRecord(offset=num_rows),
+        eval=parent.eval,
+        eval_due=parent.eval_due,
+        eval_sets={
+            name: each
+            for name, each in parent.eval_sets.items()
+            if each.step is None or each.step <= fork.step
+        },
+    )
+    return {name: text for name, text in texts.items() if text}
+
+
+def _mapping(answer: Any) -> dict[bytes, bytes]:
+    return dict(answer) if isinstance(answer, Mapping) else dict(_pairs(answer))
+
+
+def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Pairs of a flat reply; clients for RESP 3 have paired them already."""
+    if flat and isinstance(flat[0], list | tuple):
+        return [(each[0], each[1]) for each in flat]
+    return [*zip(flat[::2], flat[1::2], strict=True)]

@@ -1,0 +1,140 @@
+"""What a job has left on disks and in object stores, apart from the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.errors import UnavailableError
+from paceline.local.ports import PortSlots
+from paceline.telemetry.monitoring import targets_of
+
+
+class JobFiles:
+    """Finds and removes the files of jobs; `storage` is that of checkpoints, if not `run_dir`."""
+
+    def __init__(self, run_dir: Path, *, storage: str = "") -> None:
+        self._run_dir = run_dir
+        self._storage = storage.rstrip("/")
+
+    def remove(self, job_id: str) -> None:
+        """Remove everything; may be repeated.
+
+        Raises:
+            UnavailableError: something cannot be removed, for now or without a person's help.
+        """
+        try:
+            self._remove_processes(job_id)
+            for path in self._paths(job_id):
+                _remove(path)
+            if self._storage:
+                self._remove_stored(job_id)
+        except OSError as error:
+            raise UnavailableError(f"files of {job_id} cannot be removed: {error}") from error
+
+    def copy_checkpoint(self, job_id: str, to: str, step: int) -> None:
+        """Copy a checkpoint to another job: whole folders, of which its trainer verifies each file.
+
+        Raises:
+            UnavailableError: there is none, or it cannot be copied.
+        """
+        if self._storage:
+            self._copy_stored(job_id, to, step)
+            return
+        source = self._run_dir / "jobs" / job_id / "checkpoints"
+        target = self._run_dir / "jobs" / to / "checkpoints"
+        folders = sorted(source.glob(f"step-{step:06d}.*"))
+        if not folders:
+            raise UnavailableError(f"checkpoint {step} of {job_id} is not at {source}")
+        try:
+            for folder in folders:
+                shutil.copytree(
+                    folder, target / folder.name, copy_function=_linked, dirs_exist_ok=True
+                )
+        except OSError as error:
+            raise UnavailableError(f"checkpoint {step} of {job_id}: {error}") from error
+
+    def _copy_stored(self, job_id: str, to: str, step: int) -> None:
+        from fsspec.core import url_to_fs  # heavy, and not needed by most installations
+
+        try:
+            fs, root = url_to_fs(f"{self._storage}/jobs")
+            folders = fs.glob(f"{root}/{job_id}/checkpoints/step-{step:06d}.*")
+            for folder in folders:
+                name = str(folder).rstrip("/").rpartition("/")[2]
+                for path in fs.find(folder):
+                    place = str(path).partition(f"/{name}/")[2]
+                    target = f"{root}/{to}/checkpoints/{name}/{place}"
+                    fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+                    fs.copy(path, target)
+        except (ImportError, ValueError, OSError) as error:
+            raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
+        if not folders:
+            raise UnavailableError(f"checkpoint {step} of {job_id} is not in the storage")
+
+    def _paths(self, job_id: str) -> Iterator[Path]:
+        yield self._run_dir / "jobs" / job_id
+        yield self._run_dir / "watermarks" / f"{job_id}.json"
+        yield from (self._run_dir / "workers").glob(f"*/{job_id}")
+
+    def _remove_processes(self, job_id: str) -> None:
+        """Settings, logs and ports of processes that the controller has started on this machine.
+
+        Last the settings, which say whose process it was.
+        """
+        for path in sorted((self._run_dir / "settings").glob(f"*{job_id}*.yaml")):
+            if _job_of(path) != job_id:  # its name begins with that of this one
+                continue
+            name = path.stem
+            (self._run_dir / "credentials" / name).unlink(missing_ok=True)
+            _remove(self._run_dir / "workers" / name)
+            logs = self._run_dir / "logs"
+            for log_file in (*logs.glob(f"{name}.log*"), *logs.glob(f"{name}.out*")):
+                log_file.unlink(missing_ok=True)
+            targets_of(self._run_dir).forget(name)
+            slots = (name, f"{name}:metrics", f"{name}:weights", f"{name}:master")
+            PortSlots(self._run_dir / "ports.json").release(*slots)
+            path.unlink(missing_ok=True)
+
+    def _remove_stored(self, job_id: str) -> None:
+        from fsspec.core import url_to_fs  # heavy, and not needed by most installations
+
+        try:
+            fs, root = url_to_fs(f"{self._storage}/jobs/{job_id}")
+        except (ImportError, ValueError) as error:
+            raise UnavailableError(f"storage: {self._storage!r}: {error}") from error
+        try:
+            fs.rm(root, recursive=True)
+        except FileNotFoundError:
+            return
+
+
+def _linked(source: str, target: str) -> str:
+    """A second name for a file that is never written again, or else a copy."""
+    if Path(target).exists():
+        return target
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _job_of(settings: Path) -> str:
+    try:
+        found: Any = yaml.safe_load(settings.read_text())
+    except (OSError, yaml.YAMLError):
+        return ""
+    return str(found.get("job_id", "")) if isinstance(found, dict) else ""

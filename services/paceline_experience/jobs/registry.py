@@ -1,0 +1,115 @@
+"""What is kept of all jobs together: who owns which id, in which order, and until when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from paceline_experience.store.store import Store, job_key
+
+TENANTS, REQUESTS, INDEX, LIVE, SEQUENCE, TTLS, WEBHOOKS = (
+    f"{{registry}}:{name}"
+    for name in ("tenants", "requests", "jobs", "live", "sequence", "ttls", "webhooks")
+)
+_CHUNK = 200
+
+
+class Registry:
+    """Reads the records of all jobs, and removes a job from all lists."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def expire(self, job_id: str, ttl_s: float) -> None:
+        """The job is to be deleted so many seconds after its end."""
+        await self._store.command("ZADD", TTLS, ttl_s, job_id)
+
+    async def tell(self, job_id: str) -> None:
+        """The job has a webhook, which is to hear of its end."""
+        progress = {"first": 0.0, "attempt": 0, "due": 0.0}
+        await self._store.command("HSETNX", WEBHOOKS, job_id, json.dumps(progress))
+
+    async def expired(self) -> list[str]:
+        """Jobs whose time to live has passed."""
+        pairs: list[Any] = await self._store.command("ZRANGE", TTLS, 0, -1, "WITHSCORES")
+        ttls = {job_id.decode(): float(ttl) for job_id, ttl in _pairs(pairs)}
+        if not ttls:
+            return []
+        now = await self._store.now()
+        ends = await self._fields([*ttls], "ended")
+        return [
+            job_id
+            for (job_id, ttl_s), (ended,) in zip(ttls.items(), ends, strict=True)
+            if ended and float(ended) + ttl_s <= now
+        ]
+
+    async def used_digests(self, *, but: str) -> set[str]:
+        """Digests of model files and code that any job refers to, apart from one job."""
+        found = set[str]()
+        async for job_ids in self._all():
+            others = [job_id for job_id in job_ids if job_id != but]
+            records = await self._fields(others, "artifacts", "code")
+            for job_id, (artifacts, code) in zip(others, records, strict=True):
+                found |= {*json.loads(artifacts or "{}").values()}
+                found.add(await self._code_of_spec(job_id) if code is None else code)
+        return found - {""}
+
+    async def code_of(self, job_id: str) -> str:
+        """The digest of a job's code; empty: it has none."""
+        ((code,),) = await self._fields([job_id], "code")
+        return await self._code_of_spec(job_id) if code is None else code
+
+    async def remove(self, job_id: str, *commands: tuple[str | int, ...]) -> None:
+        """Remove a job from all lists, together with other commands on keys of the registry."""
+        tenant: bytes | None = await self._store.command("HGET", TENANTS, job_id)
+        requests = await self._requests_of(job_id)
+        gone: list[tuple[str | int, ...]] = [("ZREM", each, job_id) for each in (INDEX, LIVE, TTLS)]
+        gone.append(("HDEL", WEBHOOKS, job_id))
+        gone += [("HDEL", REQUESTS, name) for name in requests]
+        if tenant is not None:
+            gone.append(("HDEL", TENANTS, job_id))
+        await self._store.transaction(*gone, *commands)
+
+    async def _requests_of(self, job_id: str) -> list[str]:
+        """Idempotency keys that name a job; there is one, which only this hash knows."""
+        cursor, found = 0, list[str]()
+        while True:
+            cursor, flat = await self._store.command("HSCAN", REQUESTS, cursor, "COUNT", 1000)
+            pairs = flat.items() if isinstance(flat, dict) else _pairs(flat)
+            found += [name.decode() for name, value in pairs if value.decode() == job_id]
+            if not int(cursor):
+                return found
+
+    async def _code_of_spec(self, job_id: str) -> str:
+        """Of a record that was written before records named it."""
+        tenant: bytes | None = await self._store.command("HGET", TENANTS, job_id)
+        if tenant is None:
+            return ""
+        text = await self._store.command("GET", job_key(tenant.decode(), job_id, "spec"))
+        return str((json.loads(text or "{}").get("code") or {}).get("digest", ""))
+
+    async def _all(self) -> AsyncIterator[list[str]]:
+        start = 0
+        while found := await self._store.command("ZRANGE", INDEX, start, start + _CHUNK - 1):
+            yield [job_id.decode() for job_id in found]
+            start += _CHUNK
+
+    async def _fields(self, job_ids: Sequence[str], *names: str) -> list[list[str | None]]:
+        """Fields of several records, in order; None where there is none."""
+        if not job_ids:
+            return []
+        tenants = await self._store.command("HMGET", TENANTS, *job_ids)
+        with self._store.waiting():
+            async with self._store.redis.pipeline(transaction=False) as pipe:
+                for job_id, tenant in zip(job_ids, tenants, strict=True):
+                    pipe.hmget(job_key((tenant or b"").decode(), job_id, "record"), list(names))
+                records: list[list[bytes | None]] = await pipe.execute()
+        return [[None if v is None else v.decode() for v in values] for values in records]
+
+
+def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
+    """Pairs of a flat reply; clients for RESP 3 have paired them already."""
+    if flat and isinstance(flat[0], list | tuple):
+        return [(each[0], each[1]) for each in flat]
+    return [*zip(flat[::2], flat[1::2], strict=True)]

@@ -1,0 +1,1 @@
+"""Pauses of a job, and conditions on its metrics that end it."""

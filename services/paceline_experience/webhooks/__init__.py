@@ -1,0 +1,1 @@
+"""Tells webhooks of users how their jobs have ended."""

@@ -1,0 +1,1 @@
+"""When jobs end, what they continue from, and who is told."""

@@ -1,0 +1,170 @@
+"""A fork trains what its parent would have trained after a restart from the same checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.config import JobSpec
+from paceline.enums import JobState
+from paceline.errors import ConfigError, NotFoundError
+from paceline.v1.experience_pb2 import TrainSample
+from paceline_experience.store.store import Store
+
+if TYPE_CHECKING:
+    from conftest import Site, Sites
+
+DIGEST = "a" * 64
+
+
+@pytest.fixture
+async def site(store: Store, tmp_path: Path, sites: Sites) -> Site:
+    """Its job has done 5 steps and keeps the checkpoints of steps 2 and 4."""
+    found = sites(store, tmp_path)
+    found.storage = ""
+    await found.die()
+    await found.submit(
+        stop={"steps": 8},
+        experience={"advantage": "mssr", "replay": {"kind": "experience_replay"}},
+    )
+    await found.begin(0)
+    for step in range(1, 6):
+        await found.train()
+        if step in (2, 4):
+            await saved(found, step)
+    return found
+
+
+async def saved(site: Site, step: int) -> None:
+    folder = site.run_dir / "jobs" / site.job_id / "checkpoints" / f"step-{step:06d}.1"
+    folder.mkdir(parents=True)
+    (folder / "paceline.json").write_text(f"{step}")
+    (folder / "weights").write_text("x" * step)
+    told: dict[str, Any] = {"incarnation": site.incarnation, "step": step, "path": "p"}
+    kept = [each for each in (2, 4) if each <= step]
+    await site.training.commit_checkpoint(site.job_id, **told, kept=kept, digest=DIGEST)
+    await site.training.close()
+
+
+async def forked(site: Site, *, request_id: str = "", **changes: Any) -> str:
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    raw = spec.model_dump(mode="json", by_alias=True)
+    fork = {"job": site.job_id, "step": changes.pop("step", "latest")}
+    child = JobSpec.model_validate(raw | {"fork": fork} | changes)
+    job = await site.job_service.submit(child, request_id=request_id, files={})
+    return job.status.job_id
+
+
+async def batches(site: Site, first: int, last: int) -> list[list[Any]]:
+    """What is trained of a job from a checkpoint on, without its id."""
+    if (await site.status()).state is JobState.QUEUED:
+        await site.job_service.set_state(site.job_id, JobState.STARTING, reason="")
+    await site.begin(first)
+    found: list[list[Any]] = []
+    for step in range(first, last):
+        await site.play(evals=0)
+        share = await site.take(step)
+        samples = [TrainSample.FromString(data) for data in share.samples]
+        batch = [(s.group_id.partition(".")[2], s.index, s.weight, *s.advantages) for s in samples]
+        found.append(sorted(batch))
+        await site.commit(step, share.batch_id)
+        await site.announce(step + 1)
+    return found
+
+
+@pytest.mark.parametrize("step", [2, 4])
+async def test_a_fork_continues_like_its_parent(site: Site, step: int) -> None:
+    parent, child = site.job_id, await forked(site, step=step)
+    expected = await batches(site, step, 7)
+    site.job_id = child
+    await site.die()
+    assert await batches(site, step, 7) == expected
+    for job_id in (parent, child):
+        site.job_id = job_id
+        report = await (await site.ledger()).verify()
+        assert report.ok, report.problems
+    rows = await site.rows()
+    assert [row.step for row in rows] == [*range(1, 8)]
+
+
+async def test_a_fork_says_where_it_comes_from_and_outlives_its_parent(site: Site) -> None:
+    parent, child = site.job_id, await forked(site, name="second", stop={"steps": 20})
+    spec = JobSpec.model_validate_json((await site.jobs.get(child)).spec)
+    assert spec.fork is not None
+    assert (spec.fork.job, spec.fork.step, spec.fork.digest) == (parent, 4, DIGEST)
+    await site.deletion.delete(parent, force=True)
+    await site.job_service.set_state(parent, JobState.CANCELLED, reason="")
+    for _ in range(3):
+        await site.deletion.sweep()
+        site.clock.advance(10)
+    with pytest.raises(NotFoundError):
+        await site.jobs.get(parent)
+    copied = site.run_dir / "jobs" / child / "checkpoints" / "step-000004.1"
+    assert (copied / "weights").read_text() == "xxxx"
+    assert not (copied.parent / "step-000002.1").exists()
+    site.job_id = child
+    assert len(await batches(site, 4, 6)) == 2
+    ledger = await site.ledger()
+    assert await ledger.checkpoints(incarnation=site.incarnation) == {4: DIGEST}
+
+
+async def test_a_finished_job_can_be_forked(site: Site) -> None:
+    while not (await site.status()).state.terminal:
+        await site.train()
+        await site.sweep()
+    child = await forked(site, stop={"steps": 10})
+    site.job_id = child
+    assert len(await batches(site, 4, 10)) == 6
+
+
+async def test_a_repeated_request_finds_the_same_fork(site: Site) -> None:
+    child = await forked(site, request_id="r")
+    await site.train()
+    await saved(site, 6)
+    assert await forked(site, request_id="r") == child
+    spec = JobSpec.model_validate_json((await site.jobs.get(child)).spec)
+    assert spec.fork is not None
+    assert spec.fork.step == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"step": 3}, r"fork.step: job job-\w+ has no checkpoint of step 3; kept are: 2, 4"),
+        ({"tasks": {"environment": "arithmetic", "seed": 8}}, "tasks.seed: cannot differ"),
+        ({"model": {"path": "other"}}, "model: cannot differ"),
+        ({"tenant": "other"}, "fork.job: .* belongs to tenant 'default'"),
+    ],
+)
+async def test_what_does_not_fit_is_refused(
+    site: Site, changes: dict[str, Any], problem: str
+) -> None:
+    before = await site.store.command("KEYS", "*")
+    with pytest.raises(ConfigError, match=problem):
+        await forked(site, **changes)
+    assert sorted(await site.store.command("KEYS", "*")) == sorted(before)
+
+
+async def test_a_fork_that_a_crash_has_interrupted_leaves_nothing(site: Site) -> None:
+    spec = JobSpec.model_validate_json((await site.jobs.get(site.job_id)).spec)
+    raw = spec.model_dump(mode="json", by_alias=True)
+    fork = {"job": site.job_id, "step": 4, "digest": DIGEST}
+    child = JobSpec.model_validate(raw | {"fork": fork})
+    before = set(await site.store.command("KEYS", "*"))
+    names: list[str] = []
+
+    async def dies(job_id: str) -> dict[str, Any]:
+        await site.forking.copy(child, job_id)
+        names.append(job_id)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await site.jobs.create(child, artifacts={}, request_id="r", prepare=dies)
+    assert set(await site.store.command("KEYS", "*")) > before
+    await site.die()
+    await site.deletion.abandon(await site.jobs.repair())
+    found = await site.store.command("KEYS", "*")
+    assert not any(names[0].encode() in key for key in found)
+    assert not (site.run_dir / "jobs" / names[0]).exists()

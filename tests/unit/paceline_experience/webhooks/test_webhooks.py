@@ -1,0 +1,246 @@
+"""Webhooks hear of the end of a job, and no other host hears anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.config import parse_job
+from paceline.config.lifecycle.stopping import NotifySpec
+from paceline.config.lifecycle.webhooks import WebhookSettings
+from paceline.enums import JobState
+from paceline.errors import InvalidError, PermissionDeniedError
+from paceline_experience.store.store import Store
+from paceline_experience.webhooks.outbox import Webhooks
+from paceline_experience.webhooks.sender import (
+    WebhookSender,
+    check_address,
+    check_url,
+    signature,
+)
+
+if TYPE_CHECKING:
+    from conftest import Site, Sites
+
+KEY = "{registry}:webhooks"
+
+
+class Receiver:
+    """A real HTTP server that records what it gets."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.answers = [200]
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.requests.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                status = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                self.send_response(status)
+                self.send_header("location", "http://127.0.0.1:1/")
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.origin = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+class Setup:
+    def __init__(self, site: Site, settings: WebhookSettings) -> None:
+        self.site, self.settings, self.now = site, settings, 1_000_000.0
+        self.webhooks = Webhooks(
+            store=site.store, jobs=site.jobs, settings=settings, clock=lambda: self.now
+        )
+
+    async def waits(self) -> bool:
+        return bool(await self.site.store.command("EXISTS", KEY))
+
+
+@pytest.fixture
+async def setup(store: Store, tmp_path: Path, sites: Sites, receiver: Receiver) -> Setup:
+    site = sites(store, tmp_path)
+    folder = tmp_path / "secrets" / "default"
+    folder.mkdir(parents=True)
+    (folder / "ci").write_text("hush\n")
+    settings = WebhookSettings(
+        origins=(receiver.origin,), secrets=folder.parent, give_up_s=100, max_backoff_s=10
+    )
+    await site.submit(notify={"webhook": f"{receiver.origin}/hook?x=1", "secret": "ci"})
+    return Setup(site, settings)
+
+
+async def ended(setup: Setup) -> None:
+    await setup.site.job_service.set_state(setup.site.job_id, JobState.FAILED, reason="boom")
+
+
+async def test_the_end_of_a_job_is_told_once_and_signed(setup: Setup, receiver: Receiver) -> None:
+    await setup.webhooks.sweep()
+    assert receiver.requests == []  # it still runs
+    await ended(setup)
+    for _ in range(3):
+        await setup.webhooks.sweep()
+    ((headers, body),) = receiver.requests
+    told = json.loads(body)
+    job_id = setup.site.job_id
+    assert (told["type"], told["id"]) == ("job.ended", f"{job_id}.ended")
+    assert (told["job_id"], told["state"], told["reason"]) == (job_id, "failed", "boom")
+    assert headers["webhook-id"] == told["id"]
+    signed = f"{told['id']}.{headers['webhook-timestamp']}.".encode() + body
+    digest = base64.b64encode(hmac.new(b"hush", signed, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{digest}"
+    assert not await setup.waits()
+
+
+async def test_it_is_told_again_until_it_is_heard(setup: Setup, receiver: Receiver) -> None:
+    receiver.answers = [500, 302, 204]
+    await ended(setup)
+    for _ in range(200):
+        await setup.webhooks.sweep()
+        setup.now += 1
+    assert len(receiver.requests) == 3  # the redirect was not followed
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
+    assert not await setup.waits()
+
+
+async def test_nobody_tries_for_ever(setup: Setup, receiver: Receiver) -> None:
+    receiver.answers = [500]
+    await ended(setup)
+    while await setup.waits():
+        await setup.webhooks.sweep()
+        setup.now += 1
+    assert 90 <= setup.now - 1_000_000 <= 110
+    assert len(receiver.requests) >= 10
+
+
+async def test_a_host_that_is_not_allowed_any_more_hears_nothing(
+    setup: Setup, receiver: Receiver
+) -> None:
+    await ended(setup)
+    setup.settings = setup.settings.model_copy(update={"origins": ()})
+    webhooks = Webhooks(store=setup.site.store, jobs=setup.site.jobs, settings=setup.settings)
+    await webhooks.sweep()
+    assert receiver.requests == []
+    assert not await setup.waits()
+
+
+async def test_a_deleted_job_leaves_no_notice(setup: Setup) -> None:
+    await ended(setup)
+    for _ in range(3):
+        setup.site.clock.advance(10)
+        if await setup.waits():
+            await setup.site.deletion.delete(setup.site.job_id, force=False)
+    assert not await setup.waits()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/",
+        "http://hooks.example.com/",
+        "https://hooks.example.com:8443/",
+        "https://hooks.example.com.evil.org/",
+        "https://example.org#@hooks.example.com/",
+        "https://evilsub.org/",
+        "https://sub.org/",
+    ],
+)
+def test_other_origins_are_refused(url: str) -> None:
+    with pytest.raises(PermissionDeniedError, match="is not allowed by this installation"):
+        check_url(url, ("https://hooks.example.com", "https://*.sub.org"))
+
+
+@pytest.mark.parametrize(
+    "url", ["https://a:b@hooks.example.com/", "ftp://x/", "https://", "http://x:y/"]
+)
+def test_what_is_no_plain_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidError):
+        check_url(url, ("https://hooks.example.com",))
+
+
+def test_allowed_origins() -> None:
+    allowed = ("https://hooks.example.com", "https://*.sub.org", "http://ci:8080")
+    assert check_url("https://HOOKS.example.com:443/x", allowed) == (
+        "https",
+        "hooks.example.com",
+        443,
+    )
+    assert check_url("https://a.b.sub.org/", allowed)[1] == "a.b.sub.org"
+    assert check_url("http://ci:8080/", allowed)[2] == 8080
+
+
+@pytest.mark.parametrize(
+    ("address", "named", "ok"),
+    [
+        ("93.184.216.34", False, True),
+        ("10.0.0.1", False, False),
+        ("10.0.0.1", True, True),
+        ("127.0.0.1", False, False),
+        ("127.0.0.1", True, True),
+        ("169.254.169.254", True, False),
+        ("fe80::1", True, False),
+        ("0.0.0.0", True, False),
+        ("::ffff:10.0.0.1", False, False),
+        ("224.0.0.1", True, False),
+    ],
+)
+def test_addresses(address: str, named: bool, ok: bool) -> None:
+    if ok:
+        check_address(address, named=named)
+    else:
+        with pytest.raises(PermissionDeniedError):
+            check_address(address, named=named)
+
+
+async def test_a_name_that_points_inside_is_refused(receiver: Receiver) -> None:
+    port = receiver.server.server_port
+    sender = WebhookSender(
+        origins=(f"http://*.example.com:{port}",),
+        timeout_s=5,
+        resolve=lambda host, port: ["127.0.0.1"],
+    )
+    told: dict[str, Any] = {"notice_id": "a", "timestamp": 1, "secret": None}
+    with pytest.raises(PermissionDeniedError, match=r"127\.0\.0\.1"):
+        await sender.send(f"http://a.example.com:{port}/", b"{}", **told)
+    assert receiver.requests == []
+
+
+def test_a_signature_of_the_standard() -> None:
+    """Of the example of Standard Webhooks, with the secret decoded."""
+    secret = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    body = b'{"test": 2432232314}'
+    name = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    found = signature(secret, notice_id=name, timestamp=1614265330, body=body)
+    assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+async def test_a_missing_secret_is_found_before_the_job_starts(setup: Setup) -> None:
+    job = await setup.site.jobs.get(setup.site.job_id)
+    notify = NotifySpec(webhook=f"{setup.settings.origins[0]}/", secret="none")
+    spec = parse_job(json.loads(job.spec)).model_copy(update={"notify": notify})
+    with pytest.raises(InvalidError, match="tenant 'default' has no secret 'none'"):
+        setup.webhooks.check(spec)
