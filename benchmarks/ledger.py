@@ -27,6 +27,7 @@ from paceline.enums import Purpose, TokenSource
 from paceline.environments.arithmetic.tasks import ArithmeticTasks
 from paceline.types import (
     Assignment,
+    CheckpointStatus,
     Provenance,
     SamplingParams,
     Score,
@@ -50,6 +51,9 @@ class Silent:
     """Hooks that do nothing."""
 
     async def recorded(self) -> None:
+        """Ignored."""
+
+    async def checkpoints(self, listed: tuple[CheckpointStatus, ...]) -> None:
         """Ignored."""
 
     async def store_rolled_back(self) -> None:

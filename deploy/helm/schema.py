@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
+from paceline.config.sections.model import ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 
 TARGET = Path(__file__).parent / "paceline" / "values.schema.json"
@@ -170,6 +171,7 @@ def _sections() -> Schema:
         "monitoring": _monitoring(),
         "limits": _settings(LimitSettings),
         "packages": _settings(PackageSettings),
+        "models": _settings(ModelSettings),
         "tokenizers": _settings(TokenizerSettings),
     }
 
@@ -364,6 +366,7 @@ def _network_policy() -> Schema:
         kubernetesApi=_closed(to=peers, ports=PORTS),
         store=_closed(to=peers, port=PORT | {"type": ["integer", "null"]}),
         packages=_closed(to=peers, ports=PORTS),
+        models=_closed(to=peers, ports=PORTS),
         storage=_closed(to=peers, ports=PORTS),
         tracking=_closed(to=peers, ports=PORTS),
         tracing=_closed(to=peers, ports={"type": "array", "items": PORT}),

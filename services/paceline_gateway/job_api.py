@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from paceline import wire
@@ -16,6 +16,7 @@ from paceline.config import JobSpec, resolve_job
 from paceline.config.documents import read_json, read_yaml
 from paceline.config.precision import Dtype
 from paceline.config.quota import MAX_CODE_BYTES, MAX_SPEC_BYTES
+from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.enums import JobState
 from paceline.errors import (
     DeadlineError,
@@ -25,6 +26,7 @@ from paceline.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
+from paceline.models.resolve import FoundModel, ModelResolver
 from paceline.telemetry.logs import Log
 from paceline.transport.operations import CODE_BYTES_KEY, operation
 from paceline.transport.principal import ALL_TENANTS, Principal
@@ -34,7 +36,7 @@ from paceline.v1 import jobs_pb2 as pb
 from paceline.v1 import types_pb2
 from paceline_gateway.access.refusals import Refusal
 from paceline_gateway.messages import checked
-from paceline_gateway.submit.checks import check_code, check_files, check_plugins, read_model
+from paceline_gateway.submit.checks import check_code, check_files, check_plugins, find_model
 from paceline_gateway.submit.patterns import Patterns
 from paceline_gateway.submit.trial import ModelTrial
 from paceline_gateway.upstream import Upstream
@@ -46,6 +48,8 @@ WATCH = operation("Jobs", "WatchJob")
 UPLOAD_S = 900.0
 PIECE_BYTES = 1 << 20
 DRAIN_S = 5.0
+MODEL_S = 120.0
+MAX_MODEL_READERS = 4
 SUBMIT_S = 60.0  # plug-ins are tried, and tasks of a job's own code are listed
 
 
@@ -58,6 +62,7 @@ class JobApi:
         upstream: Upstream,
         on_refusal: Callable[[Refusal], None],
         trial: ModelTrial,
+        models: ModelResolver,
         dtype: Dtype = "auto",
         outage_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
@@ -70,6 +75,8 @@ class JobApi:
         self._clock = clock
         self._patterns = Patterns()
         self._trial = trial
+        self._models = models
+        self._model_readers = ThreadPoolExecutor(MAX_MODEL_READERS, "models")
 
     async def submit(self, request: pb.SubmitJobRequest, who: Principal) -> types_pb2.Job:
         """Check a job and submit it with the small files of its model.
@@ -89,10 +96,12 @@ class JobApi:
         spec = self._with_tenant(await asyncio.to_thread(self._resolve, raw), who)
         check_code(spec)
         await check_plugins(spec, self._patterns, who.tenant)
-        if request.files:
-            files = await asyncio.to_thread(check_files, request.files, source="files")
-        else:
-            files = await asyncio.to_thread(read_model, Path(spec.model.path))
+        files: Mapping[str, bytes] = dict(request.files)
+        if files:
+            files = await asyncio.to_thread(check_files, files, source="files")
+        if not files or spec.model.place is not ModelPlace.FOLDER:
+            found = await self._find_model(spec.model)
+            spec, files = spec.model_copy(update={"model": found.spec}), files or found.files
         await self._trial.check(files, who.tenant)
         complete = pb.SubmitJobRequest(
             spec_json=spec.model_dump_json(),
@@ -109,6 +118,16 @@ class JobApi:
             dtype=spec.model.dtype,
         )
         return job
+
+    async def _find_model(self, spec: ModelSpec) -> FoundModel:
+        """The model with its small files, read in threads that nothing else waits for."""
+        found = asyncio.get_running_loop().run_in_executor(
+            self._model_readers, find_model, spec, self._models
+        )
+        try:
+            return await asyncio.wait_for(found, MODEL_S)
+        except TimeoutError:
+            raise UnavailableError(f"model.path: {spec.path} does not answer; try again") from None
 
     async def upload(
         self, requests: AsyncIterator[pb.UploadCodeRequest], who: Principal

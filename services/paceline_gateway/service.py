@@ -19,6 +19,7 @@ from paceline.config.precision import Dtype
 from paceline.config.service import GatewayOptions, TlsSettings
 from paceline.enums import WorkerKind
 from paceline.errors import ConfigError, UnavailableError
+from paceline.models.resolve import ModelResolver
 from paceline.server.chassis import Chassis, Service
 from paceline.server.membership import Membership
 from paceline.telemetry.logs import Log
@@ -111,6 +112,7 @@ class GatewayService(Service):
         jobs = JobApi(
             upstream=upstream,
             on_refusal=self._refusals.note,
+            models=ModelResolver(settings.models, run_dir=settings.run_dir),
             trial=ModelTrial(settings.tokenizers, self._sandbox),
             dtype=dtype,
         )

@@ -103,8 +103,11 @@ class TrainerLedger:
 
     async def commit_checkpoint(
         self, step: int, path: str, *, kept: Sequence[int], digest: str
-    ) -> None:
-        """Commit a checkpoint of `step`; `kept` are the steps that can be restored."""
+    ) -> tuple[int, ...]:
+        """Commit a checkpoint of `step`; `kept` are the steps that can be restored.
+
+        Returns the steps of checkpoints that must stay beside the newest ones.
+        """
         request = pb.CommitCheckpointRequest(
             job_id=self.job_id,
             incarnation=self._incarnation,
@@ -113,7 +116,9 @@ class TrainerLedger:
             kept_steps=kept,
             digest=digest,
         )
-        await self._call("CommitCheckpoint", self._experience.CommitCheckpoint, request)
+        method = self._experience.CommitCheckpoint
+        reply = await self._call("CommitCheckpoint", method, request)
+        return tuple(reply.retained_steps)
 
     async def publish_version(
         self,

@@ -17,6 +17,7 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.service import TrainerOptions
 from paceline.enums import WorkerKind
 from paceline.errors import FencedError, InvalidError, PacelineError, UnavailableError
+from paceline.models.resolve import ModelResolver
 from paceline.objective.load import load_objective
 from paceline.server.chassis import Chassis, Service
 from paceline.server.cores import threads_for
@@ -33,6 +34,7 @@ from paceline.v1.roster_pb2_grpc import RosterStub
 from paceline.v1.trainer_pb2_grpc import add_TrainerServicer_to_server
 from paceline.weights.transfer.server import WeightServer
 from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.folders import checkpoints_of
 from paceline_trainer.client import TrainerLedger
 from paceline_trainer.gauges import TrainerGauges, peak_of, shape_of
 from paceline_trainer.liveness import TrainerLiveness
@@ -184,8 +186,10 @@ class TrainerService(Service):
         torch.manual_seed(spec.tasks.seed)
         trainer = spec.trainer
         objective = load_objective(trainer.objective, trainer.hooks)
+        models = ModelResolver(self._settings.models, run_dir=self._settings.run_dir)
+        model = str(models.folder(spec.model))
         policy = open_policy(
-            spec.model.path,
+            model,
             gradient_checkpointing=trainer.gradient_checkpointing,
             lora=trainer.lora,
         )
@@ -198,7 +202,7 @@ class TrainerService(Service):
         if "reference" in objective.needs:
             reference = policy  # without its adapters
             if trainer.lora is None:
-                reference = load_reference(spec.model.path, group, dtype=trainer.dtype)
+                reference = load_reference(model, group, dtype=trainer.dtype)
         mismatch = mismatch_of(spec, policy, group, snapshots="snapshots" in objective.needs)
         average = None
         if "weight_average" in objective.needs:
@@ -217,7 +221,7 @@ class TrainerService(Service):
         )
         base = self._settings.storage or self._settings.run_dir
         checkpoints = Checkpoints(
-            f"{base}/jobs/{self._settings.job_id}/checkpoints",
+            checkpoints_of(str(base), self._settings.job_id),
             group=group,
             keep=trainer.checkpoint.keep,
             incarnation=self._options.incarnation,

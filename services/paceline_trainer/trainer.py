@@ -276,14 +276,14 @@ class Trainer:
         kept = await self.writer.run(checkpoints.kept, staged.step)
         try:
             with self._waits_on("experience"):
-                await self._ledger.commit_checkpoint(
+                retained = await self._ledger.commit_checkpoint(
                     staged.step, written.path, kept=kept, digest=written.digest
                 )
         except FencedError:
             # A newer incarnation has resumed from an older step.
             await self.writer.run(checkpoints.discard, staged.step)
             raise
-        await self.writer.run(partial(checkpoints.clean_up, newest=staged.step))
+        await self.writer.run(partial(checkpoints.clean_up, newest=staged.step, retained=retained))
 
     async def checkpointed(self) -> None:
         """Wait until the last checkpoint is written and committed; raises what went wrong."""

@@ -260,6 +260,16 @@ class TrackerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """A checkpoint of a job."""
+
+    step: int
+    digest: str  # SHA-256 in hex of its `paceline.json`; empty: written by an earlier release
+    value: float | None = None  # of the metric in `trainer.checkpoint.best`; None: not evaluated
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """The state and progress of a job, according to its ledger."""
 
@@ -275,6 +285,7 @@ class JobStatus:
     eval_step: int | None = None
     summary: dict[str, object] = field(default_factory=dict[str, object])
     tracking: tuple[TrackerStatus, ...] = ()
+    checkpoints: tuple[CheckpointStatus, ...] = ()  # by step
     age_s: float = 0.0  # seconds since it was submitted
     runtime_s: float = 0.0  # from its start until now or its end
     # RFC 3339 in UTC, by the store's clock. For display only: no decision depends on them.

@@ -326,6 +326,18 @@ def test_those_that_run_code_of_jobs_reach_the_index_if_they_install_packages(
     assert reach == runs_code | {"controller", "certificates"}
 
 
+@pytest.mark.parametrize("allowed", ["models.hub=true", "models.stores={s3}"])
+def test_those_that_read_models_reach_the_hub_or_the_store_if_that_is_allowed(
+    policies: Any, allowed: str
+) -> None:
+    closed = policies("default")
+    opened = policies("default", allowed)
+    for name in ("gateway", "trainer"):
+        assert not connects(closed, component(name), OUTSIDE, 443)
+        assert connects(opened, component(name), OUTSIDE, 443)
+    assert not connects(opened, component("rollout"), OUTSIDE, 443)
+
+
 def test_those_that_trace_reach_the_collector_and_nothing_else_there(policies: Any) -> None:
     collector = NetworkPeer({"app": "collector"}, namespace="monitoring")
     found = policies("tracing")

@@ -183,7 +183,7 @@ def test_dotted_names_are_values_of_the_chart_or_fields_of_the_job_file(path: Pa
         key = re.fullmatch(r"(?:--set )?([a-zA-Z_]+(?:\.[a-zA-Z_]+)+)(=.*)?", span)
         if key is None or key[1].partition(".")[0] not in sections:
             continue
-        if key[1].endswith((".yaml", ".json", ".py", ".md", ".Dockerfile")):
+        if key[1].endswith((".yaml", ".json", ".safetensors", ".py", ".md", ".Dockerfile")):
             continue
         assert in_schema(key[1]) or in_job_file(key[1]), f"{span}: no such value or field"
 
@@ -211,8 +211,11 @@ def test_paceline_commands_are_accepted(path: Path) -> None:
 
 def with_operands(command: str) -> list[str]:
     """Add the required arguments to a command that the docs only name."""
+    if command == "export":
+        return [command, "X", "--best", "--output", "DIR"]
     needs = {"run", "submit", "try", "validate", "watch", "cancel", "verify"}
     needs |= {"pause", "resume", "fork", "delete"}
+    needs.add("checkpoints")
     return [command, "X"] if command in needs else [command]
 
 

@@ -187,6 +187,7 @@ class ProcessRuntime:
             limits=mine.limits,
             packages=mine.packages,
             tokenizers=mine.tokenizers,
+            models=mine.models,
             logs=LogSettings(level=mine.logs.level, path=self._run_dir / "logs" / f"{name}.log"),
             supervisor=HeartbeatSettings(path=self._beat, stale_s=self._stale_s),
             options=options,

@@ -147,7 +147,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
         self, request: pb.CommitCheckpointRequest, context: Any
     ) -> pb.CommitCheckpointReply:
         """A checkpoint is durable."""
-        await self._training.commit_checkpoint(
+        stay = await self._training.commit_checkpoint(
             request.job_id,
             incarnation=request.incarnation,
             step=request.step,
@@ -155,7 +155,7 @@ class ExperienceServicer(experience_pb2_grpc.ExperienceServicer):
             kept=request.kept_steps,
             digest=request.digest,
         )
-        return pb.CommitCheckpointReply()
+        return pb.CommitCheckpointReply(retained_steps=stay)
 
     async def ListCheckpoints(
         self, request: pb.ListCheckpointsRequest, context: Any

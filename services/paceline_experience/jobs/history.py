@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from pydantic_core import to_jsonable_python
+
 from paceline.enums import Purpose
 from paceline.files import write_json
 from paceline.progress import LedgerProgress
@@ -124,6 +126,21 @@ class History:
     def write_summary(self, job: Job, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         write_json(self.folder(job.status.job_id) / "summary.json", summary)
+
+    def write_record(self, job: Job) -> None:
+        """Write `job.json`, which is what `GET /v1/jobs/ID` answers: for those who read the files.
+
+        An error of the disk does not affect the job.
+        """
+        content = {
+            "status": to_jsonable_python(job.status),
+            "spec": json.loads(job.spec),
+            "artifacts": job.artifacts,
+        }
+        try:
+            write_json(self.folder(job.status.job_id) / "job.json", content)
+        except OSError as error:
+            log.warning("job.json not written", job=job.status.job_id, error=error)
 
     def _path(self, job: Job) -> Path:
         return self.folder(job.status.job_id) / "metrics.jsonl"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from paceline.config import JobSpec
 from paceline.enums import JobState
-from paceline.types import Job
+from paceline.types import CheckpointStatus, Job
 from paceline_experience.jobs.history import History, JobMetricRow
 from paceline_experience.jobs.jobs import JobStore
+from paceline_experience.jobs.record import CHECKPOINT_LIST, CHECKPOINTS
 
 Conclude = Callable[[str, JobState, str], Awaitable[None]]
 
@@ -43,6 +45,13 @@ class JobHooks:
         """The first version was published."""
         job_id = self._job.status.job_id
         await start(self._jobs, job_id)
+        self._history.changed(job_id).fire()
+
+    async def checkpoints(self, listed: tuple[CheckpointStatus, ...]) -> None:
+        """These checkpoints exist now; they show in the job's status."""
+        job_id, text = self._job.status.job_id, CHECKPOINT_LIST.dump_json(listed).decode()
+        await self._jobs.note(job_id, **{CHECKPOINTS: text})
+        await asyncio.to_thread(self._history.write_record, await self._jobs.get(job_id))
         self._history.changed(job_id).fire()
 
     async def store_rolled_back(self) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from paceline.enums import JobState
-from paceline.types import Job, JobStatus, TrackerStatus
+from paceline.types import CheckpointStatus, Job, JobStatus, TrackerStatus
 
 _TRACKER = TypeAdapter(TrackerStatus)
+CHECKPOINT_LIST = TypeAdapter(tuple[CheckpointStatus, ...])
+CHECKPOINTS = "checkpoint_list"
 TRACKING = "tracking:"
 
 
@@ -41,6 +43,7 @@ def job_of(job_id: str, fields: Mapping[str, str], now: float) -> Job:
         tracking=_trackers(fields),
         age_s=max(0.0, now - float(fields["created"]) - _seconds(fields, "paused_s") - pausing_s),
         runtime_s=_runtime_s(fields, end, pausing_s),
+        checkpoints=CHECKPOINT_LIST.validate_json(fields.get(CHECKPOINTS, "[]")),
         created_at=_stamp(fields["created"]),
         started_at=_stamp(fields["running"]) if "running" in fields else None,
         finished_at=_stamp(fields["ended"]) if "ended" in fields else None,
@@ -70,6 +73,7 @@ def size_of(job: Job) -> int:
     """Approximate size in bytes of a job in a list."""
     status = job.status
     trackers = sum(len(each.detail) + len(each.url) + 64 for each in status.tracking)
+    trackers += 128 * len(status.checkpoints)
     return 1024 + len(status.reason) + len(str(status.summary)) + trackers
 
 

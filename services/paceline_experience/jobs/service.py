@@ -278,6 +278,7 @@ class JobService:
         notes["trajectories_missing"] = ledger.trajectories.exported.num_missing
         try:
             self._history.write_summary(job, summary | notes)
+            self._history.write_record(await self._jobs.get(job_id))
         except OSError as error:
             self._check_write_timeout(job_id, error)
             notes["not_written"] = str(error)

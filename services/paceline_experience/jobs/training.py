@@ -123,15 +123,19 @@ class Training:
         path: str,
         kept: Sequence[int] = (),
         digest: str = "",
-    ) -> None:
-        """A checkpoint is durable; exports in the background what was trained up to it."""
+    ) -> tuple[int, ...]:
+        """A checkpoint is durable; exports in the background what was trained up to it.
+
+        Returns the steps of checkpoints that stay beside the newest ones.
+        """
         ledger = await self._ledgers.get(job_id)
-        await ledger.commit_checkpoint(
+        stay = await ledger.commit_checkpoint(
             incarnation=incarnation, step=step, path=path, kept=kept, digest=digest
         )
         task = asyncio.create_task(self._export_up_to(job_id, step), name="export")
         self._exports.add(task)
         task.add_done_callback(self._exports.discard)
+        return stay
 
     async def publish_version(
         self,

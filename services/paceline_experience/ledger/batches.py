@@ -15,6 +15,7 @@ from paceline.errors import FencedError, IntegrityError, InvalidError, StateErro
 from paceline.text import clipped
 from paceline_experience.ledger import shares
 from paceline_experience.ledger.advantages.estimator import Estimator, FixedEstimate
+from paceline_experience.ledger.checkpoints import retained
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.groups import Groups
 from paceline_experience.ledger.own.later import LaterEstimate
@@ -261,20 +262,27 @@ class Batches:
         """Digests of the checkpoints that were committed and can be rewound to, by step."""
         async with self._core.transaction() as state:
             fence(state, incarnation)
-            return dict(state.meta.checkpoints)
+            return {k: v for k, v in state.meta.checkpoints.items() if k >= state.meta.durable}
 
     async def commit_checkpoint(
         self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = (), digest: str = ""
-    ) -> None:
-        """Steps below the oldest kept checkpoint are durable: their payloads can be deleted."""
+    ) -> tuple[int, ...]:
+        """Steps below the oldest kept checkpoint are durable: their payloads can be deleted.
+
+        Returns the steps of checkpoints that stay beside the newest ones.
+        """
         async with self._core.transaction() as state:
             ended = state.stop is StopReason.CANCELLED or state.meta.done
             oldest = step if ended else min([step, *kept])
             # What is on the storage but was never committed must not get a record here.
-            known = {k: v for k, v in state.meta.checkpoints.items() if k in kept} | {step: digest}
+            stay = retained(state, self._core.spec, step)
+            steps = {*kept, *stay}
+            known = {k: v for k, v in state.meta.checkpoints.items() if k in steps}
+            known[step] = digest
             await self._make_durable(incarnation, step, path, oldest=oldest, known=known)
             self._core.meter.checkpointed()
         self._core.work.fire()
+        return stay
 
     async def release(self) -> bool:
         """Keep nothing for any but the newest checkpoint; returns whether that freed anything."""
@@ -283,7 +291,8 @@ class Batches:
             if meta.checkpoint_step <= meta.durable:
                 return False
             step = meta.checkpoint_step
-            known = {k: v for k, v in meta.checkpoints.items() if k == step}
+            stay = {step, *retained(state, self._core.spec, step)}
+            known = {k: v for k, v in meta.checkpoints.items() if k in stay}
             await self._make_durable(
                 meta.incarnation, step, meta.checkpoint, oldest=step, known=known
             )

@@ -12,6 +12,7 @@ from paceline.config import JobSpec
 from paceline.telemetry.logs import Log
 from paceline.telemetry.metrics import Metrics
 from paceline.telemetry.tracing import OFF, Tracer
+from paceline.types import CheckpointStatus
 from paceline_experience.ledger.generation.learning import LearningPlugin
 from paceline_experience.ledger.generation.memory import Memory
 from paceline_experience.ledger.meter import JobMeter
@@ -50,6 +51,10 @@ class Hooks(Protocol):
 
     async def running(self) -> None:
         """The first version was published."""
+        ...
+
+    async def checkpoints(self, listed: tuple[CheckpointStatus, ...]) -> None:
+        """These checkpoints exist now."""
         ...
 
     async def store_rolled_back(self) -> None:
@@ -172,6 +177,14 @@ class LedgerContext:
         """Plug-ins that learn continue with this memory, which is written."""
         for each in self.learners:
             each.remember(memory)
+
+    def reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The trainer's metrics of a step, or only their size if they exceed the limit."""
+        num_bytes = len(json.dumps(metrics).encode())
+        if problem := self.limits.excess("metrics_bytes", num_bytes):
+            log.warning("metrics of a step are too large", job=self.job_id, error=problem)
+            return {"oversized_bytes": num_bytes}
+        return metrics
 
     @property
     def problem(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +13,12 @@ from paceline.enums import EpisodeOutcome, StopReason
 from paceline.errors import StateError
 from paceline.plugins import TaskSource
 from paceline.progress import LedgerProgress
-from paceline.telemetry.logs import Log
 from paceline.telemetry.tracing import OFF, Tracer
 from paceline.types import Assignment, EpisodeProgress, PolicyVersion, Trajectory
 from paceline.v1 import types_pb2 as pb
 from paceline_experience.ledger.advantages.estimator import Estimator
 from paceline_experience.ledger.batches import Batches, fence
+from paceline_experience.ledger.checkpoints import KeptCheckpoints
 from paceline_experience.ledger.context import Hooks, LedgerContext
 from paceline_experience.ledger.counts import totals
 from paceline_experience.ledger.evaluation.evals import Evals
@@ -46,7 +45,6 @@ from paceline_experience.store.store import Store
 from paceline_experience.store.watermarks import Watermarks
 from paceline_experience.tenancy.quotas import JobLimits
 
-log = Log("ledger")
 __all__ = ["BatchShare", "Demand", "EpisodeKey", "Hooks", "JobLedger", "VerificationReport"]
 
 
@@ -100,6 +98,7 @@ class JobLedger:
         )
         self._core, self._groups, self._payloads = core, groups, payloads
         self._hooks, self._rows_reported = hooks, -1
+        self._kept = KeptCheckpoints(core, hooks)
         self._leases = Leases(core=core, groups=groups, tasks=tasks, eval_tasks=eval_tasks)
         self._batches = Batches(core=core, groups=groups, payloads=payloads, estimator=estimator)
         self._evals = Evals(core=core, groups=groups, eval_tasks=eval_tasks)
@@ -142,6 +141,7 @@ class JobLedger:
         if written != self._rows_reported:
             await self._hooks.recorded()
             self._rows_reported = written
+        await self._kept.report()
 
     async def lease(
         self, *, worker_id: str, train: int, evals: int, allow_partial: bool = False
@@ -244,7 +244,9 @@ class JobLedger:
 
     async def rewind(self, *, incarnation: int, step: int) -> tuple[int, int]:
         """Start from the checkpoint of `step`; returns that step and the newest version."""
-        return await self._batches.rewind(incarnation=incarnation, step=step)
+        found = await self._batches.rewind(incarnation=incarnation, step=step)
+        await self._kept.report()
+        return found
 
     async def take(self, *, incarnation: int, step: int, rank: int, world: int) -> BatchShare:
         """This rank's share of the batch of `step`; waits until there is one."""
@@ -256,7 +258,7 @@ class JobLedger:
         self, *, incarnation: int, step: int, batch_id: str, metrics: dict[str, Any]
     ) -> tuple[int, StopReason | None]:
         """Commit a trained step; returns the ledger's step and the stop reason, if any."""
-        reported = self._reported(metrics)
+        reported = self._core.reported(metrics)
 
         def describe(stats: Mapping[str, Any], counts: Counter[str]) -> dict[str, Any]:
             version = self._core.state.version
@@ -272,25 +274,19 @@ class JobLedger:
         await self._completion.trainer_informed(self._core.state.stop)
         return done, self._core.state.stop
 
-    def _reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The trainer's metrics of a step, or only their size if they exceed the limit."""
-        num_bytes = len(json.dumps(metrics).encode())
-        if problem := self._core.limits.excess("metrics_bytes", num_bytes):
-            log.warning("metrics of a step are too large", job=self._core.job_id, error=problem)
-            return {"oversized_bytes": num_bytes}
-        return metrics
-
     async def checkpoints(self, *, incarnation: int) -> Mapping[int, str]:
         """Digests of the checkpoints that were committed and can be rewound to, by step."""
         return await self._batches.checkpoints(incarnation=incarnation)
 
     async def commit_checkpoint(
         self, *, incarnation: int, step: int, path: str, kept: Sequence[int] = (), digest: str = ""
-    ) -> None:
-        """The checkpoint of `step` is durable; those of steps `kept` can still be rewound to."""
-        await self._batches.commit_checkpoint(
+    ) -> tuple[int, ...]:
+        """The checkpoint of `step` is durable (`Batches.commit_checkpoint`)."""
+        stay = await self._batches.commit_checkpoint(
             incarnation=incarnation, step=step, path=path, kept=kept, digest=digest
         )
+        await self._kept.report()
+        return stay
 
     async def trim(self) -> None:
         """Delete trajectories that need not be kept any more."""

@@ -225,6 +225,8 @@ class LedgerMeta:
     checkpoint: str = ""
     checkpoint_step: int = 0
     checkpoints: dict[int, str] = field(default_factory=dict[int, str])  # step -> its digest
+    # step -> value of the metric that decides which checkpoint is the best
+    evaluated: dict[int, float] = field(default_factory=dict[int, float])
     durable: int = 0  # steps below this are never trained again
     exported: Exported = field(default_factory=Exported)
     # the end

@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from paceline.config import JobSpec
 from paceline.config.load import shown
 from paceline.config.named import patterns as named_patterns
 from paceline.config.named import problems
 from paceline.config.quota import MAX_MODEL_FILES_BYTES
+from paceline.config.sections.model import ModelPlace, ModelSpec
 from paceline.errors import ConfigError
+from paceline.models.resolve import FoundModel, ModelResolver
+from paceline.models.weights import check_header, check_weights
 from paceline.transport.rpc import MAX_MESSAGE_BYTES
 from paceline_gateway.submit.patterns import Patterns
 
@@ -60,11 +64,27 @@ async def _pattern_problems(spec: JobSpec, patterns: Patterns, tenant: str) -> l
     ]
 
 
+def find_model(spec: ModelSpec, resolver: ModelResolver) -> FoundModel:
+    """The small files of a model by name; one of the hub or a store is pinned to its content.
+
+    Raises:
+        ConfigError: there is no such model, or the trainer could not train it.
+        UnavailableError: the hub or the store cannot be reached.
+    """
+    if spec.place is ModelPlace.FOLDER:
+        # A relative path must not be taken for a hub id where the folder does not exist.
+        folder = Path(spec.path) if spec.path.startswith("/") else Path(spec.path).absolute()
+        return FoundModel(spec.model_copy(update={"path": str(folder)}), read_model(folder))
+    found = resolver.find(spec, MODEL_FILES, max_bytes=MAX_FILES_BYTES)
+    return FoundModel(found.spec, check_files(found.files, source=spec.path))
+
+
 def read_model(path: Path) -> dict[str, bytes]:
     """The small files of a model folder by name.
 
     Raises:
-        ConfigError: it is not a model folder, has no tokenizer, or cannot be read.
+        ConfigError: it is not a model folder, has no tokenizer or no intact safetensors, or cannot
+            be read.
     """
     try:
         return _read_model(path)
@@ -82,7 +102,11 @@ def _read_model(path: Path) -> dict[str, bytes]:
     total = sum(file.stat().st_size for file in found)
     if total > MAX_FILES_BYTES:
         raise ConfigError(f"model.path: {path}: {_too_large(total)}")
-    return check_files({file.name: file.read_bytes() for file in found}, source=str(path))
+    files = check_files({file.name: file.read_bytes() for file in found}, source=str(path))
+    sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
+    for name in check_weights(sizes, lambda name: (path / name).read_bytes(), source=str(path)):
+        check_header(path / name)
+    return files
 
 
 def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:
@@ -97,7 +121,41 @@ def check_files(files: Mapping[str, bytes], *, source: str) -> dict[str, bytes]:
         raise ConfigError(f"files: {_too_large(total)}")
     for name in NEEDED:
         _check_json(files[name], f"model.path: {source}: {name}")
+    _check_vocabulary(files, source)
     return dict(files)
+
+
+def _check_vocabulary(files: Mapping[str, bytes], source: str) -> None:
+    """Refuse a tokenizer of another model: it has ids for which this one has no embedding.
+
+    Added tokens do not count: some models have one that the text model is never shown.
+    """
+    config, tokenizer = (json.loads(files[name]) for name in NEEDED)
+    if not isinstance(config, dict) or not isinstance(tokenizer, dict):
+        return  # whoever reads them will say what is wrong
+    text = cast(dict[str, Any], config)
+    nested = cast(Any, text.get("text_config"))
+    size = text.get("vocab_size", nested.get("vocab_size") if isinstance(nested, dict) else None)
+    highest = _highest_id(cast(dict[str, Any], tokenizer))
+    if isinstance(size, int) and highest >= size:
+        raise ConfigError(
+            f"model.path: {source}: tokenizer.json has ids up to {highest}, but config.json says "
+            f"vocab_size {size}: this is the tokenizer of another model"
+        )
+
+
+def _highest_id(tokenizer: Mapping[str, Any]) -> int:
+    """The highest id of a tokenizer's own vocabulary; -1 if it does not say."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
+    vocabulary = cast(dict[str, Any], model).get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # of Unigram: pairs in the order of their ids
+        return len(cast(list[Any], vocabulary)) - 1
+    if not isinstance(vocabulary, dict):
+        return -1
+    entries = cast(list[Any], added if isinstance(added, list) else [])
+    others = {cast(Any, each).get("id") for each in entries if isinstance(each, dict)}
+    ids = cast(dict[str, Any], vocabulary).values()
+    return max((each for each in ids if isinstance(each, int) and each not in others), default=-1)
 
 
 def _check_json(data: bytes, what: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,10 +22,20 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from paceline import __version__
 from paceline.digest import digest_of
 from paceline.errors import FencedError, IntegrityError, NotFoundError, UnavailableError
 from paceline.telemetry.logs import Log
 from paceline_trainer.checkpoints.digests import FileDigest
+from paceline_trainer.checkpoints.folders import (
+    META,
+    CheckpointFolder,
+    SavedCheckpoint,
+    difference,
+    folders_in,
+    recorded_files,
+    size_problem,
+)
 from paceline_trainer.checkpoints.format import (
     CheckpointReader,
     CheckpointWriter,
@@ -38,23 +48,9 @@ from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.model import PolicyModel
 from paceline_trainer.step.optimizer import Optimizer
 
-META = "paceline.json"
 # What is frozen comes from the job's model: with LoRA, a checkpoint has the adapters only.
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 log = Log("checkpoints")
-_NAME = re.compile(r"step-(\d+)\.(\d+)")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Folder:
-    """`step-000040.2`: written by incarnation 2 after 40 steps, and by no other one."""
-
-    step: int
-    incarnation: int
-
-    @property
-    def name(self) -> str:
-        return f"step-{self.step:06d}.{self.incarnation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +100,8 @@ class Checkpoints:
         self._stager = BlockingAsyncStager(cache_staged_state_dict=group.device.type == "cuda")
         self._keep = keep
         self._incarnation = incarnation
-        self._found: _Folder | None = None  # intact, according to `find`
-        self._damaged: list[_Folder] = []  # skipped by `find`
+        self._found: CheckpointFolder | None = None  # intact, according to `find`
+        self._damaged: list[CheckpointFolder] = []  # skipped by `find`
 
     def path(self, step: int) -> str:
         """Path or URL of the newest checkpoint of a step.
@@ -141,7 +137,7 @@ class Checkpoints:
             complete, damaged = self._candidates(max_step, recorded)
         self._found, self._damaged = None, []
         while True:
-            own = complete.pop() if complete else _Folder(0, 0)
+            own = complete.pop() if complete else CheckpointFolder(0, 0)
             digest = None if recorded is None else recorded.get(own.step, "")
             folder, digest = self._group.gather_objects((own, digest))[0]
             if not folder.step:
@@ -192,7 +188,7 @@ class Checkpoints:
             IntegrityError: files were lost while they were written.
             UnavailableError: the storage cannot be written.
         """
-        folder, group = _Folder(staged.step, self._incarnation), self._writers
+        folder, group = CheckpointFolder(staged.step, self._incarnation), self._writers
         if group.rank_info.first:
             self._storage.remove(folder.name, first=META)
         group.barrier()
@@ -229,7 +225,33 @@ class Checkpoints:
         """
         found = self._found
         folder = found if found is not None and found.step == step else self._newest(step)
-        reader = CheckpointReader(self._storage, folder.name)
+        return self._load(self._storage, folder, policy, optimizer, slots)
+
+    def load_saved(
+        self,
+        saved: SavedCheckpoint,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        slots: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bool:
+        """Collective: as `load`, a checkpoint that another job may have written.
+
+        Its files are not compared with their digests: call `SavedCheckpoint.verify` on one rank.
+
+        Raises:
+            UnavailableError: the storage cannot be read, or it is of a model of another shape.
+        """
+        return self._load(saved.storage, saved.folder, policy, optimizer, slots)
+
+    def _load(
+        self,
+        storage: Storage,
+        folder: CheckpointFolder,
+        policy: PolicyModel,
+        optimizer: Optimizer,
+        slots: Mapping[str, Any],
+    ) -> bool:
+        reader = CheckpointReader(storage, folder.name)
         model, inner = _trained(policy, optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": inner}
         rank = str(self._group.rank_info.rank)
@@ -261,7 +283,7 @@ class Checkpoints:
             UnavailableError: a checkpoint after `step` cannot be removed, and may be mistaken for
                 a later one of this incarnation.
         """
-        for folder in _folders(self._storage.folders()):
+        for folder in folders_in(self._storage.folders()):
             if folder.incarnation > self._incarnation:
                 continue
             if folder in self._damaged:
@@ -271,27 +293,27 @@ class Checkpoints:
 
     def discard(self, step: int) -> None:
         """Rank 0: remove this incarnation's checkpoint of a step."""
-        self._storage.remove(_Folder(step, self._incarnation).name, first=META)
+        self._storage.remove(CheckpointFolder(step, self._incarnation).name, first=META)
 
-    def _newest(self, step: int) -> _Folder:
+    def _newest(self, step: int) -> CheckpointFolder:
         found = [each for each in self._complete(self._storage.folders()) if each.step == step]
         if not found:
             raise NotFoundError(f"no checkpoint of step {step}; whole are {self.steps()}")
         return max(found)
 
-    def _complete(self, listed: dict[str, Sizes]) -> Iterator[_Folder]:
-        for folder in _folders(listed):
+    def _complete(self, listed: dict[str, Sizes]) -> Iterator[CheckpointFolder]:
+        for folder in folders_in(listed):
             if META in listed[folder.name] and not self._problem(folder, listed[folder.name]):
                 yield folder
 
     def _candidates(
         self, max_step: int, recorded: Mapping[int, str] | None
-    ) -> tuple[list[_Folder], list[tuple[_Folder, str]]]:
+    ) -> tuple[list[CheckpointFolder], list[tuple[CheckpointFolder, str]]]:
         """Checkpoints that seem complete, the newest last, and the problems of others."""
         listed = self._storage.folders()
-        complete: list[_Folder] = []
-        damaged: list[tuple[_Folder, str]] = []
-        for folder in sorted(_folders(listed)):
+        complete: list[CheckpointFolder] = []
+        damaged: list[tuple[CheckpointFolder, str]] = []
+        for folder in sorted(folders_in(listed)):
             files = listed[folder.name]
             if folder.step > max_step or META not in files:
                 continue
@@ -304,28 +326,22 @@ class Checkpoints:
                 complete.append(folder)
         return complete, damaged
 
-    def _problem(self, folder: _Folder, files: Sizes) -> str:
+    def _problem(self, folder: CheckpointFolder, files: Sizes) -> str:
         """A problem that is visible without reading the files; empty if there is none."""
         try:
-            recorded = self._recorded_files(folder)
+            return size_problem(folder, recorded_files(self._storage, folder), files)
         except IntegrityError as error:
             return error.message
-        for name, file in recorded.items():
-            if name not in files:
-                return f"{folder.name}/{name} is missing"
-            if files[name] != file.num_bytes:
-                return f"{folder.name}/{name} has {files[name]} bytes instead of {file.num_bytes}"
-        return ""
 
-    def _compare(self, folder: _Folder, digest: str | None) -> list[str]:
+    def _compare(self, folder: CheckpointFolder, digest: str | None) -> list[str]:
         """Collective: the problems of all files, each of which is read by one rank."""
         own: list[str] = []
         try:
-            recorded = self._recorded_files(folder, digest)
+            recorded = recorded_files(self._storage, folder, digest)
             by_size = sorted(recorded, key=lambda name: (-recorded[name].num_bytes, name))
             rank_info = self._group.rank_info
             own = [
-                self._differs(folder, n, recorded[n])
+                difference(self._storage, folder, n, recorded[n])
                 for n in by_size[rank_info.rank :: rank_info.world]
             ]
         except IntegrityError as error:
@@ -333,45 +349,7 @@ class Checkpoints:
         problems = self._group.gather_objects([text for text in own if text])
         return list(dict.fromkeys(text for each in problems for text in each))
 
-    def _differs(self, folder: _Folder, name: str, recorded: FileDigest) -> str:
-        """How a file differs from what was written; empty if it does not."""
-        path = f"{folder.name}/{name}"
-        try:
-            found = self._storage.digest(folder.name, name)
-        except FileNotFoundError:
-            return f"{path} is missing"
-        except IntegrityError as error:
-            return f"{path} cannot be read: {error}"
-        if found == recorded:
-            return ""
-        expected, actual = recorded.digest[:12], found.digest[:12]
-        return f"{path} is not as it was written: blake3 {actual}… instead of {expected}…"
-
-    def _recorded_files(self, folder: _Folder, digest: str | None = None) -> dict[str, FileDigest]:
-        """The files in the folder's `paceline.json`, which must have this digest if one is given.
-
-        Raises:
-            IntegrityError: it is damaged, replaced or cannot be read.
-            UnavailableError: the storage does not answer.
-        """
-        name = f"{folder.name}/{META}"
-        try:
-            content = self._storage.read(folder.name, META)
-        except FileNotFoundError:  # removed since it was listed
-            raise IntegrityError(f"{name} is missing") from None
-        except IntegrityError as error:
-            raise IntegrityError(f"{name} cannot be read: {error}") from error
-        try:
-            files = json.loads(content)["files"]
-            found = {name: _digest_from_json(value) for name, value in files.items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            cause = f"{type(error).__name__}: {error}"
-            raise IntegrityError(f"{name} is damaged: {cause}") from error
-        if digest is not None and digest_of(content) != digest:
-            raise IntegrityError(f"{name} is not the one that the ledger knows")
-        return found
-
-    def _finish(self, folder: _Folder, written: dict[str, FileDigest]) -> str:
+    def _finish(self, folder: CheckpointFolder, written: dict[str, FileDigest]) -> str:
         """Write `paceline.json`; returns its digest."""
         listed = self._storage.folders()
         if any(self._replaced(each, folder) for each in self._complete(listed)):
@@ -389,6 +367,7 @@ class Checkpoints:
             "step": folder.step,
             "world_size": self._group.rank_info.world,
             "incarnation": folder.incarnation,
+            "libraries": libraries(),
             "files": {
                 name: {"num_bytes": file.num_bytes, "blake3": file.digest}
                 for name, file in written.items()
@@ -398,25 +377,38 @@ class Checkpoints:
         self._storage.commit(folder.name, META, data)
         return digest_of(data)
 
-    def _replaced(self, other: _Folder, own: _Folder) -> bool:
+    def _replaced(self, other: CheckpointFolder, own: CheckpointFolder) -> bool:
         return other.step == own.step and other.incarnation > own.incarnation
 
-    def clean_up(self, *, newest: int) -> None:
-        """Rank 0, once the ledger knows the newest: remove old, unfinished and abandoned ones."""
+    def clean_up(self, *, newest: int, retained: Collection[int] = ()) -> None:
+        """Rank 0, once the ledger knows the newest: remove old, unfinished and abandoned ones.
+
+        The newest `keep` stay, and those of the steps `retained`.
+        """
         listed = self._storage.folders()
         found = (folder for folder in sorted(self._complete(listed)) if folder.step <= newest)
         complete = {folder.step: folder for folder in found}
-        kept = [complete[step] for step in sorted(complete)[-self._keep :]]
-        for folder in _folders(listed):
+        steps = {*sorted(complete)[-self._keep :], *retained}
+        kept = [complete[step] for step in steps if step in complete]
+        for folder in folders_in(listed):
             if folder not in kept and folder.incarnation <= self._incarnation:
                 self._try_to_remove(folder)
 
-    def _try_to_remove(self, folder: _Folder) -> None:
+    def _try_to_remove(self, folder: CheckpointFolder) -> None:
         """Remove a checkpoint that is never loaded again; one that cannot be removed may stay."""
         try:
             self._storage.remove(folder.name, first=META)
         except UnavailableError as error:
             log.warning("checkpoint not removed", error=error)
+
+
+def libraries() -> dict[str, str]:
+    """Versions of what computes, for whoever wants to do the same again."""
+    found = {"paceline": __version__}
+    for name in ("torch", "transformers", "peft", "safetensors"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _trained(policy: PolicyModel, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -427,16 +419,6 @@ def _trained(policy: PolicyModel, optimizer: Optimizer) -> tuple[dict[str, Any],
         if f"inner.{same}" not in model:
             model.pop(f"inner.{name}", None)
     return model, inner
-
-
-def _folders(listed: dict[str, Sizes]) -> Iterator[_Folder]:
-    matches = (_NAME.fullmatch(name) for name in listed)
-    return (_Folder(int(m[1]), int(m[2])) for m in matches if m)
-
-
-def _digest_from_json(value: Any) -> FileDigest:
-    """A file's entry in `paceline.json`."""
-    return FileDigest(int(value["num_bytes"]), str(value["blake3"]))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +198,45 @@ class CheckpointReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors whose names begin with `prefix`, whatever world size wrote them.
+
+        One at a time is in memory. Names are without the prefix.
+
+        Raises:
+            IntegrityError: a chunk is missing.
+            UnavailableError: the storage does not answer.
+        """
+        metadata = self.read_metadata()
+        for fqn, stored in sorted(metadata.state_dict_metadata.items()):
+            if fqn.startswith(prefix) and isinstance(stored, TensorStorageMetadata):
+                places = [
+                    (chunk.offsets, metadata.storage_data[MetadataIndex(fqn, chunk.offsets)])
+                    for chunk in stored.chunks
+                ]
+                yield fqn.removeprefix(prefix), self._assembled(fqn, stored, places)
+
+    def _assembled(
+        self,
+        fqn: str,
+        stored: TensorStorageMetadata,
+        places: Sequence[tuple[torch.Size, Place]],
+    ) -> Tensor:
+        whole = torch.empty(stored.size, dtype=stored.properties.dtype)
+        num_read = 0
+        for offsets, place in places:
+            with self._storage.open(self._folder, place.file) as stream:
+                stream.seek(place.start)
+                chunk = _tensor_of(bytearray(stream.read(place.num_bytes)), place)
+            target = whole
+            for dim, (start, length) in enumerate(zip(offsets, place.sizes, strict=True)):
+                target = target.narrow(dim, start, length)
+            target.copy_(chunk)
+            num_read += chunk.numel()
+        if num_read != whole.numel():
+            raise IntegrityError(f"{self._folder}: {fqn} has {num_read} of {whole.numel()} numbers")
+        return whole
 
     def _read(self, stream: Any, item: ReadItem, planner: LoadPlanner) -> None:
         place = self._places[item.storage_index]

@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from paceline.config.job import LoraSpec
 from paceline.errors import ConfigError
+from paceline.models.weights import INDEX, WHOLE
 from paceline.telemetry.logs import Log
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.attention import NAME
@@ -24,8 +25,6 @@ from paceline_trainer.step.lora import add_adapters, is_adapter, plain_name
 from paceline_trainer.step.model import PolicyModel, shard
 from paceline_trainer.step.probe import layouts_of, shallow
 
-WHOLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 log = Log("loading")
 
 
@@ -107,7 +106,11 @@ def open_policy(
         else:
             log.info("weights are converted: every rank loads the whole model", path=path)
             inner = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation=NAME, local_files_only=True
+                path,
+                dtype=torch.float32,
+                attn_implementation=NAME,
+                local_files_only=True,
+                use_safetensors=True,
             )
             layouts, source = layouts_of(PolicyModel(_prepared(inner))), None
     except (OSError, ValueError) as error:

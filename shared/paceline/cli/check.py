@@ -13,6 +13,7 @@ from paceline.config import JobSpec, load_job
 from paceline.config.documents import read_yaml
 from paceline.config.named import problems
 from paceline.config.recipes import recipe
+from paceline.config.sections.model import ModelPlace, ModelSpec, is_folder
 from paceline.errors import ConfigError, InvalidError
 from paceline.plugins import registry as registry
 
@@ -72,7 +73,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
         code = spec.code.model_copy(update={"path": str((path.parent / spec.code.path).resolve())})
         spec = spec.model_copy(update={"code": code})
     folder = Path(spec.model.path)
-    if not _is_folder(folder):
+    if not is_folder(folder):
         return spec
     model = spec.model.model_copy(update={"path": str(folder.resolve())})
     return spec.model_copy(update={"model": model})
@@ -80,7 +81,7 @@ def read_job(path: Path, overrides: list[str]) -> JobSpec:
 
 def check(spec: JobSpec) -> None:
     """Raise `ConfigError` listing every problem that this machine can detect."""
-    wrong = [*problems(spec), *_model_problems(Path(spec.model.path))]
+    wrong = [*problems(spec), *_model_problems(spec.model)]
     if wrong:
         raise ConfigError("; ".join(wrong))
 
@@ -96,17 +97,14 @@ def override(text: str) -> tuple[str, Any]:
         return field, value
 
 
-def _model_problems(folder: Path) -> Iterator[str]:
-    if not _is_folder(folder):
+def _model_problems(spec: ModelSpec) -> Iterator[str]:
+    """Problems of a folder; models of the hub and of stores are checked by the gateway."""
+    folder = Path(spec.path)
+    if spec.place is not ModelPlace.FOLDER:
+        return
+    if not is_folder(folder):
         yield f"model.path: {folder} is not a folder"
         return
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             yield f"model.path: {folder} has no {name}"
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # e.g. the name is too long
-        return False

@@ -120,6 +120,7 @@ def _add_remote(commands: Any) -> None:
     for command in (submit, listing, watch, cancel, pause, resume, verify, weights):
         _add_gateway(command)
     _add_replay(commands)
+    _add_export(commands)
     _add_access(commands)
     _add_tenants(commands)
     logs = _command(commands, "logs", "remote:logs", "show the logs of a run directory")
@@ -178,6 +179,55 @@ def _add_lifecycle(commands: Any) -> tuple[argparse.ArgumentParser, argparse.Arg
     _add_gateway(delete)
     _add_gateway(fork)
     return pause, resume
+
+
+def _add_export(commands: Any) -> None:
+    listing = _command(commands, "checkpoints", "export:checkpoints", "list checkpoints of a job")
+    export = _command(
+        commands, "export", "export:export", "write a checkpoint as a Hugging Face folder"
+    )
+    which = export.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", dest="which", type=int, metavar="N", help="that of this step")
+    for name, text in (("best", "the best one by eval"), ("latest", "the newest one")):
+        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=text)
+    export.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
+    export.add_argument(
+        "--adapter", action="store_true", help="of a LoRA job: the adapter alone, for peft"
+    )
+    export.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="precision of the weights (default: the one that the job's engines have)",
+    )
+    export.add_argument(
+        "--max-shard-size", default="5GB", metavar="SIZE", help="of a file (default: 5GB)"
+    )
+    export.add_argument(
+        "--storage",
+        default="",
+        metavar="URL",
+        help="where checkpoints lie, such as s3://bucket/prefix (default: the run directory)",
+    )
+    export.add_argument(
+        "--base-model",
+        type=Path,
+        metavar="DIR",
+        help="the model that the job began with (default: the job's model.path)",
+    )
+    _add_models(export)
+    for command in (listing, export):
+        command.add_argument("job", metavar="ID")
+        _add_gateway(command)
+
+
+def _add_models(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--models",
+        type=Path,
+        metavar="FILE",
+        help="YAML: `models`, where models of jobs may come from (see docs/models.md)",
+    )
 
 
 def _add_access(commands: Any) -> None:
@@ -345,6 +395,13 @@ def _add_base(command: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="YAML: `limits` of tenants and of the installation (see docs/limits.md)",
+    )
+    _add_models(command)
+    command.add_argument(
+        "--storage",
+        default="",
+        metavar="URL",
+        help="where checkpoints go, such as s3://bucket/prefix (default: the run directory)",
     )
     command.add_argument(
         "--tokenizers",

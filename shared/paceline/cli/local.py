@@ -17,6 +17,7 @@ from typing import Any
 from paceline.api.documents import JobView
 from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
+from paceline.cli.export import models_of
 from paceline.cli.progress import follow
 from paceline.cli.remote import DEFAULT_RUN_DIR, all_jobs, verdict
 from paceline.client import calls
@@ -25,7 +26,13 @@ from paceline.config import JobSpec, parse_job
 from paceline.config.limits import LimitSettings
 from paceline.config.load import load, validate
 from paceline.config.precision import with_dtype
-from paceline.config.service import LimitsFile, LogSettings, PoolsFile, TracingSettings, WorldsFile
+from paceline.config.service import (
+    LimitsFile,
+    LogSettings,
+    PoolsFile,
+    TracingSettings,
+    WorldsFile,
+)
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import PacelineError, StateError
@@ -122,6 +129,8 @@ def running(run_dir: Path, arguments: Namespace) -> Generator[Local]:
         options=_options(arguments),
         limits=_limits(arguments),
         tokenizers=TokenizerSettings(run_in=arguments.tokenizers),
+        models=models_of(arguments),
+        storage=arguments.storage,
     )
     local.start()
     try:
@@ -162,10 +171,16 @@ def _same_live_job(client: Client, spec: JobSpec) -> str:
             status = job.status
             if status.name != spec.name or status.state is JobState.CANCELLING:
                 continue
-            if parse_job(client.get(status.job_id).spec) == spec:
+            if _as_submitted(parse_job(client.get(status.job_id).spec), spec) == spec:
                 print(f"resuming {job.status.job_id}", file=sys.stderr)
                 return job.status.job_id
     return ""
+
+
+def _as_submitted(found: JobSpec, spec: JobSpec) -> JobSpec:
+    """A job without the pins that the gateway has added to its model, unless `spec` has some."""
+    pins = {name: "" for name in ("revision", "digest") if not getattr(spec.model, name)}
+    return found.model_copy(update={"model": found.model.model_copy(update=pins)})
 
 
 def _cancel(client: Client, job_id: str) -> None:

@@ -15,18 +15,23 @@ from rich.text import Text
 
 from paceline.cli.check import check, read_job
 from paceline.cli.entry import Exit
+from paceline.cli.export import models_of
 from paceline.cli.local import running
 from paceline.client.client import Client
-from paceline.config import JobSpec
+from paceline.config import JobSpec, parse_job
 from paceline.config.evaluation import EvalSpec
 from paceline.config.precision import with_dtype
+from paceline.config.sections.model import ModelPlace, ModelSettings, ModelSpec
 from paceline.enums import Purpose, ScoreStatus, TokenSource
 from paceline.errors import DeadlineError
+from paceline.models.resolve import ModelResolver
 from paceline.tokens.chat import Tokenizer
 from paceline.types import Trajectory
 
 _POLL_S = 0.5
 _MOST_REASONS = 5
+_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MAX_BYTES = 256 << 20
 _QUOTES = "'\""
 _STYLES = {TokenSource.POLICY: "bold green", TokenSource.EXPERT: "bold cyan"}
 _GIVEN_BACK = re.compile(r"lease given back .*detail=(.*)$")
@@ -44,13 +49,14 @@ def try_job(arguments: Namespace) -> int:
             running(run_dir, arguments) as local,
             Client(local.url, token=local.token) as client,
         ):
-            job_id = client.submit(spec).status.job_id
+            job = client.submit(spec)
+            job_id, model = job.status.job_id, parse_job(job.spec).model
             try:
                 found = _episodes(client, job_id, wanted, timeout_s=arguments.timeout)
             finally:
                 client.cancel(job_id, reason="tried")
             why = list(_reasons(run_dir))
-        tokenizer = _tokenizer(Path(spec.model.path))
+        tokenizer = _tokenizer(model, models_of(arguments), run_dir)
         for number, each in enumerate(found, 1):
             console.print(shown(each, tokenizer, number), soft_wrap=True)
         for line in why:
@@ -72,7 +78,16 @@ def trial_of(spec: JobSpec, episodes: int) -> JobSpec:
     )
     # One step never comes together: its episodes would be trained.
     stop = spec.stop.model_copy(update={"steps": 1})
-    only = {"name": "try", "eval": first, "evals": {}, "stop": stop, "tracking": ()}
+    checkpoint = spec.trainer.checkpoint.model_copy(update={"best": None})
+    trainer = spec.trainer.model_copy(update={"checkpoint": checkpoint})
+    only = {
+        "name": "try",
+        "eval": first,
+        "evals": {},
+        "stop": stop,
+        "trainer": trainer,
+        "tracking": (),
+    }
     return spec.model_copy(update=only)
 
 
@@ -127,6 +142,10 @@ def _reasons(run_dir: Path) -> Iterator[str]:
     yield from list(seen)[:_MOST_REASONS]
 
 
-def _tokenizer(folder: Path) -> Tokenizer:
-    names = [path for path in folder.iterdir() if path.suffix in (".json", ".jinja")]
+def _tokenizer(model: ModelSpec, settings: ModelSettings | None, run_dir: Path) -> Tokenizer:
+    """That of an accepted job's model, which the trainer may have fetched."""
+    if model.place is not ModelPlace.FOLDER:
+        resolver = ModelResolver(settings or ModelSettings(), run_dir=run_dir)
+        return Tokenizer.from_files(resolver.find(model, _FILES, max_bytes=_MAX_BYTES).files)
+    names = [path for path in Path(model.path).iterdir() if path.suffix in (".json", ".jinja")]
     return Tokenizer.from_files({path.name: path.read_bytes() for path in names})

@@ -9,28 +9,20 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.base import KIND_CHARS, Name, Options, PluginSpec
-from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed, Steps
+from paceline.config.evaluation import DAY_S, HOUR_S, MAX_STEPS, EvalSpec, Seed
 from paceline.config.lifecycle.forks import ForkSpec
 from paceline.config.lifecycle.stopping import NotifySpec, StopSpec
 from paceline.config.objective import ObjectiveSpec, Slots
 from paceline.config.recipes import MAX_RECIPES
-from paceline.config.rollout import RolloutSpec, Threads
+from paceline.config.sections.checkpoints import CheckpointSpec
+from paceline.config.sections.model import ModelSpec
+from paceline.config.sections.rollout import RolloutSpec, Threads
 from paceline.config.tracking import TrackingSpec
 from paceline.plugins import StrictModel
 
 MAX_BATCH_EPISODES = 1 << 18
 MAX_EVAL_EPISODES = 1 << 20
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class ModelSpec(StrictModel):
-    """The model to train."""
-
-    path: str = Field(max_length=1024)
-    """Folder in Hugging Face layout, readable by gateway and trainer."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the engine and of the published weights. `auto`: bfloat16 on devices that have
-    units for it, else float32; decided when the job is submitted."""
 
 
 class CodeSpec(StrictModel):
@@ -204,15 +196,6 @@ class OptimizerSpec(StrictModel):
     """Of the learning rate after the warm-up; `linear` and `cosine` reach 0 at `stop.steps`."""
     warmup_steps: int = Field(default=0, ge=0, le=MAX_STEPS)
     """Steps in which the learning rate grows to `lr`."""
-
-
-class CheckpointSpec(StrictModel):
-    """How often the trainer writes checkpoints, and how many it keeps."""
-
-    every: Steps = 20
-    """Interval in trainer steps."""
-    keep: int = Field(default=2, gt=0, le=1000)
-    """Checkpoints that are kept, the newest."""
 
 
 class MismatchSpec(StrictModel):
@@ -390,6 +373,13 @@ class JobSpec(StrictModel):
                 f"evals: tasks times samples are {episodes} episodes over all evaluations; at most "
                 f"{MAX_EVAL_EPISODES} are allowed"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_measured(self) -> JobSpec:
+        best = self.trainer.checkpoint.best
+        if best and (problem := best.problem(self.eval_sets, self.main_eval)):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from paceline.config.lifecycle.webhooks import WebhookSettings
 from paceline.config.limits import LimitSettings
 from paceline.config.packages import PackageSettings
 from paceline.config.precision import Dtype
+from paceline.config.sections.model import ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import WorkerKind
 from paceline.plugins import StrictModel
@@ -128,6 +129,8 @@ class ServiceSettings(StrictModel):
     """Must be the same in all processes of an installation."""
     packages: PackageSettings = PackageSettings()
     """Of experience, environment and reward, which run the code of jobs."""
+    models: ModelSettings = ModelSettings()
+    """Of gateway and trainer, which fetch the models of jobs."""
     tokenizers: TokenizerSettings = TokenizerSettings()
     """Of environment, gateway and tracking, which use the tokenizers of all jobs."""
     probes: ProbeSettings = ProbeSettings()
@@ -182,6 +185,12 @@ class WorldsFile(StrictModel):
     """The file of `paceline up --worlds`."""
 
     worlds: dict[str, dict[str, Any]] = Field(min_length=1)
+
+
+class ModelsFile(StrictModel):
+    """The file of `paceline up --models`."""
+
+    models: ModelSettings
 
 
 class LimitsFile(StrictModel):

@@ -34,7 +34,6 @@ ENVIRONMENT = {
     # Threads without work sleep: processes that compute share the cores.
     "OMP_WAIT_POLICY": "passive",
     "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
 }
 _CLOCK_SLACK_S = 2.0
 _MOST_OUT_BYTES = 1 << 20

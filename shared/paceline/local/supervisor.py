@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.config.limits import LimitSettings
 from paceline.config.load import write_settings
+from paceline.config.sections.model import ModelSettings
 from paceline.config.service import (
     HeartbeatSettings,
     LogSettings,
@@ -69,6 +70,8 @@ class Local:
         tracing: TracingSettings | None = None,
         limits: LimitSettings | None = None,
         tokenizers: TokenizerSettings | None = None,
+        models: ModelSettings | None = None,
+        storage: str = "",
     ) -> None:
         """`tokenizers` run in the processes of the services if null: one user owns all jobs."""
         self.run_dir = run_dir.resolve()
@@ -77,6 +80,8 @@ class Local:
         self._tracing = tracing
         self._limits = limits or LimitSettings()
         self._tokenizers = tokenizers or TokenizerSettings(run_in="in_process")
+        self._models = models or ModelSettings()
+        self._storage = storage
         self._ports = PortSlots(self.run_dir / "ports.json")
         self._processes = self._processes_of("up")
         # 0: any free port, kept for later starts.
@@ -197,6 +202,8 @@ class Local:
             logs=LogSettings(path=self.run_dir / "logs" / f"{kind}.log"),
             limits=self._limits,
             tokenizers=self._tokenizers,
+            models=self._models,
+            storage=self._storage,
             tracing=self._tracing,
             supervisor=HeartbeatSettings(path=self.run_dir / "up.beat", stale_s=STALE_S),
             options=options,

@@ -1045,12 +1045,19 @@ Global___ListCheckpointsReply: _TypeAlias = ListCheckpointsReply  # noqa: Y015
 class CommitCheckpointReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RETAINED_STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def retained_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Checkpoints that stay beside the newest `keep`: the best one, and those under evaluation."""
+
     def __init__(
         self,
+        *,
+        retained_steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retained_steps", b"retained_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -847,6 +847,7 @@ class JobStatus(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     STARTED_AT_FIELD_NUMBER: _builtins.int
     FINISHED_AT_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     tenant: _builtins.str
@@ -868,6 +869,10 @@ class JobStatus(_message.Message):
     def summary(self) -> _struct_pb2.Struct: ...
     @_builtins.property
     def tracking(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrackerStatus]: ...
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointStatus]:
+        """by step"""
+
     def __init__(
         self,
         *,
@@ -888,10 +893,11 @@ class JobStatus(_message.Message):
         created_at: _builtins.str = ...,
         started_at: _builtins.str | None = ...,
         finished_at: _builtins.str | None = ...,
+        checkpoints: _abc.Iterable[Global___CheckpointStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "started_at", b"started_at", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "age_s", b"age_s", "created_at", b"created_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "runtime_s", b"runtime_s", "started_at", b"started_at", "state", b"state", "step", b"step", "summary", b"summary", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward", "_eval_step", b"_eval_step", "_finished_at", b"_finished_at", "_started_at", b"_started_at", "age_s", b"age_s", "checkpoints", b"checkpoints", "created_at", b"created_at", "eval_reward", b"eval_reward", "eval_step", b"eval_step", "finished_at", b"finished_at", "incarnation", b"incarnation", "job_id", b"job_id", "name", b"name", "reason", b"reason", "runtime_s", b"runtime_s", "started_at", b"started_at", "state", b"state", "step", b"step", "summary", b"summary", "tenant", b"tenant", "tracking", b"tracking", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eval_reward: _TypeAlias = _typing.Literal["eval_reward"]  # noqa: Y015
     _WhichOneofArgType__eval_reward: _TypeAlias = _typing.Literal["_eval_reward", b"_eval_reward"]  # noqa: Y015
@@ -911,6 +917,38 @@ class JobStatus(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__started_at) -> _WhichOneofReturnType__started_at | None: ...
 
 Global___JobStatus: _TypeAlias = JobStatus  # noqa: Y015
+
+@_typing.final
+class CheckpointStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    digest: _builtins.str
+    """SHA-256 in hex of its `paceline.json`"""
+    value: _builtins.float
+    """of the metric in `trainer.checkpoint.best`; not set: not evaluated"""
+    best: _builtins.bool
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        value: _builtins.float | None = ...,
+        best: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "best", b"best", "digest", b"digest", "step", b"step", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___CheckpointStatus: _TypeAlias = CheckpointStatus  # noqa: Y015
 
 @_typing.final
 class TrackerStatus(_message.Message):

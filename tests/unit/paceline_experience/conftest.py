@@ -24,6 +24,7 @@ from paceline.errors import PacelineError, StoreError
 from paceline.plugins import TaskSource
 from paceline.types import (
     Assignment,
+    CheckpointStatus,
     Job,
     JobStatus,
     SamplingParams,
@@ -100,6 +101,7 @@ class RecordingHooks:
     runs: int = 0
     losses: int = 0
     deaf: bool = False
+    listed: tuple[CheckpointStatus, ...] = ()
 
     async def recorded(self) -> None:
         kept = await self.store.command("LRANGE", JobKeys("default", "j1").metrics, 0, -1)
@@ -113,6 +115,9 @@ class RecordingHooks:
 
     async def running(self) -> None:
         self.runs += 1
+
+    async def checkpoints(self, listed: tuple[CheckpointStatus, ...]) -> None:
+        self.listed = listed
 
     async def store_rolled_back(self) -> None:
         self.losses += 1

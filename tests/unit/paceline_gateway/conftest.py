@@ -113,7 +113,7 @@ def model(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"0" * 100)
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
 
 

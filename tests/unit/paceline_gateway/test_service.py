@@ -12,10 +12,12 @@ import yaml
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from paceline.config import ServiceSettings
+from paceline.config.sections.model import ModelSettings
 from paceline.config.tokenizers import TokenizerSettings
 from paceline.enums import JobState, WorkerKind
 from paceline.errors import ConfigError, UnavailableError
 from paceline.files import TOKEN_FILE
+from paceline.models.resolve import ModelResolver
 from paceline.sandbox.sandbox import Sandbox
 from paceline.server.chassis import serve
 from paceline.transport.operations import operation
@@ -164,11 +166,14 @@ async def test_a_call_waits_for_an_upstream_that_comes_back(gateway: Gateway) ->
     await again.stop(None)
 
 
-async def test_calls_of_an_upstream_that_is_away_end_in_time() -> None:
+async def test_calls_of_an_upstream_that_is_away_end_in_time(tmp_path: Path) -> None:
     async with connect("127.0.0.1:1") as channel:
         upstream = Upstream(channel, timeout_s=3.0)
         trial = ModelTrial(TokenizerSettings(run_in="in_process"), Sandbox())
-        job_api = JobApi(upstream=upstream, on_refusal=lambda refusal: None, trial=trial)
+        models = ModelResolver(ModelSettings(), run_dir=tmp_path)
+        job_api = JobApi(
+            upstream=upstream, on_refusal=lambda refusal: None, trial=trial, models=models
+        )
         who = service("somebody")
         told = "^the experience service does not answer$"
         with pytest.raises(UnavailableError, match=told):

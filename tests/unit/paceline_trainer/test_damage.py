@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from paceline.config.job import OptimizerSpec
 from paceline.errors import IntegrityError, UnavailableError
-from paceline_trainer.checkpoints.checkpoint import META, Checkpoints
+from paceline_trainer.checkpoints.checkpoint import Checkpoints
+from paceline_trainer.checkpoints.folders import META
 from paceline_trainer.checkpoints.format import INDEX, file_of
 from paceline_trainer.ranks.distributed import RankGroup
 from paceline_trainer.step.loading import load_policy

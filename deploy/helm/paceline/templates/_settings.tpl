@@ -34,6 +34,11 @@ packages: {{ toJson .root.Values.packages }}
 {{- if has .component (list "environment" "gateway" "tracking") }}
 tokenizers: {{ toJson .root.Values.tokenizers }}
 {{- end }}
+{{- if has .component (list "gateway" "trainer") }}
+{{- with .root.Values.models }}
+models: {{ toJson . }}
+{{- end }}
+{{- end }}
 {{- if ne .component "experience" }}
 experience: {{ include "paceline.fullname" .root }}-experience:8400
 {{- end }}

@@ -13,6 +13,7 @@ from paceline.plugins import TaskSource
 from paceline.progress import EvalOutcome, EvalProgress, EvalStanding
 from paceline.telemetry.logs import Log
 from paceline.types import EpisodeProgress
+from paceline_experience.ledger.checkpoints import evaluated
 from paceline_experience.ledger.context import LedgerContext
 from paceline_experience.ledger.evaluation.scores import added, means
 from paceline_experience.ledger.groups import Groups
@@ -247,8 +248,9 @@ class Evals:
         values = {name: value for name, value in result.items() if name != "step"}
         row = row_text(step=run.step, kind="eval", values=values)
         sets = {**self._core.state.meta.eval_sets, run.name: standing}
-        texts = json.dumps(field_texts(eval_sets=sets))
         of = self._core.state.versions.get(run.version)
+        values = evaluated(self._core.state.meta, self._core.spec, run, of, result)
+        texts = json.dumps(field_texts(eval_sets=sets, evaluated=values))
         then = self._first_window(of, run.then) if of is not None and run.then else []
         self._core.rows_written += 1
         await self._core.change("evals", "close", texts, gone, row, *then)

@@ -24,11 +24,13 @@ for n = 1, #all, 2 do
 end
 set('step', step)
 if number('checkpoint_step') > step then set('checkpoint_step', step) end
-local known = cjson.decode(get('checkpoints', '{}'))
-for k in pairs(known) do
-  if tonumber(k) > step then known[k] = nil end
+for _, field in ipairs({'checkpoints', 'evaluated'}) do
+  local known = cjson.decode(get(field, '{}'))
+  for k in pairs(known) do
+    if tonumber(k) > step then known[k] = nil end
+  end
+  set(field, next(known) and cjson.encode(known) or '')
 end
-set('checkpoints', next(known) and cjson.encode(known) or '')
 local reason = get('stop_reason', '')
 if get('stop', '') == 'finished' and (reason == 'steps' or reason == 'tasks') then set('stop', '') end
 return finish(0)

@@ -66,3 +66,31 @@ def test_the_options_of_each_are_checked_under_its_field() -> None:
 def test_wrong_evaluations_are_refused(evals: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidError, match=told):
         parsed(evals=evals)
+
+
+@pytest.mark.parametrize(
+    ("best", "problem"),
+    [
+        ({"metric": "pass@4"}, ""),
+        ({"eval": "hard", "metric": "maj@2", "direction": "max"}, ""),
+        ({"metric": "response_tokens_mean", "direction": "min"}, ""),
+        (
+            {"metric": "pass@2"},
+            r"trainer.checkpoint.best.metric: 'pass@2' is not measured; allowed: reward, "
+            r"response_tokens_mean, truncated_share, pass@4",
+        ),
+        ({"eval": "easy"}, r"trainer.checkpoint.best.eval: 'easy' is not one of evals; .*: hard"),
+    ],
+)
+def test_the_best_checkpoint_is_by_something_measured(best: Any, problem: str) -> None:
+    several = {"temperature": 1.0, "samples": 4}
+    fields = {
+        "eval": {**several, "pass_at": [4]},
+        "evals": {"hard": {**several, "majority_at": [2]}},
+        "trainer": {"checkpoint": {"best": best}},
+    }
+    if not problem:
+        assert parsed(**fields).trainer.checkpoint.best is not None
+        return
+    with pytest.raises(InvalidError, match=problem):
+        parsed(**fields)

@@ -1,0 +1,121 @@
+"""`paceline export`: a checkpoint of a job as a Hugging Face folder; `paceline checkpoints`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.api.documents import JobView
+from paceline.cli.entry import Exit
+from paceline.cli.remote import DEFAULT_RUN_DIR, client_of
+from paceline.cli.report import read_metrics
+from paceline.config.load import load
+from paceline.config.sections.model import ModelSettings
+from paceline.config.service import ModelsFile
+from paceline.errors import ConfigError, InvalidError, NotFoundError
+from paceline.files import read_json
+
+PAGE_SIZE = 5000
+Row = dict[str, Any]
+
+
+def export(arguments: Namespace) -> int:
+    """`paceline export JOB --step N | --best | --latest --output DIR`."""
+    if importlib.util.find_spec("paceline_trainer") is None:
+        raise ConfigError("export needs the trainer: pip install 'paceline[trainer]'")
+    job, rows = job_and_rows(arguments)
+    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
+    models = models_of(arguments) or ModelSettings()
+    request = {
+        **job.model_dump(mode="json"),
+        "rows": rows,
+        "which": arguments.which,
+        "base": arguments.storage or str(run_dir.resolve()),
+        "run_dir": str(run_dir.resolve()),
+        "models": models.model_dump(mode="json"),
+        "base_model": str(arguments.base_model.resolve()) if arguments.base_model else None,
+        "output": str(arguments.output.absolute()),
+        "adapter": arguments.adapter,
+        "dtype": arguments.dtype,
+        "max_shard_size": arguments.max_shard_size,
+    }
+    # A process of its own: it imports torch, and this library no service.
+    child = subprocess.run(
+        [sys.executable, "-m", "paceline_trainer.export"],
+        input=_json(request),
+        text=True,
+        check=False,
+    )
+    return child.returncode
+
+
+def checkpoints(arguments: Namespace) -> int:
+    """`paceline checkpoints JOB`."""
+    job, _ = job_and_rows(arguments, rows=False)
+    metric = ((job.spec["trainer"].get("checkpoint") or {}).get("best") or {}).get("metric", "")
+    table = Table("step", metric or "value", "", "digest", box=None)
+    for each in job.status.checkpoints:
+        value = "" if each.value is None else f"{each.value:.4f}"
+        table.add_row(str(each.step), value, "best" if each.best else "", each.digest[:12])
+    Console().print(table if job.status.checkpoints else "no checkpoint yet")
+    return Exit.OK
+
+
+def job_and_rows(arguments: Namespace, *, rows: bool = True) -> tuple[JobView, list[Row]]:
+    """A job and its history: from a gateway if there is a URL, else from the run directory.
+
+    Raises:
+        NotFoundError: there is no such job; the message names those that there are.
+    """
+    if arguments.url or (not arguments.run_dir and os.environ.get("PACELINE_URL")):
+        return _from_gateway(arguments, rows)
+    run_dir: Path = arguments.run_dir or DEFAULT_RUN_DIR
+    folder = run_dir / "jobs" / arguments.job
+    record = read_json(folder / "job.json") if Path(arguments.job).name == arguments.job else None
+    if record is None:
+        known = sorted(path.parent.name for path in (run_dir / "jobs").glob("*/job.json"))
+        listed = ", ".join(known) or "none with a checkpoint"
+        raise NotFoundError(
+            f"no job {arguments.job!r} with a checkpoint in {run_dir}; there are: {listed}. Name "
+            "another --run-dir, or a gateway with --url"
+        )
+    history = folder / "metrics.jsonl"
+    return JobView.model_validate(record), read_metrics(history) if history.exists() else []
+
+
+def models_of(arguments: Namespace) -> ModelSettings | None:
+    """The file of `--models`; None: there is none."""
+    return load(ModelsFile, arguments.models).models if arguments.models else None
+
+
+def _from_gateway(arguments: Namespace, wanted: bool) -> tuple[JobView, list[Row]]:
+    if wanted and not arguments.storage and not arguments.run_dir:
+        raise InvalidError(
+            "--storage: is missing; with a gateway's URL, name where the checkpoints lie: "
+            "`storage.url` of the installation, or the folder that its volume is mounted at"
+        )
+    found: list[Row] = []
+    with client_of(arguments) as client:
+        job = client.get(arguments.job)
+        after = 0
+        while wanted:
+            page = client.list_metrics(arguments.job, after=after, page_size=PAGE_SIZE)
+            found += [{"step": r.step, "kind": r.kind.value, **r.values} for r in page.rows]
+            if not page.next:
+                break
+            after = page.next
+    return job, found
+
+
+def _json(request: dict[str, Any]) -> str:
+    from pydantic_core import to_json
+
+    return to_json(request).decode()

@@ -1,0 +1,1 @@
+"""Sections of the job file, each in a module of its own."""

@@ -1,0 +1,194 @@
+"""Models in object stores, by fsspec URL, and their cache: folders named by what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, UnavailableError
+from paceline.files import locked, sync
+from paceline.models.weights import is_wanted
+
+_BLOCK_BYTES = 8 << 20
+# What stores call the version of an object's content; without one, the time of its last change.
+_VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "mtime")
+_EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A folder in an object store: sizes in bytes and versions of its files, by name."""
+
+    url: str
+    sizes: Mapping[str, int]
+    versions: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of names, sizes and versions: another one means other files."""
+        listed = [[name, self.sizes[name], self.versions[name]] for name in sorted(self.sizes)]
+        return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+class ModelStores:
+    """Reads model folders from the stores that an installation allows."""
+
+    def __init__(self, schemes: Sequence[str], cache: Path) -> None:
+        self._schemes = schemes
+        self._cache = cache
+
+    def find(self, url: str) -> StoredModel:
+        """List a folder.
+
+        Raises:
+            ConfigError: the scheme is not allowed or not installed, or there is no such folder.
+            UnavailableError: the store does not answer.
+        """
+        fs, root = self._open(url)
+        with _translated(url):
+            fs.invalidate_cache()
+            listed: list[dict[str, Any]] = fs.ls(root, detail=True)
+        files = {info["name"].rsplit("/", 1)[-1]: info for info in listed if info["type"] == "file"}
+        files = {name: info for name, info in files.items() if name}
+        if not files:
+            raise ConfigError(f"model.path: {_shown(url)} is no folder, or is empty")
+        sizes = {name: int(info["size"] or 0) for name, info in files.items()}
+        return StoredModel(url, sizes, {name: _version(info) for name, info in files.items()})
+
+    def read(self, model: StoredModel, names: Sequence[str]) -> dict[str, bytes]:
+        """The content of small files; raises as `find`."""
+        fs, root = self._open(model.url)
+        with _translated(model.url):
+            return {name: fs.cat_file(f"{root}/{name}") for name in names}
+
+    def download(self, url: str, digest: str) -> Path:
+        """Folder with the files, in the cache; they must be those of this digest.
+
+        A folder that is in the cache is complete: it appears there by a rename. Processes that want
+        the same one wait for each other; those of other machines have a cache of their own, or
+        share one on a volume whose file locks work.
+
+        Raises:
+            ConfigError: as `find`, or the files are others by now.
+            UnavailableError: the store does not answer, or a file arrived incompletely.
+        """
+        place = self._cache / digest
+        with locked(self._cache / f"{digest}.lock"):
+            if place.is_dir():
+                return place
+            model = self.find(url)
+            if model.digest != digest:
+                raise ConfigError(
+                    f"model.path: {_shown(url)} has changed since the job was submitted; its "
+                    "files are others"
+                )
+            draft = self._cache / f".{digest}.draft"
+            shutil.rmtree(draft, ignore_errors=True)  # of a process that died
+            draft.mkdir(parents=True)
+            try:
+                self._fill(model, draft)
+                if self.find(url).digest != digest:
+                    raise ConfigError(
+                        f"model.path: {_shown(url)} has changed while it was downloaded"
+                    )
+                draft.rename(place)
+                sync(place.parent)
+            finally:
+                with suppress(OSError):
+                    shutil.rmtree(draft, ignore_errors=True)
+        return place
+
+    def _fill(self, model: StoredModel, draft: Path) -> None:
+        fs, root = self._open(model.url)
+        for name in sorted(filter(is_wanted, model.sizes)):
+            with _translated(model.url), fs.open(f"{root}/{name}", "rb") as source:
+                num_bytes = _copy(source, draft / name)
+            if num_bytes != model.sizes[name]:
+                raise UnavailableError(
+                    f"model.path: {_shown(model.url)}/{name} arrived with {num_bytes} of "
+                    f"{model.sizes[name]} bytes"
+                )
+        sync(draft)
+
+    def _open(self, url: str) -> tuple[Any, str]:
+        scheme, _, rest = url.partition("://")
+        if "@" in rest.partition("/")[0]:
+            raise ConfigError(
+                "model.path: a URL with credentials would be shown to all who may read the job; "
+                "they belong into the environment of gateway and trainer"
+            )
+        if "::" in url or scheme not in self._schemes:
+            allowed = ", ".join(f"{each}://" for each in self._schemes) or "none"
+            raise ConfigError(
+                f"model.path: {_shown(url)}: this installation takes models from: {allowed} "
+                "(`models.stores` of its settings)"
+            )
+        from fsspec.core import url_to_fs
+
+        try:
+            fs, root = url_to_fs(url)
+        except ImportError:
+            package = _EXTRAS.get(scheme, "a package for fsspec")
+            raise ConfigError(
+                f"model.path: {scheme}:// needs {package}, which is not installed in gateway or "
+                "trainer"
+            ) from None
+        except ValueError as error:
+            raise ConfigError(f"model.path: {_shown(url)}: {error}") from None
+        return fs, str(root).rstrip("/")
+
+
+def _shown(url: str) -> str:
+    """The URL without what may be credentials, and not too long."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"[:200]
+
+
+def _copy(source: Any, path: Path) -> int:
+    num_bytes = 0
+    with path.open("wb") as target:
+        while block := source.read(_BLOCK_BYTES):
+            target.write(block)
+            num_bytes += len(block)
+    sync(path)
+    return num_bytes
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    for name in _VERSIONS:
+        if info.get(name) not in (None, ""):
+            return f"{name}:{info[name]}"
+    return f"created:{info.get('created', '')}"
+
+
+@contextmanager
+def _translated(url: str) -> Generator[None]:
+    shown = _shown(url)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"model.path: {shown} does not exist") from None
+    except PermissionError:
+        raise ConfigError(
+            f"model.path: {shown} may not be read with the credentials of this installation"
+        ) from None
+    except (OSError, ValueError, *_client_errors()) as error:
+        text = " ".join(str(error).split())[:300]
+        raise UnavailableError(
+            f"model.path: {shown} cannot be read: {type(error).__name__}: {text}"
+        ) from None
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """Errors of boto, which s3fs passes on: no credentials, no connection."""
+    try:
+        from botocore.exceptions import BotoCoreError  # pyright: ignore
+    except ImportError:
+        return ()
+    return (BotoCoreError,)  # pyright: ignore
